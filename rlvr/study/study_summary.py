@@ -23,7 +23,7 @@ from rlvr.tracking import MetricsLog
 from rlvr.tracking.run_report import stored_summary
 from rlvr.training.metric_values import get_values, select_rl_rows
 from rlvr.training.monitor import StallWatch
-from rlvr.training.run_diagnosis import diagnose_run, stored_groups
+from rlvr.training.run_diagnosis import diagnose_run, read_form, stored_groups
 
 PACKAGES = ("rlvr", "torch", "transformers", "numpy")
 LAST_STEPS = 5  # of which the entropy at the end is the mean
@@ -132,7 +132,7 @@ def find_alarms(folder: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[st
 
     The warning is printed and not stored, so the rows are watched again.
     """
-    watch = StallWatch(read_groups=lambda step: stored_groups(folder, step))
+    watch = StallWatch((), lambda step: stored_groups(folder, step), lambda: read_form(folder))
     alarms = [
         {"code": "stall", "step": row["step"], "fact": f"learning levelled off at step {row['step']}"}
         for row in rows

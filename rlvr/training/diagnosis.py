@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rlvr.core.types import mean
+from rlvr.training.answer_form import AnswerForm
 from rlvr.training.failure_groups import FailureGroup
 from rlvr.training.finding import REPLACE, Finding, format_percent
 from rlvr.training.metric_values import (
@@ -38,6 +39,8 @@ NEVER = 0.15  # pass rate that guessing may reach
 # What follows from another finding is left out: where all but one kind is solved, groups are equal and the policy sure.
 EXPLAINED = {
     "unsolved_kind": ("too_easy", "solved", "equal_groups", "no_update", "entropy_gone", "flat", "ceiling"),
+    "answer_form": ("nothing_passes", "too_hard", "one_reward", "no_answer", "no_update", "entropy_gone", "flat"),
+    "reference_refused": ("too_hard", "no_answer", "no_update", "entropy_gone", "flat"),
     "demonstrations_refused": ("nothing_passes", "too_hard", "no_update", "entropy_gone", "flat"),
     "nothing_passes": ("too_hard", "no_update", "flat"),
     "one_reward": ("no_update", "entropy_gone", "flat"),
@@ -48,15 +51,24 @@ EXPLAINED = {
 }
 
 
-def findings(rows: Rows, groups: Sequence[FailureGroup] = ()) -> list[Finding]:
-    """What in the last steps of RL, or in one kind of task, can keep a policy from learning; problems first."""
+def findings(rows: Rows, groups: Sequence[FailureGroup] = (), form: AnswerForm | None = None) -> list[Finding]:
+    """What in the last steps of RL, or in one kind of task, can keep a policy from learning; problems first.
+
+    `form` is that of the baseline's failed completions.
+    """
     kinds = list(_kinds(groups))
     sft, rows = [row for row in rows if row.get("phase") == "sft"], select_rl_rows(rows)
+    other_form = [found] if form and (found := form.describe()) else []
     if not rows:
-        return [*kinds, Finding("note", "no_steps", "no step of reinforcement learning yet", "let it make some steps")]
+        return [
+            *other_form,
+            *kinds,
+            Finding("note", "no_steps", "no step of reinforcement learning yet", "let it make some steps"),
+        ]
     recent = rows[-WINDOW:]
     results = [
         *_verdicts(recent),
+        *(other_form if get_mean(recent, "env/all/correct") <= HARD else []),  # else the policy learned the form
         *kinds,
         *_demonstrations(sft, rows),
         *_in_causal_order(list(_answers(recent)), list(_groups(recent, rows)), recent),

@@ -20,8 +20,9 @@ from rlvr.core.protocols import SamplingClient, TaskSource
 from rlvr.core.task_statistics import Interval, mean_interval, share_interval, signed_rank_p_value
 from rlvr.core.types import Task, Trajectory
 from rlvr.reward import Reward
+from rlvr.training.answer_form import MOST_TASKS, AnswerForm, examine_form
 from rlvr.training.errors import check_error_budget
-from rlvr.training.judged_tasks import TaskResult, sample_and_judge
+from rlvr.training.judged_tasks import JudgedTask, TaskResult, sample_and_judge
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Evaluation:
     """Results per task; `unjudged` completions had an error or an invalid task.
 
     `extra_heldout` has the same for further held-out sets by name: they are reported, and no decision uses them.
+    `form` says where the answers of failed completions stand, if they were examined.
     """
 
     results: list[TaskResult]
@@ -67,6 +69,7 @@ class Evaluation:
     truncated: int = 0
     tokens: int = 0
     extra_heldout: dict[str, Evaluation] = field(default_factory=dict[str, "Evaluation"])
+    form: AnswerForm | None = None
 
     @property
     def complete(self) -> list[TaskResult]:
@@ -112,8 +115,9 @@ class Evaluation:
         """Read what `to_json` wrote; ValueError for anything else."""
         try:
             others = {str(name): cls.from_json(other) for name, other in data.get("beside", {}).items()}
-            plain = {key: value for key, value in data.items() if key not in ("results", "beside")}
-            result = cls([TaskResult(**r) for r in data["results"]], extra_heldout=others, **plain)
+            plain = {key: value for key, value in data.items() if key not in ("results", "beside", "form")}
+            form = AnswerForm.from_json(data["form"]) if data.get("form") else None
+            result = cls([TaskResult(**r) for r in data["results"]], extra_heldout=others, form=form, **plain)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a stored evaluation ({error!r:.120})") from None
         if not all(_count(n) for n in (result.unjudged, result.truncated, result.tokens, result.k)) or result.k < 1:
@@ -159,27 +163,33 @@ def evaluate(
     watched: Sequence[Reward] = (),
     chunk: int = 512,
     progress: Callable[[int], None] = lambda done: None,
+    group_size: int = 0,
 ) -> Evaluation:
     """Sample `samples` completions of every task and judge them. Random draws depend on (seed, task id, sample) alone.
 
+    With a `group_size`, that of training, the form of failed answers is examined too (`rlvr.training.answer_form`).
     TrainingStoppedError if more than a share `error_budget` of the completions gets no verdict.
     """
     results: list[TaskResult] = []
     truncated = tokens = 0
     failures: list[Trajectory] = []
+    examined: list[JudgedTask] = []
+    stride = math.ceil(len(tasks) / MOST_TASKS)
     for start in range(0, len(tasks), chunk):
         part = tasks[start : start + chunk]
-        for group in sample_and_judge(
-            source, part, sampler, reward, params, samples=samples, seed=seed, watched=watched
-        ):
+        groups = sample_and_judge(source, part, sampler, reward, params, samples=samples, seed=seed, watched=watched)
+        for index, group in enumerate(groups, start):
             failures += [t for t in group.completions if t.reward is None]
             truncated += sum(t.truncated for t in group.completions)
             tokens += group.tokens
+            if group_size and index % stride == 0:
+                examined.append(group)
             if result := group.summarize(source, reward, watched):
                 results.append(result)
         progress(start + len(part))
     check_error_budget("evaluation", reward.name, failures, samples * len(tasks), error_budget)
-    return Evaluation(results, k, len(failures), truncated, tokens)
+    form = examine_form(examined, reward, group_size) if examined else None
+    return Evaluation(results, k, len(failures), truncated, tokens, form=form)
 
 
 def heldout_split(

@@ -42,10 +42,15 @@ class HeldoutEvaluator:
         self.tasks, self.validation = heldout_split(self.source, self.options, has_interim=self.has_interim)
         self.extra = extra_heldout(self.source, self.options)
 
-    def evaluate(self, sampler: SamplingClient, seed: int, progress: Callable[[int], None]) -> Evaluation:
-        """Evaluate the reported tasks, then the extra sets. `progress` gets the number of finished tasks."""
+    def evaluate(
+        self, sampler: SamplingClient, seed: int, progress: Callable[[int], None], group_size: int = 0
+    ) -> Evaluation:
+        """Evaluate the reported tasks, then the extra sets. `progress` gets the number of finished tasks.
+
+        With a `group_size`, the form of failed answers is examined (`evaluate`).
+        """
         samples = self.options.samples
-        result = self._evaluate(self.tasks, sampler, samples, seed, progress)
+        result = self._evaluate(self.tasks, sampler, samples, seed, progress, group_size=group_size)
         extra = {name: self._evaluate(tasks, sampler, samples, seed) for name, tasks in self.extra.items()}
         return replace(result, extra_heldout=extra)
 
@@ -71,6 +76,7 @@ class HeldoutEvaluator:
         seed: int,
         progress: Callable[[int], None] = lambda done: None,
         k: int | None = None,
+        group_size: int = 0,
     ) -> Evaluation:
         return evaluate(
             self.source,
@@ -84,4 +90,5 @@ class HeldoutEvaluator:
             error_budget=self.error_budget,
             watched=self.watched,
             progress=progress,
+            group_size=group_size,
         )

@@ -8,6 +8,7 @@ The journal makes every phase resumable: running the same job again goes on wher
 from __future__ import annotations
 
 import json
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,17 +22,19 @@ from rlvr.core.files import write_atomic
 from rlvr.core.messages import NonFiniteError
 from rlvr.tracking import MetricsLog, RunConsole, plot_curve
 from rlvr.training import rollout_rows
+from rlvr.training.baseline import describe_signal, expected_signal, find_obstacles
 from rlvr.training.best_checkpoint import BestCheckpoint
 from rlvr.training.curriculum import Curriculum
+from rlvr.training.diagnosis import format_findings
 from rlvr.training.errors import TrainingStoppedError
-from rlvr.training.evaluate import compare, stored_evaluation
+from rlvr.training.evaluate import Evaluation, compare, stored_evaluation
 from rlvr.training.heldout import HeldoutEvaluator
 from rlvr.training.interim import PASS_RATE, describe_plateau
 from rlvr.training.journal import Journal, Position, weights_path
 from rlvr.training.metric_values import get_value
 from rlvr.training.parts import StepBatch
 from rlvr.training.run_checkpoints import RunCheckpoints
-from rlvr.training.run_diagnosis import stored_groups
+from rlvr.training.run_diagnosis import read_form, stored_groups
 from rlvr.training.schedules import make_schedule
 from rlvr.training.sft import sft_step
 from rlvr.training.training_job import TrainingJob, freeze_collector
@@ -82,7 +85,8 @@ class TrainingLoop:
         is_over = "rl" in self.phases[: position.phase]
         self.best.restore(rows, is_over, self.console.warn)
         self.best.publish(self.checkpoints.kept_steps())
-        self.job.trainer.monitor.restore(rows, lambda step: stored_groups(self.job.folder, step))
+        folder = self.job.folder
+        self.job.trainer.monitor.restore(rows, lambda step: stored_groups(folder, step), lambda: read_form(folder))
         teacher = self.job.parts.teacher
         with (
             freeze_collector(),
@@ -262,7 +266,21 @@ class TrainingLoop:
         parts = self.job.parts
         self.console.phase(name, len(self.heldout.tasks), unit="tasks")
         sampler = parts.client.save_weights_and_get_sampling_client()
-        return json.dumps(self.heldout.evaluate(sampler, parts.seed, self._progress).to_json())
+        is_baseline = name == "baseline" and self.steps_to_train > 0
+        size = parts.options.group_size if is_baseline else 0
+        evaluation = self.heldout.evaluate(sampler, parts.seed, self._progress, size)
+        if is_baseline and self.trained == "rl":
+            self._report_baseline(evaluation)
+        return json.dumps(evaluation.to_json())
+
+    def _report_baseline(self, baseline: Evaluation) -> None:
+        """Say how many groups will have signal, and warn of what will keep the policy from learning."""
+        parts = self.job.parts
+        share = expected_signal(baseline, parts.algorithm, parts.options)
+        if not math.isnan(share):
+            self.console.note(describe_signal(share, baseline, parts.options.group_size))
+        if obstacles := find_obstacles(baseline, share):
+            self.console.warn(f"before training:\n{format_findings(obstacles)}")
 
     def _policy_to_report(self) -> Path | None:
         """The checkpoint that the last evaluation is to report, None for the last policy."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rlvr.training.answer_form import AnswerForm
 from rlvr.training.diagnosis import findings, format_findings
 from rlvr.training.failure_groups import FailureGroup
 from rlvr.training.finding import Finding
@@ -25,12 +26,18 @@ ReadGroups = Callable[[int], Sequence[FailureGroup]]
 class StallWatch:
     """Reports once in a run that learning stalls, or that all but one kind of task is learned.
 
-    `rows` are those of earlier attempts that still stand. Groups are read from files, so only where they matter.
+    `rows` are those of earlier attempts that still stand. Groups, and the form of the baseline's failed completions, are
+    read from files, so only where they matter.
     """
 
-    def __init__(self, rows: Rows = (), read_groups: ReadGroups = lambda step: ()) -> None:
+    def __init__(
+        self,
+        rows: Rows = (),
+        read_groups: ReadGroups = lambda step: (),
+        read_form: Callable[[], AnswerForm | None] = lambda: None,
+    ) -> None:
         self._rows, self._rl_rows = list[Mapping[str, Any]](), list[Mapping[str, Any]]()
-        self._read_groups, self._has_reported = read_groups, False
+        self._read_groups, self._read_form, self._has_reported = read_groups, read_form, False
         for row in rows:
             self.add(row)
 
@@ -44,7 +51,7 @@ class StallWatch:
         if at_ceiling and len(self._rl_rows) % STALL_STEPS:
             return []
         groups = [] if is_given(self._rl_rows) else self._read_groups(int(row.get("step", 0)))
-        results = findings(self._rows, groups)
+        results = findings(self._rows, groups, self._read_form())
         if at_ceiling and not any(finding.code == "unsolved_kind" for finding in results):
             return []
         self._has_reported = True
@@ -59,9 +66,9 @@ class Monitor:
         self._warned = set[str]()
         self._stall = StallWatch()
 
-    def restore(self, rows: Rows, read_groups: ReadGroups) -> None:
+    def restore(self, rows: Rows, read_groups: ReadGroups, read_form: Callable[[], AnswerForm | None]) -> None:
         """Take up the metric rows of earlier attempts that still stand: they may have stalled already."""
-        self._stall = StallWatch(rows, read_groups)
+        self._stall = StallWatch(rows, read_groups, read_form)
 
     def watch_stall(self, step: int, row: Mapping[str, Any]) -> None:
         """Warn with the findings of `rlvr doctor` at the first row with which learning stalls."""

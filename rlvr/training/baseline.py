@@ -1,0 +1,81 @@
+"""What the evaluation before training says of the training to come: groups with signal, and what leaves them without.
+
+`python -m pytest tests/test_baseline.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rlvr.algorithms import Algorithm
+from rlvr.core.types import mean
+from rlvr.training.evaluate import Evaluation
+from rlvr.training.expected_signal import expect_signal
+from rlvr.training.finding import Finding, format_percent
+from rlvr.training.training_options import TrainingOptions
+
+LEAST_SIGNAL = 0.1  # share of groups with signal below which a run is warned of
+FEWEST = 8  # completions that must all earn the same
+
+
+def expected_signal(baseline: Evaluation, algorithm: Algorithm, options: TrainingOptions) -> float:
+    """The share of groups that will have signal, from the baseline's pass rates.
+
+    nan where pass rates do not tell: the reward has intermediate values, or the algorithm, a teacher, or given
+    completions do not need groups of unequal rewards.
+    """
+    is_binary = all(math.isclose(r.reward, r.passed / r.judged, abs_tol=1e-9) for r in baseline.results)
+    is_needed = algorithm.has_group_baseline and not algorithm.teacher_coef and options.completions == "sampled"
+    if not (baseline.results and is_binary and is_needed) or options.is_control:
+        return math.nan
+    return expect_signal([(r.passed, r.judged) for r in baseline.results], options.group_size)
+
+
+def describe_signal(share: float, baseline: Evaluation, group_size: int) -> str:
+    """One line for the view of a run."""
+    judged = sum(r.judged for r in baseline.results)
+    return (
+        f"{_about(share)} of groups will have signal at first (groups of {group_size}; a Beta "
+        f"distribution fitted to the pass rates of {len(baseline.results):,} held-out tasks, {judged:,} completions)"
+    )
+
+
+def find_obstacles(baseline: Evaluation, signal: float) -> list[Finding]:
+    """What will keep the policy from learning, before it is trained; `signal` is that of `expected_signal`."""
+    results = baseline.results
+    judged, passed = sum(r.judged for r in results), sum(r.passed for r in results)
+    if not judged:
+        return []
+    cut = baseline.truncated / (judged + baseline.unjudged)
+    form = baseline.form.describe() if baseline.form else None
+    found = [form] if form else []
+    if cut >= 0.5 and 2 * passed < judged and not signal >= LEAST_SIGNAL:
+        found.append(
+            Finding(
+                "problem",
+                "truncated",
+                f"{format_percent(cut)} of completions of the baseline ran out of tokens",
+                "raise rollout.max_tokens, or ask for a shorter answer in the prompts",
+            )
+        )
+    rewards = [r.reward for r in results]
+    is_constant = judged >= FEWEST and len(results) > 1 and max(rewards) - min(rewards) < 1e-9 and passed in (0, judged)
+    if form or not (is_constant or signal < LEAST_SIGNAL):
+        return found
+    passes = f"{format_percent(passed / judged)} of {judged:,} completions of the baseline pass"
+    if is_constant:
+        passes = f"every completion of the baseline got the same reward, {mean(rewards):.3g}; {passes}"
+    fact = passes if math.isnan(signal) else f"{passes}: {_about(signal)} of groups will have signal"
+    if 2 * passed >= judged:
+        remedy = "harder tasks (env.kwargs); check by `rlvr verify` that a wrong answer does not pass"
+        return [*found, Finding("problem", "too_easy", fact, remedy)]
+    remedy = (
+        "a reward that accepts the model's form or has intermediate values (reward.type; check by `rlvr verify` that a "
+        "right answer passes), easier tasks (env.kwargs), more completions (training.group_size), or fine-tuning "
+        "(sft.steps)"
+    )
+    return [*found, Finding("problem", "one_reward" if is_constant else "too_hard", fact, remedy)]
+
+
+def _about(share: float) -> str:
+    return "fewer than 1%" if share < 0.01 else f"about {format_percent(share)}"
