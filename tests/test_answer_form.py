@@ -96,7 +96,7 @@ def test_a_reward_that_only_looks_whether_the_reference_occurs_is_not_suggested(
             assert not tried[f"reward.type={name}"].tells_right_from_wrong
         assert tried["reward.type=pays_all_of_this_test"].wrong == tried["reward.type=pays_all_of_this_test"].controls
         found = form.describe()
-        assert found and "no registered reward reads it there" in found.fact and "writing-a-reward" in found.remedy
+        assert found and "no registered reward reads it there" in found.fact and "reward.type=module:function" in found.remedy
     finally:
         for name in ("mentions_of_this_test", "pays_all_of_this_test"):
             del _rewards._entries[name]  # pyright: ignore[reportPrivateUsage]

@@ -54,7 +54,8 @@ def test_near_zero_asks_for_a_remedy(passed: list[int], code: str, remedies: tup
 def test_a_reward_that_pays_the_same_for_all_is_named_whatever_it_pays():
     """0.3 for every completion is no pass; the share of groups cannot be told from pass rates."""
     constant = Evaluation([TaskResult(f"t{i}", "", 0, 4, 0.3) for i in range(5)], k=1)
-    assert math.isnan(share := expected_signal(constant, GRPO, OPTIONS))
+    share = expected_signal(constant, GRPO, OPTIONS)
+    assert math.isnan(share)
     [found] = find_obstacles(constant, share)
     assert found.code == "one_reward" and "the same reward, 0.3" in found.fact
 

@@ -13,7 +13,8 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from rlvr.config.schema import RunConfig
-from rlvr.training import diagnosis, run_diagnosis, update_findings
+from rlvr.training import answer_form, baseline, diagnosis, run_diagnosis, update_findings
+from rlvr.training.answer_form import Acceptance, AnswerForm
 from rlvr.training.diagnosis import findings, format_findings
 from rlvr.training.failure_groups import FailureGroup
 from rlvr.training.monitor import StallWatch
@@ -242,6 +243,25 @@ def test_what_follows_from_another_finding_is_left_out():
     assert codes(findings(refused)) == {"nothing_passes": "hint"}
 
 
+FORM = AnswerForm(100, 99, 0.05, 90, 80, 1, [Acceptance("reward.type=gsm8k_flexible", 80, 0, 200, 0.7)])
+
+
+def test_answers_in_another_form_are_not_too_hard():
+    """The baseline knew a reward that reads them; once the policy has learned the form, that is no finding any more."""
+    few = {"frac_groups_with_signal": 0.02, "verifier/no_answer_rate": 0.9}
+    hard = rows(start=0.01, rise=0.0, **{name.replace("/", "__"): value for name, value in few.items()})
+    assert codes(findings(hard)) == {"too_hard": "problem", "no_answer": "problem"}
+    [found] = findings(hard, form=FORM)
+    assert (found.code, found.severity) == ("answer_form", "problem")
+    none = rows(start=0.0, rise=0.0, reward__max=0.0, updates=0.0)
+    assert [f.code for f in findings(none, form=FORM)] == ["answer_form"]
+    assert [f.code for f in findings([], form=FORM)] == ["answer_form", "no_steps"]
+    assert findings(rows(), form=FORM) == [], "a run that learns"
+    watch = StallWatch((), read_form=lambda: FORM)
+    [reported] = [said for row in none + none if (said := watch.add(row))]
+    assert [f.code for f in reported] == ["answer_form"]
+
+
 def test_a_reward_that_rises_without_held_out_tasks_is_a_hint():
     run = rows()
     for row in run[::10]:
@@ -427,7 +447,10 @@ def test_the_watch_names_the_kind_of_a_run_that_stalls_far_from_the_best():
 
 def test_every_setting_that_a_remedy_names_exists():
     """A remedy that cannot be typed is none."""
-    source = "".join(Path(m.__file__).read_text(encoding="utf-8") for m in (diagnosis, update_findings, run_diagnosis))
+    modules = (answer_form, baseline, diagnosis, update_findings, run_diagnosis)
+    trees = [ast.parse(Path(m.__file__).read_text(encoding="utf-8")) for m in modules]
+    nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    source = "\n".join(node.value for node in nodes if isinstance(node.value, str))
     sections = "|".join(field.name for field in fields(RunConfig))
     named = set(re.findall(rf"(?<![\w.])((?:{sections})\.[a-z_]+(?:\.[a-z_]+)*)", source)) - {"rlvr.training"}
     assert len(named) > 15
@@ -437,7 +460,7 @@ def test_every_setting_that_a_remedy_names_exists():
 def test_the_troubleshooting_page_lists_every_finding_and_no_other():
     trees = [
         ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-        for module in (diagnosis, update_findings, run_diagnosis)
+        for module in (answer_form, diagnosis, update_findings, run_diagnosis)
     ]
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     made = {ast.literal_eval(call.args[1]) for call in calls if getattr(call.func, "id", "") == "Finding"}

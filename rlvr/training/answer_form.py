@@ -31,9 +31,8 @@ from rlvr.training.judged_tasks import JudgedTask
 MOST_TASKS = 64  # whose completions are examined
 MOST_CONTROLS = 8  # other references that each accepted completion is judged with
 MOST_WRONG = 0.05  # share of controls that a reward may accept
-FEW = 0.1  # pass rate up to which another reward is named though most failed completions lack the answer
 FEWEST = 3  # completions that another reward must accept
-LEAST_SIGNAL = 0.1  # share of groups that must have signal under it then
+LEAST_SIGNAL = 0.1  # expected share of groups with signal below which a policy hardly learns
 EXACT = "reward.type=exact_match"
 SHORT = 2  # characters of a reference that counts in its own case only
 _TOKEN = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?|[^\W\d_]+")
@@ -62,12 +61,14 @@ class Acceptance:
 class AnswerForm:
     """Failed completions of an evaluation, and where their reference occurs.
 
-    Of `judged` completions `failed` failed. Of those `open` belong to tasks whose prompt lacks the reference; it occurs
-    in `mentioned` of them, and that of another task in `by_chance`. `rewards` are those that were tried.
+    Of `judged` completions `failed` failed; `signal` is the expected share of groups with signal. Of the failed ones
+    `open` belong to tasks whose prompt lacks the reference; it occurs in `mentioned` of them, and that of another task
+    in `by_chance`. `rewards` are those that were tried.
     """
 
     judged: int
     failed: int
+    signal: float
     open: int
     mentioned: int
     by_chance: int
@@ -91,10 +92,10 @@ class AnswerForm:
 
     def describe(self) -> Finding | None:
         """The answers stand in another form than the reward reads; None if they do not."""
-        best, passes_few = self.best, self.judged - self.failed <= FEW * self.judged
-        if not self.is_mentioned and not (passes_few and best and best.signal >= LEAST_SIGNAL):
+        best, has_little = self.best, self.signal < LEAST_SIGNAL
+        if not self.is_mentioned and not (has_little and best and best.signal >= LEAST_SIGNAL):
             return None
-        severity = "problem" if passes_few else "hint"
+        severity = "problem" if has_little else "hint"
         equal = next((r.accepted for r in self.rewards if r.setting == EXACT), 0)
         if 2 * equal > self.failed:
             return Finding(
@@ -116,7 +117,7 @@ class AnswerForm:
                 "answer_form",
                 f"{fact}, and no registered reward reads it there",
                 "ask in the prompts for the form that the reward reads, fine-tune on it (sft.steps), or write a reward "
-                "that finds the answer (docs/writing-a-reward.md)",
+                "that finds the answer (reward.type=module:function)",
             )
         return Finding(
             severity,
@@ -148,6 +149,7 @@ def examine_form(tasks: Sequence[JudgedTask], reward: Reward, group_size: int = 
     return AnswerForm(
         judged,
         len(lost),
+        expect_signal([(sum(row), len(row)) for row in passed], group_size),
         len(hidden),
         sum(_occurs(references[i], case.response) for i, case in hidden),
         sum(

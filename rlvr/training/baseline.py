@@ -9,12 +9,12 @@ import math
 
 from rlvr.algorithms import Algorithm
 from rlvr.core.types import mean
+from rlvr.training.answer_form import LEAST_SIGNAL
 from rlvr.training.evaluate import Evaluation
 from rlvr.training.expected_signal import expect_signal
 from rlvr.training.finding import Finding, format_percent
 from rlvr.training.training_options import TrainingOptions
 
-LEAST_SIGNAL = 0.1  # share of groups with signal below which a run is warned of
 FEWEST = 8  # completions that must all earn the same
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-# How much pass rates differ between tasks: a + b of the Beta distribution, from tasks that pass always or never to tasks
-# that are all alike.
+# How alike the pass rates of tasks are: a + b of the Beta distribution, from always or never to the same everywhere.
 CONCENTRATIONS = tuple(2 ** (exponent / 2) for exponent in range(-12, 21))
 
 

@@ -26,7 +26,7 @@ ReadGroups = Callable[[int], Sequence[FailureGroup]]
 class StallWatch:
     """Reports once in a run that learning stalls, or that all but one kind of task is learned.
 
-    `rows` are those of earlier attempts that still stand. Groups, and the form of the baseline's failed completions, are
+    `rows` are those of earlier attempts that still stand. Groups, and the form of failed answers before training, are
     read from files, so only where they matter.
     """
 

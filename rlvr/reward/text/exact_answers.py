@@ -126,8 +126,9 @@ def gsm8k_strict(case: Case) -> Score:
 def gsm8k_flexible(case: Case) -> Score:
     """1.0 if the last number of the response is the gold, in whatever form, else 0.0.
 
-    For `reward.watch`: as a reward it would pay for any number at the end. Numbers are compared, where verl's flexible
-    score compares text. Else as `gsm8k`.
+    The reward for models that answer in sentences, and the lenient accuracy for `reward.watch`. It teaches no form, but
+    one number of a completion counts, so a list of guesses earns what its last one earns. Numbers are compared, where
+    verl's flexible score compares text. Else as `gsm8k`.
     """
     return _judge_number(case, last_number)
 
