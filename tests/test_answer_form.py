@@ -96,7 +96,11 @@ def test_a_reward_that_only_looks_whether_the_reference_occurs_is_not_suggested(
             assert not tried[f"reward.type={name}"].tells_right_from_wrong
         assert tried["reward.type=pays_all_of_this_test"].wrong == tried["reward.type=pays_all_of_this_test"].controls
         found = form.describe()
-        assert found and "no registered reward reads it there" in found.fact and "reward.type=module:function" in found.remedy
+        assert (
+            found
+            and "no registered reward reads it there" in found.fact
+            and "reward.type=module:function" in found.remedy
+        )
     finally:
         for name in ("mentions_of_this_test", "pays_all_of_this_test"):
             del _rewards._entries[name]  # pyright: ignore[reportPrivateUsage]
@@ -126,6 +130,23 @@ def test_the_reference_counts_only_as_a_whole_and_where_the_prompt_lacks_it():
     assert form.mentioned == 2
     assert examine([("is it 12?", "12", ["12!"] * 4), ("y?", "7", ["no"] * 4)]).open == 4
     assert examine([("Which?", "A", ["a thing", "(A) it is"]), ("Which?", "B", ["-", "-"])]).mentioned == 1
+
+
+def test_random_numbers_are_no_right_answers():
+    """Each completion is a number by turns, so every reference is met as often as another one."""
+    draws = [f"It is {n}." for n in range(15, 30)]
+    lucky: Rows = [(q, a, draws) for q, a, _ in CHATTY]
+    form = examine(lucky)
+    tried = {r.setting: r for r in form.rewards}["reward.type=gsm8k_flexible"]
+    assert (tried.accepted, tried.by_chance, tried.wrong) == (9, 9, 0) and tried.signal > 0.3
+    assert form.best is None and form.describe() is None
+
+
+def test_one_of_two_answers_is_right_half_of_the_time():
+    """The references of other tasks are accepted as often, which says nothing where there are only two."""
+    texts = ["The answer is yes.", "The answer is no."]
+    found = examine([(f"Is {n} even?", ["yes", "no"][n % 2], texts * 2) for n in range(20)]).describe()
+    assert found and found.code == "answer_form" and "reward.type=math" in found.remedy
 
 
 def test_completions_that_equal_their_reference_are_the_rewards_fault():

@@ -243,7 +243,7 @@ def test_what_follows_from_another_finding_is_left_out():
     assert codes(findings(refused)) == {"nothing_passes": "hint"}
 
 
-FORM = AnswerForm(100, 99, 0.05, 90, 80, 1, [Acceptance("reward.type=gsm8k_flexible", 80, 0, 200, 0.7)])
+FORM = AnswerForm(100, 99, 0.05, 90, 80, 1, [Acceptance("reward.type=gsm8k_flexible", 80, 2, 0, 200, 0.7)])
 
 
 def test_answers_in_another_form_are_not_too_hard():

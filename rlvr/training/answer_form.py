@@ -6,7 +6,8 @@
 The rewards tried are the registered ones that compare with `meta["answer"]`. A reward is named only if it tells right
 from wrong: what it accepts must be refused with another reference, be it of another task or anything else that stands
 in the same prompt and completion. A reward that only looks whether the reference occurs fails that, as a policy could
-earn it by listing answers. Exercised by `python -m pytest tests/test_answer_form.py`.
+earn it by listing answers. And it must accept far more than by chance, which shuffled references tell. Exercised by
+`python -m pytest tests/test_answer_form.py`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ MOST_TASKS = 64  # whose completions are examined
 MOST_CONTROLS = 8  # other references that each accepted completion is judged with
 MOST_WRONG = 0.05  # share of controls that a reward may accept
 FEWEST = 3  # completions that another reward must accept
+MANY = 0.2  # share of the failed ones that is no chance
 LEAST_SIGNAL = 0.1  # expected share of groups with signal below which a policy hardly learns
 EXACT = "reward.type=exact_match"
 SHORT = 2  # characters of a reference that counts in its own case only
@@ -40,14 +42,15 @@ _TOKEN = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?|[^\W\d_]+")
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What a reward accepts: of the failed completions, of the same with other references, and its expected signal.
+    """What a reward accepts of the failed completions, and its expected signal.
 
-    `accepted` failed completions; `wrong` of the `controls` (other references for accepted completions); `signal` is
-    the expected share of groups with signal under this reward.
+    `accepted` of them, and `by_chance` with the reference of another task; `wrong` of the `controls` (other references
+    for the accepted ones); `signal` is the expected share of groups with signal under this reward.
     """
 
     setting: str
     accepted: int
+    by_chance: int
     wrong: int
     controls: int
     signal: float
@@ -86,15 +89,18 @@ class AnswerForm:
 
     @property
     def best(self) -> Acceptance | None:
-        """The reward that accepts most, of those that tell right from wrong."""
-        fits = [r for r in self.rewards if r.accepted >= FEWEST and r.tells_right_from_wrong]
+        """The reward that accepts most, of those that tell right from wrong and accept more than random text earns."""
+        many = MANY * self.failed  # of two possible answers another task's is as often the own one's
+        fits = [
+            r
+            for r in self.rewards
+            if r.tells_right_from_wrong and r.accepted >= max(FEWEST, min(many, 2 * r.by_chance))
+        ]
         return max(fits, key=lambda r: r.accepted, default=None)
 
     def describe(self) -> Finding | None:
         """The answers stand in another form than the reward reads; None if they do not."""
         best, has_little = self.best, self.signal < LEAST_SIGNAL
-        if not self.is_mentioned and not (has_little and best and best.signal >= LEAST_SIGNAL):
-            return None
         severity = "problem" if has_little else "hint"
         equal = next((r.accepted for r in self.rewards if r.setting == EXACT), 0)
         if 2 * equal > self.failed:
@@ -106,6 +112,8 @@ class AnswerForm:
                 "judge one by `rlvr verify` and fix the reward (reward.type, reward.kwargs); if it asks for a form on "
                 "purpose, show that form in the prompts",
             )
+        if not self.is_mentioned and not (has_little and best and best.signal >= LEAST_SIGNAL):
+            return None
         share = format_percent(self.mentioned / max(1, self.open))
         if self.is_mentioned:
             fact = f"the answer is there but the form is not: the reference occurs in {share} of failed completions"
@@ -122,8 +130,8 @@ class AnswerForm:
         return Finding(
             severity,
             "answer_form",
-            f"{fact}; {best.setting} accepts {best.accepted} of {self.failed}, and of "
-            f"{best.controls} controls with a wrong reference {best.wrong}",
+            f"{fact}; {best.setting} accepts {best.accepted} of {self.failed}, and with the reference of another "
+            f"task {best.by_chance}",
             f"{best.setting} under another run.name: about {format_percent(best.signal)} of groups would have signal",
         )
 
@@ -183,18 +191,19 @@ def _try_reward(
     others: Sequence[str],
     group_size: int,
 ) -> Acceptance:
-    accepted, counts, controls = 0, list[tuple[int, int]](), list[Case]()
+    accepted, counts, controls, shuffled = 0, list[tuple[int, int]](), list[Case](), list[Case]()
     for i, row in enumerate(cases):
         verdicts = [_passes(score) for score in reward.judge_all(row)]
         counts.append((sum(verdicts), len(verdicts)))
         for case, verdict, before in zip(row, verdicts, passed[i], strict=True):
+            shuffled += [_with_answer(case, others[i])] if others[i] and not before else []
             if verdict and not before:
                 accepted += 1
                 controls += _controls(case, references[i], others[i])
-    wrong = sum(_passes(score) for score in reward.judge_all(controls))
+    wrong, by_chance = (sum(map(_passes, reward.judge_all(wrongly))) for wrongly in (controls, shuffled))
     options = "".join(f" reward.kwargs.{key}={json.dumps(value)}" for key, value in reward.kwargs.items())
     signal = expect_signal(counts, group_size) if accepted else 0.0
-    return Acceptance(f"reward.type={reward.name}{options}", accepted, wrong, len(controls), signal)
+    return Acceptance(f"reward.type={reward.name}{options}", accepted, by_chance, wrong, len(controls), signal)
 
 
 def _passes(score: Any) -> bool:
@@ -209,7 +218,11 @@ def _controls(case: Case, reference: str, other: str) -> Iterator[Case]:
         tokens = [token for token in tokens if parse_number(token) is not None]
     rivals = {value: token for token in tokens if token and (value := _value(token)) != own}
     for token in list(rivals.values())[:MOST_CONTROLS]:
-        yield replace(case, meta={**(case.meta or {}), "answer": token})
+        yield _with_answer(case, token)
+
+
+def _with_answer(case: Case, answer: str) -> Case:
+    return replace(case, meta={**(case.meta or {}), "answer": answer})
 
 
 def _reference(meta: Mapping[str, Any]) -> str:
