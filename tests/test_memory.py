@@ -261,6 +261,23 @@ def test_the_plan_has_the_memory_of_a_model_whose_config_is_here(tmp_path: Path)
     assert describe_memory(build_config(load("jsonl", None, words))) == ""
 
 
+def test_the_plan_says_before_loading_that_a_model_does_not_fit(tmp_path: Path) -> None:
+    """Ten thousand layers are more than a machine holds, and a model that fits everywhere."""
+    from rlvr.config import load
+    from rlvr.config.build_config import build_config
+    from rlvr.config.plan_memory import describe_memory
+
+    words = [f"model.name={tmp_path}", "model.device=cpu", "env.kwargs.path=x", "rollout.max_tokens=8"]
+    words += ["training.prompts_per_step=1", "engine.micro_tokens=64", "training.max_prompt_tokens=8"]
+    small = {**KNOWN_MODELS["Qwen2.5-0.5B"], "num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 100}
+    for layers, fits in ((1, True), (10_000, False)):
+        size = {} if fits else {**KNOWN_MODELS["Qwen2.5-1.5B"], "num_hidden_layers": layers}
+        (tmp_path / "config.json").write_text(json.dumps({**small, **size}))
+        said = describe_memory(build_config(load("jsonl", None, words)))
+        assert ("GiB are free here" in said) != fits, said
+        assert fits or ("engine.micro_tokens (now 64)" in said and "(now 8 are assumed)" in said)
+
+
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=8)], ids=["all weights", "adapter"])
 def test_a_critic_has_weights_and_an_optimizer_of_its_own(lora: LoraConfig | None) -> None:
     """A second adapter, or a second model; a pass takes no more, since the two are never at once."""

@@ -13,6 +13,7 @@ from typing import Any
 from rlvr.clients.registry import resolve_client
 from rlvr.config.build_client import uses_device
 from rlvr.config.schema import RunConfig
+from rlvr.core.machine import free_memory
 from rlvr.engine.gguf_files import open_gguf
 from rlvr.engine.memory import (
     DTYPE_BYTES,
@@ -77,9 +78,23 @@ def describe_memory(config: RunConfig) -> str:
     if config.client == "sharded":
         return describe_ranks(estimate, shape, config, DTYPE_BYTES[dtype])
     cache, state = estimate.cache / GIB, (estimate.persistent - estimate.cache) / GIB
+    free = free_memory()
+    short = (
+        f"; only {free / GIB:.1f} GiB are free here: {_say_remedies(config, prompt)}"
+        if estimate.total > free and not uses_device(config)
+        else ""
+    )
     return (
         f"about {estimate.total / GIB:.1f} GiB in {dtype}, computed for prompts of up to {prompt} tokens: weights and "
-        f"optimizer {state:.1f}, KV cache {cache:.1f}, a pass {estimate.total / GIB - state - cache:.1f}"
+        f"optimizer {state:.1f}, KV cache {cache:.1f}, a pass {estimate.total / GIB - state - cache:.1f}{short}"
+    )
+
+
+def _say_remedies(config: RunConfig, prompt: int) -> str:
+    """What takes less memory, first what changes no result."""
+    return (
+        f"a smaller engine.micro_tokens (now {config.engine.micro_tokens:,}), the length of the longest prompt as "
+        f"training.max_prompt_tokens (now {prompt} are assumed), fewer training.prompts_per_step, or a smaller model"
     )
 
 
