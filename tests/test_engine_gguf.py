@@ -129,6 +129,14 @@ def test_a_folder_or_an_installed_package_stands_for_the_file_in_it(
         find_gguf("tiny-model")
 
 
+def test_a_file_is_known_by_how_it_begins(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    file = (tmp_path / "m.gguf").rename(tmp_path / "m.bin")
+    assert find_gguf(str(file)) == file
+    (tmp_path / "other.bin").write_bytes(b"PK")
+    assert find_gguf(str(tmp_path / "other.bin")) is None
+
+
 def spoil(file: Path, how: str) -> None:
     if how == "cut short":
         file.write_bytes(file.read_bytes()[:-20_000])

@@ -50,3 +50,5 @@ def test_a_hub_that_does_not_answer_is_said_at_once(monkeypatch: pytest.MonkeyPa
             ValueError, match=r"'own/model'.*not in the cache, and the hub at http://127\.0\.0\.1:9 does not"
         ):
             load("own/model")
+    with pytest.raises(ValueError, match="nor is a package 'own_model' installed that ships a GGUF file"):
+        load_tokenizer("own_model")

