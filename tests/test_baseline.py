@@ -37,7 +37,7 @@ def test_the_share_is_said_with_what_it_comes_from():
     ("passed", "code", "remedies"),
     [
         ([0] * 20, "one_reward", ("reward.type", "easier tasks", "training.group_size")),
-        ([4] * 20, "too_easy", ("harder tasks", "rlvr verify")),
+        ([4] * 20, "one_reward", ("ignore what a completion says", "harder tasks", "rlvr verify")),
         ([0] * 50 + [4], "too_hard", ("reward.type", "easier tasks", "training.group_size")),
         ([4] * 50 + [0], "too_easy", ("harder tasks", "rlvr verify")),
     ],
@@ -56,8 +56,9 @@ def test_a_reward_that_pays_the_same_for_all_is_named_whatever_it_pays():
     constant = Evaluation([TaskResult(f"t{i}", "", 0, 4, 0.3) for i in range(5)], k=1)
     share = expected_signal(constant, GRPO, OPTIONS)
     assert math.isnan(share)
-    [found] = find_obstacles(constant, share)
-    assert found.code == "one_reward" and "the same reward, 0.3" in found.fact
+    cut = replace(constant, truncated=20)
+    for first in (find_obstacles(constant, share)[0], find_obstacles(cut, share)[0]):
+        assert first.code == "one_reward" and "the same reward, 0.3" in first.fact
 
 
 def test_pass_rates_tell_nothing_where_signal_comes_from_elsewhere():

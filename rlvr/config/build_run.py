@@ -295,6 +295,11 @@ def build(config: RunConfig, folder: Path, say: Callable[[str], None], warn: Cal
         say(f"the model reads each prompt {source.writer}")
     elif options != config.prompt and has_template(client.get_tokenizer()):
         say("this run began before there was prompt.chat: it goes on without the tokenizer's chat template")
+    elif config.model.name and options.chat == "auto" and not has_template(client.get_tokenizer()):
+        say(
+            "the tokenizer has no chat template: the model reads each prompt as it stands and continues it, so prompts "
+            "should end where an answer begins (`Answer:`)"
+        )
     source = fit_prompts(config, source, client.get_tokenizer(), say)
     for text in source.advice():
         warn(text)

@@ -31,9 +31,8 @@ def find_gguf(name: str) -> Path | None:
     ValueError if a folder or a package holds several.
     """
     place = Path(name).expanduser()
-    if place.suffix.lower() == ".gguf" or (
-        place.is_file() and os.access(place, os.R_OK) and _read_magic(place) == MAGIC
-    ):
+    is_readable = place.is_file() and os.access(place, os.R_OK)
+    if place.suffix.lower() == ".gguf" or (is_readable and _read_magic(place) == MAGIC):
         return place
     folders = [place] if place.is_dir() else _package_folders(name)
     files = sorted(file for folder in folders for file in folder.glob("*.[gG][gG][uU][fF]"))

@@ -60,12 +60,18 @@ def find_obstacles(baseline: Evaluation, signal: float) -> list[Finding]:
         )
     rewards = [r.reward for r in results]
     is_constant = judged >= FEWEST and len(results) > 1 and max(rewards) - min(rewards) < 1e-9 and passed in (0, judged)
-    if form or not (is_constant or signal < LEAST_SIGNAL):
-        return found
     passes = f"{format_percent(passed / judged)} of {judged:,} completions of the baseline pass"
     if is_constant:
         passes = f"every completion of the baseline got the same reward, {mean(rewards):.3g}; {passes}"
     fact = passes if math.isnan(signal) else f"{passes}: {_about(signal)} of groups will have signal"
+    if is_constant and rewards[0]:
+        remedy = (
+            "the reward may ignore what a completion says: check by `rlvr verify` that a wrong answer earns less than a "
+            "right one (reward.type, reward.kwargs); if it does, take harder tasks (env.kwargs)"
+        )
+        return [Finding("problem", "one_reward", fact, remedy), *found]
+    if form or not (is_constant or signal < LEAST_SIGNAL):
+        return found
     if 2 * passed >= judged:
         remedy = "harder tasks (env.kwargs); check by `rlvr verify` that a wrong answer does not pass"
         return [*found, Finding("problem", "too_easy", fact, remedy)]
