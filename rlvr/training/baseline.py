@@ -66,8 +66,8 @@ def find_obstacles(baseline: Evaluation, signal: float) -> list[Finding]:
     fact = passes if math.isnan(signal) else f"{passes}: {_about(signal)} of groups will have signal"
     if is_constant and rewards[0]:
         remedy = (
-            "the reward may ignore what a completion says: check by `rlvr verify` that a wrong answer earns less than a "
-            "right one (reward.type, reward.kwargs); if it does, take harder tasks (env.kwargs)"
+            "the reward may ignore what a completion says: check by `rlvr verify` that a wrong answer earns less than "
+            "a right one (reward.type, reward.kwargs); if it does, take harder tasks (env.kwargs)"
         )
         return [Finding("problem", "one_reward", fact, remedy), *found]
     if form or not (is_constant or signal < LEAST_SIGNAL):
