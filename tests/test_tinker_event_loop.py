@@ -27,6 +27,7 @@ from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
 from rlvr.tinker_server.open_api import open_replies, served_text
 from rlvr.tinker_server.open_api.served_text import ServedText
 from rlvr.tinker_server.server_limits import ServerLimits
+from rlvr.web import json_bodies
 from rlvr.web.auth import ApiKeys
 from rlvr.web.json_bodies import has_more_parts
 
@@ -281,6 +282,8 @@ def test_a_list_of_mistakes_is_refused_at_the_first(port: int) -> None:
         {"user_metadata": {str(i): 1 for i in range(100_000)}},
         {"user_metadata": {"a": [[]] * 100_000}},
         {"user_metadata": {"a": [{}] * 100_000}},
+        {"user_metadata": {"a": [1.5] * 300_002}},
+        {"user_metadata": {"a": [""] * 300_002}},
     ],
 )
 def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(
@@ -293,8 +296,21 @@ def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(
 
 
 def test_signs_in_texts_are_no_parts() -> None:
-    raw = json.dumps({"a": '[{:"\\' * 100_000 + "é\\", "b": [1, {"c": 2}]}, ensure_ascii=False).encode()
-    assert [has_more_parts(raw, limit) for limit in (5, 6)] == [True, False]  # 2 objects, a list, 3 fields
+    raw = json.dumps({"a": '[{:,"\\' * 100_000 + "é\\", "b": [1, {"c": 2}]}, ensure_ascii=False).encode()
+    limits = ((6, 2), (5, 2), (6, 1))  # 2 objects, a list, 3 fields; 2 commas
+    assert [has_more_parts(raw, *limit) for limit in limits] == [False, True, True]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 7])
+def test_signs_are_counted_in_pieces_as_in_one(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(step)
+    monkeypatch.setattr(json_bodies, "_STEP", step)
+    for _ in range(300):
+        text = "".join(draw.choice(["[", "{", ":", ",", '"', "\\", "a", "é"]) for _ in range(draw.randrange(12)))
+        value = {text + "k": [text, {"b": [text, 1, text[:3]]}]}
+        raw = json.dumps(value, ensure_ascii=False).encode()
+        assert not has_more_parts(raw, 6, 3)  # 2 objects, 2 lists and 2 fields; 3 commas
+        assert has_more_parts(raw, 5, 3) and has_more_parts(raw, 6, 2)
 
 
 class Arrivals:

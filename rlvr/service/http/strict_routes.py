@@ -23,7 +23,7 @@ from rlvr.web.json_bodies import has_more_parts
 class StrictRequest(Request):
     async def json(self) -> Any:
         raw = await self.body()
-        if has_more_parts(raw, MOST):
+        if has_more_parts(raw, MOST, MOST):
             raise HttpProblem(422, "invalid", f"body: the body has more than {MOST:,} values", field="body")
         return json.loads(raw, object_pairs_hook=refuse_repeated_keys)
 

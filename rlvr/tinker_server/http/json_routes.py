@@ -21,7 +21,7 @@ from rlvr.tinker_server.http.dependencies import CallerDep
 from rlvr.web.json_bodies import has_more_parts
 
 Model = TypeVar("Model", bound=BaseModel)
-MAX_PARTS = 100_000  # lists, objects and fields of a body: the parser is one call into C
+MAX_PARTS, MAX_VALUES = 100_000, 300_000  # of a body: the parser is one call into C, of 50 ms for so many
 SMALL_BODY = 16 << 10  # bytes that are parsed in less than a millisecond: not worth a thread
 DEPTH = 5  # of an answer of the open endpoints: what is below takes at most `max_topk` entries
 NUMBERS = 1_024  # of a list that are written in one call
@@ -63,8 +63,11 @@ def parse_body(kind: type[Model], raw: bytes, content_type: str) -> Model:
     form = content_type.partition(";")[0].strip().lower()
     if not (form == "application/json" or (form.startswith("application/") and form.endswith("+json"))):
         raise UserError(f"the body is of type {content_type[:100]!r}; send it as application/json")
-    if has_more_parts(raw, MAX_PARTS):
-        raise UserError(f"the body has more than {MAX_PARTS:,} lists, objects and fields; send less in one request")
+    if has_more_parts(raw, MAX_PARTS, MAX_VALUES):
+        raise UserError(
+            f"the body has more than {MAX_PARTS:,} lists, objects and fields, or more than {MAX_VALUES:,} values; send "
+            "less in one request"
+        )
     try:
         return kind.model_validate(json.loads(raw))
     except ValidationError as error:

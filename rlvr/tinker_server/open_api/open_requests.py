@@ -159,7 +159,8 @@ class CompletionRequest(OpenSamplingFields):
             raise ValueError("stream with max_tokens=0 has nothing to stream; leave one of them out")
         if self.stream and self.echo and self.logprobs is not None:
             raise ValueError("stream with echo and logprobs is not supported; leave one of them out")
-        if not self.prompt or any(not isinstance(one, int) and not one for one in self.prompt):
+        parts = self.prompt if isinstance(self.prompt, list) else ()
+        if not self.prompt or any(not isinstance(one, int) and not one for one in parts):
             raise ValueError("prompt: a prompt is empty; give at least one token")
         return self
 
