@@ -291,8 +291,19 @@ def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(
 ) -> None:
     monkeypatch.setattr(json_routes.json, "loads", lambda *_: pytest.fail("it was parsed"))
     raw = json.dumps(body).encode()
-    with pytest.raises(UserError, match=r"100,000 lists, objects and fields"):
+    with pytest.raises(UserError, match=r"50,000 lists, objects and fields"):
         json_routes.parse_body(CreateSessionRequest, raw, "application/json")
+
+
+def test_an_error_does_not_repeat_a_long_name(port: int) -> None:
+    for path, body in (
+        (COMPLETIONS, {"model": NAME, "prompt": "a", "k" * 100_000: 1}),
+        ("/api/v1/create_session", {"k" * 100_000: 1}),
+        ("/api/v1/create_session", {"user_metadata": {"k" * 100_000: {"a": 1}}, "tags": ["a" * 100_000]}),
+        ("/api/v1/optim_step", {"model_id": "a", "seq_id": 1, "adam_params": {"k" * 100_000: 1}}),
+    ):
+        status, answer = request(port, path, body)
+        assert status == 400 and len(json.dumps(answer)) < 10_000, path
 
 
 def test_signs_in_texts_are_no_parts() -> None:
@@ -408,6 +419,74 @@ def test_one_owner_holds_a_number_of_connections() -> None:
     asyncio.run(run())
 
 
+def uvicorn_state() -> Any:
+    from uvicorn.server import ServerState
+
+    return ServerState()
+
+
+def test_idle_connections_make_room_for_new_ones_and_those_with_a_request_stay() -> None:
+    from rlvr.web import server as web_server
+
+    async def run() -> None:
+        release = asyncio.Event()
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            if scope["path"] == "/hold":
+                await release.wait()
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+
+        config, state = web_server.server_config(answer, limit_concurrency=6), uvicorn_state()
+        config.load()
+        listening = await asyncio.get_running_loop().create_server(
+            lambda: config.http_protocol_class(config, state, {}), "127.0.0.1", 0
+        )
+        place = listening.sockets[0].getsockname()
+
+        writers: list[asyncio.StreamWriter] = []
+
+        async def connect() -> asyncio.StreamReader:
+            reader, writer = await asyncio.open_connection(*place)
+            writers.append(writer)
+            return reader
+
+        async def ask(path: str) -> asyncio.StreamReader:
+            reader = await connect()
+            writers[-1].write(f"GET {path} HTTP/1.1\r\nhost: a\r\n\r\n".encode())
+            return reader
+
+        async def status(reader: asyncio.StreamReader) -> bytes:
+            return (await reader.readuntil(b"\r\n\r\n"))[9:12]
+
+        async with asyncio.timeout(30):
+            held = [await ask("/hold") for _ in range(2)]
+            used = await ask("/")
+            assert await status(used) == b"204"
+            silent = [await connect() for _ in range(40)]
+            for _ in range(10):
+                assert await status(await ask("/")) == b"204"
+            for reader in (used, *silent):
+                with suppress(ConnectionError):
+                    assert await reader.read() == b""  # closed by the server
+            held += [await ask("/hold") for _ in range(2)]
+            while len(state.tasks) < 4:
+                await asyncio.sleep(0.01)
+            assert await status(await ask("/")) == b"204"
+            held.append(await ask("/hold"))
+            while len(state.tasks) < 5:
+                await asyncio.sleep(0.01)
+            assert await status(await ask("/")) == b"503"
+            release.set()
+            assert [await status(one) for one in held] == [b"204"] * 5
+        for writer in writers:
+            writer.close()
+        listening.close()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+
+
 def test_a_body_that_goes_on_after_its_answer_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """uvicorn's own timer of idle connections begins anew with every byte."""
     from rlvr.web import server as web_server
@@ -441,11 +520,6 @@ def test_a_body_that_goes_on_after_its_answer_is_cut_off(port: int, monkeypatch:
     async def answer_at_once(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body"})
-
-    def uvicorn_state() -> Any:
-        from uvicorn.server import ServerState
-
-        return ServerState()
 
     asyncio.run(run())
 

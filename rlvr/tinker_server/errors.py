@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlvr.web.errors import HttpError
+from rlvr.web.errors import MAX_DETAIL_CHARS, HttpError
+
+MAX_PARAM_CHARS = 200  # it may be a name that the client sent
 
 
 class TinkerServerError(HttpError):
@@ -23,8 +25,9 @@ class TinkerServerError(HttpError):
     def content(self, request_id: str) -> dict[str, Any]:
         """What the Tinker SDK reads, and `error` for the clients of the open endpoints."""
         kind = "invalid_request_error" if self.category == "user" else "server_error"
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return {"detail": str(self), "category": self.category, "request_id": request_id, "error": error}
+        detail, param = str(self)[:MAX_DETAIL_CHARS], self.param and self.param[:MAX_PARAM_CHARS]
+        error = {"message": detail, "type": kind, "param": param, "code": self.code}
+        return {"detail": detail, "category": self.category, "request_id": request_id, "error": error}
 
 
 class UserError(TinkerServerError):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
 import resource
 import signal
 import socket
@@ -194,11 +195,14 @@ def server_config(app: Any, **options: Any) -> Any:
 def protocol_class() -> Any:
     """uvicorn's HTTP on httptools, with bounds on a request's head: in bytes, which would fill memory, and in time,
     since a slow one would hold its connection forever. So would a body that is still arriving after its answer, which
-    has `REST_SECONDS`. Without httptools, h11 has bounds of its own."""
+    has `REST_SECONDS`. At `limit_concurrency` connections, a new one closes the one that has been without a request the
+    longest; if all have one, its request gets 503. Without httptools, h11 has bounds of its own."""
     try:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
     except ImportError:
         return "auto"
+
+    idle: dict[Any, None] = {}  # connections whose next head is not complete, the oldest first
 
     class BoundedHttpProtocol(HttpToolsProtocol):
         _is_complete, _rest = True, None  # whether the last message has arrived; the timer of one with an answer
@@ -207,8 +211,13 @@ def protocol_class() -> Any:
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._start_timer()
+            idle[self] = None
+            oldest = next(iter(idle))
+            if oldest is not self and len(self.connections) >= (self.limit_concurrency or math.inf):
+                oldest._abort()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            idle.pop(self, None)
             self._stop_timer()
             if self._rest is not None:
                 self._rest.cancel()
@@ -229,6 +238,7 @@ def protocol_class() -> Any:
                 self._start_timer()
 
         def on_headers_complete(self) -> None:
+            idle.pop(self, None)
             self._stop_timer()
             super().on_headers_complete()
 
@@ -241,6 +251,8 @@ def protocol_class() -> Any:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
+            if self.cycle.response_complete and not self.transport.is_closing():  # no other request waits behind it
+                idle[self] = None
             if not self._is_complete and not self.transport.is_closing():
                 self._rest = self.loop.call_later(REST_SECONDS, self._abort)
 
@@ -253,6 +265,7 @@ def protocol_class() -> Any:
                 self._timer = None
 
         def _abort(self) -> None:
+            idle.pop(self, None)
             self._stop_timer()
             if not self.transport.is_closing():
                 self.transport.abort()

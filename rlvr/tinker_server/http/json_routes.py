@@ -21,7 +21,7 @@ from rlvr.tinker_server.http.dependencies import CallerDep
 from rlvr.web.json_bodies import has_more_parts
 
 Model = TypeVar("Model", bound=BaseModel)
-MAX_PARTS, MAX_VALUES = 100_000, 300_000  # of a body: the parser is one call into C, of 50 ms for so many
+MAX_PARTS, MAX_VALUES = 50_000, 300_000  # of a body: the parser is one call into C, of 40 ms for so many
 SMALL_BODY = 16 << 10  # bytes that are parsed in less than a millisecond: not worth a thread
 DEPTH = 5  # of an answer of the open endpoints: what is below takes at most `max_topk` entries
 NUMBERS = 1_024  # of a list that are written in one call
