@@ -269,7 +269,7 @@ def test_a_request_of_more_bytes_than_can_ever_wait_is_no_429(tmp_path: Path) ->
 
 
 def test_a_list_of_mistakes_is_refused_at_the_first(port: int) -> None:
-    for prompt in ([[5, "x"]] * 50_000, [5, True], [[5], "a"], [-1], {"a": 1}):
+    for prompt in ([[5, "x"]] * 40_000, [5, True], [[5], "a"], [-1], {"a": 1}):
         status, answer = request(port, COMPLETIONS, {"model": NAME, "prompt": prompt})
         assert status == 400 and "neither text nor token ids" in answer["detail"], answer
     status, answer = request(port, CHAT, {"model": NAME, "messages": [{"role": "x"}] * 10_000})
@@ -300,7 +300,6 @@ def test_an_error_does_not_repeat_a_long_name(port: int) -> None:
         (COMPLETIONS, {"model": NAME, "prompt": "a", "k" * 100_000: 1}),
         ("/api/v1/create_session", {"k" * 100_000: 1}),
         ("/api/v1/create_session", {"user_metadata": {"k" * 100_000: {"a": 1}}, "tags": ["a" * 100_000]}),
-        ("/api/v1/optim_step", {"model_id": "a", "seq_id": 1, "adam_params": {"k" * 100_000: 1}}),
     ):
         status, answer = request(port, path, body)
         assert status == 400 and len(json.dumps(answer)) < 10_000, path
