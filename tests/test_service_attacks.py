@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio import CapacityLimiter
+from starlette.requests import Request
 
 from rlvr.core.chat_client import MOST_TOKENS, ChatClient, ChatError, Cost, Dialect, Endpoint
 from rlvr.core.types import Outcome
 from rlvr.reward import resolve_reward
 from rlvr.reward.graders import Grader
-from rlvr.service.http import strict_routes
+from rlvr.service.http import requests, strict_routes
 from rlvr.service.http.service_middleware import ServiceMiddleware
 from rlvr.service.sessions.live_session import LiveSession
 from rlvr.service.sessions.session_writer import SessionWriter
@@ -92,14 +94,43 @@ def test_a_body_with_too_many_values_is_refused(service: RlvrService, body: str,
     assert reply.status_code == 422 and said in reply.json()["detail"]
 
 
-@pytest.mark.parametrize("part", ["[]", "{}", '{"a":1}'])
+@pytest.mark.parametrize("part", ["[]", "{}", '{"a":1}', "1"])
 def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(part: str, monkeypatch: pytest.MonkeyPatch):
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": f'{{"item": [{",".join([part] * 50_001)}]}}'.encode()}
-
     monkeypatch.setattr(strict_routes.json, "loads", lambda *_, **__: pytest.fail("it was parsed"))
     with pytest.raises(HttpProblem, match="more than 50,000 values"):
-        asyncio.run(strict_routes.StrictRequest({"type": "http"}, receive).json())
+        strict_routes.parse_body(f'{{"item": [{",".join([part] * 50_002)}]}}'.encode())
+
+
+def test_a_long_body_is_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch):
+    on_loop: list[bool] = []
+    real = requests._check_value
+
+    def check(*given: Any) -> None:
+        on_loop.append(asyncio._get_running_loop() is not None)
+        real(*given)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps(TASK).encode() + b" " * strict_routes.SMALL_BODY}
+
+    async def read() -> Any:
+        request = Request({"type": "http"}, receive)
+        return await strict_routes.StrictRequest(request, requests.TrainBody, CapacityLimiter(1)).json()
+
+    monkeypatch.setattr(requests, "_check_value", check)
+    body = asyncio.run(read())
+    assert body == requests.TrainBody(**TASK) and set(on_loop) == {False}
+
+
+@pytest.mark.parametrize("path", ["/train?background=true", "/evaluate?background=true", "/feedback", "/grade"])
+def test_a_long_body_gets_the_answer_of_a_short_one(service: RlvrService, path: str):
+    with service.client() as client:
+        for body in ('{"verifier": 3}', "[]", '{"a": 1, "a": 2}', '{"prompt": 1e999}', json.dumps(TASK)):
+            replies = [
+                client.post(path, content=body + " " * more, headers={"content-type": "application/json"})
+                for more in (0, strict_routes.SMALL_BODY)
+            ]
+            kept = [{**reply.json(), "request_id": "", "session_id": ""} for reply in replies]
+            assert replies[0].status_code == replies[1].status_code != 429 and kept[0] == kept[1], body
 
 
 def test_a_refusal_does_not_repeat_the_body(service: RlvrService):

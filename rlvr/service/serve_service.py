@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
+from rlvr.core.gc_pause import paused_collection
 from rlvr.service.http.app import create_app
 from rlvr.service.settings import Settings
 from rlvr.web.auth import ApiKeys
@@ -35,7 +36,8 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     with bind_socket(settings.host, settings.port) as listening:
         if start_logging(settings.log, settings.log_format):
             say = say_as_json
-        service = build(settings, keys, listening.getsockname()[1])
+        with paused_collection():
+            service = build(settings, keys, listening.getsockname()[1])
 
         def announce() -> None:
             for line in startup_lines(service, server_url(listening)):

@@ -15,6 +15,7 @@ session that arrives later for the batch.
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import queue
 import threading
@@ -197,6 +198,8 @@ class EngineGenerator:
             learner = SessionLearner(model.trainer, self._folder, options, warn=self._warn)
             learner.restore()
         self.kind, self.name, self._model, self.learner = model.kind, model.name, model, learner
+        gc.collect()
+        gc.freeze()  # a search through all that was loaded would stop every request for half a second
         self._state = "ready"
 
     def _fail(self, batch: Sequence[_EngineRequest], failure: Exception) -> None:

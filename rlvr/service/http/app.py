@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, get_type_hints
+from typing import Any
 
+from anyio import CapacityLimiter
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from rlvr import __version__
@@ -23,6 +23,7 @@ from rlvr.service.http.requests import describe_error, find_field
 from rlvr.service.http.responses import ProblemResponse
 from rlvr.service.http.runtime import Service
 from rlvr.service.http.service_middleware import ServiceMiddleware, internal_error
+from rlvr.service.http.strict_routes import READERS, find_body_model
 from rlvr.service.problems import store_unavailable
 from rlvr.store import StoreDown
 from rlvr.web.errors import HttpProblem
@@ -61,6 +62,7 @@ def create_app(service: Service, lifespan: Lifespan | None = None) -> ServiceMid
     )  # fmt: skip
     app.openapi = lambda: build_openapi(app, service)
     app.state.service, app.state.prometheus = service, Prometheus()
+    app.state.readers = CapacityLimiter(READERS)
     for routes in (routes_train, routes_read, routes_sessions):
         app.include_router(routes.router)
     register_error_handlers(app, describe_failure, FAILURES)
@@ -107,8 +109,7 @@ def describe_failure(request: Request, error: Exception) -> HttpProblem:
 def _invalid(request: Request, error: RequestValidationError) -> HttpProblem:
     """Name the fields at fault and what was expected."""
     errors = error.errors()
-    parameters = get_type_hints(request.scope["endpoint"]).values()
-    body = next((kind for kind in parameters if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+    body = find_body_model(request.scope["endpoint"])
     content_type = request.headers.get("content-type", "")
     words = [f"{find_field(one) or 'body'}: {describe_error(one, body, content_type)}" for one in errors[:5]]
     words = list(dict.fromkeys(words))  # the forms of a list's entry have one description
