@@ -259,6 +259,42 @@ def test_a_slow_body_is_refused():
     assert json.loads(sent[1]["body"])["code"] == "too_slow"
 
 
+def test_half_sent_bodies_of_one_owner_fill_no_memory():
+    """The 33rd body of the largest size is refused, while the others are still arriving."""
+
+    async def run() -> list[int]:
+        complete, statuses = asyncio.Event(), list[int]()
+
+        async def app(scope: Scope, receive: Any, send: Any) -> None:
+            while (await receive())["more_body"]:
+                pass
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def ask() -> None:
+            pieces = iter([b"x" * 1_000, b""])
+
+            async def receive() -> Message:
+                if not (piece := next(pieces)):
+                    await complete.wait()
+                return {"type": "http.request", "body": piece, "more_body": bool(piece)}
+
+            async def send(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    statuses.append(message["status"])
+
+            scope = {"type": "http", "method": "POST", "path": "/train", "headers": [(b"host", b"localhost")]}
+            await middleware(scope, receive, send)
+
+        middleware = ServiceMiddleware(app, ApiKeys([]), ServiceLimits(max_body=1_000, requests_per_minute=0))
+        tasks = [asyncio.create_task(ask()) for _ in range(33)]
+        await asyncio.sleep(0)
+        complete.set()
+        await asyncio.gather(*tasks)
+        return statuses
+
+    assert sorted(asyncio.run(run())) == [200] * 32 + [429]
+
+
 def test_a_template_that_repeats_a_long_text_is_not_expanded():
     many = "{{item.a}}" * 9_000  # of half a megabyte each
     grader = Grader.of({"type": "string_check", "operation": "eq", "input": many, "reference": many})

@@ -19,7 +19,7 @@ from rlvr.core.messages import ModelInput, SamplingParams
 from rlvr.tinker_server.request_futures import JsonResult, Pending, RequestFailure
 from rlvr.tinker_server.runs.adapter_cache import RunQueue
 from rlvr.tinker_server.runs.executor import RunExecutor
-from rlvr.tinker_server.runs.owner_clock import GRACE_SECONDS, OwnerClock
+from rlvr.tinker_server.runs.owner_clock import OwnerClock
 from rlvr.tinker_server.runs.run_operations import OptimStep
 
 
@@ -54,8 +54,9 @@ def test_turns_are_shared_by_seconds_and_not_by_requests() -> None:
 def test_a_pause_earns_a_second_at_most() -> None:
     time = Time()
     clock = OwnerClock(1.0, credit=1.0, clock=time)
-    clock.see({"a"})
-    train(clock, time, "a", 3_600.0)
+    for _ in range(3_600):
+        clock.see({"a"})
+        train(clock, time, "a", 1.0)
     clock.see({"a", "b"})
     assert clock.seconds_of("b") == 3_599.0 and clock.first({"a", "b"}) == "b"
     train(clock, time, "b", 0.5)
@@ -63,8 +64,9 @@ def test_a_pause_earns_a_second_at_most() -> None:
     train(clock, time, "a", 0.25)
     clock.see({"a", "b"})  # it keeps what it has left of it
     assert clock.seconds_of("b") == 3_599.5
-    train(clock, time, "b", 30.0)
-    clock.see({"a"})
+    for _ in range(30):
+        train(clock, time, "b", 1.0)
+        clock.see({"a"})
     clock.see({"a", "b"})  # and what it used too much
     assert clock.seconds_of("b") == 3_629.5
     clock.see(set())
@@ -75,8 +77,19 @@ def test_a_pause_earns_a_second_at_most() -> None:
     assert clock.seconds_of("a") == clock.seconds_of("b") == 0.0
 
 
-def test_an_owner_who_used_less_is_waited_for_at_its_own_cost() -> None:
-    """One owner's requests take 5 s and cannot be interrupted, the other's take 0.2 s and come 0.05 s after its last
+def test_who_comes_in_a_long_turn_is_owed_that_turn() -> None:
+    time = Time()
+    clock = OwnerClock(1.0, credit=1.0, clock=time)
+    for seconds in (2.0, 5.0):
+        clock.see({"a"})
+        train(clock, time, "a", seconds)
+    clock.see({"a", "b"})
+    assert (clock.seconds_of("a"), clock.seconds_of("b")) == (7.0, 2.0)
+
+
+@pytest.mark.parametrize("pause", [0.05, 0.3])
+def test_an_owner_who_used_less_is_waited_for_at_its_own_cost(pause: float) -> None:
+    """One owner's requests take 5 s and cannot be interrupted, the other's take 0.2 s and come `pause` after its last
     result. Without waiting the second would get one of them after each of the first: 4 % of its speed alone."""
     time = Time()
     clock, done, returns = OwnerClock(1.0, clock=time), Counter[str](), 0.0
@@ -86,7 +99,7 @@ def test_an_owner_who_used_less_is_waited_for_at_its_own_cost() -> None:
         owner = clock.first(present)
         assert owner is not None
         if awaited := clock.find_awaited(owner, present):
-            assert awaited[0] == "short" and 0 < awaited[1] <= GRACE_SECONDS + 1e-9
+            assert awaited[0] == "short" and 0 < awaited[1] <= 0.5 + 1e-9  # a tenth of the long one
             clock.start()
             time.now = min(time.now + awaited[1], max(returns, time.now))
             clock.charge_waiting("short")
@@ -94,8 +107,8 @@ def test_an_owner_who_used_less_is_waited_for_at_its_own_cost() -> None:
         train(clock, time, owner, {"long": 5.0, "short": 0.2}[owner])
         done[owner] += 1
         if owner == "short":
-            returns = time.now + 0.05
-    assert 0.45 < done["short"] * 0.25 / 1_000 < 0.55 and 0.45 < done["long"] * 5 / 1_000 < 0.55
+            returns = time.now + pause
+    assert 0.45 < done["short"] * (0.2 + pause) / 1_000 < 0.55 and 0.45 < done["long"] * 5 / 1_000 < 0.55
 
 
 def test_an_owner_who_does_not_come_back_is_not_waited_for_again() -> None:
@@ -105,8 +118,9 @@ def test_an_owner_who_does_not_come_back_is_not_waited_for_again() -> None:
     train(clock, time, "a", 5.0)
     train(clock, time, "b", 0.2)
     clock.see({"a"})
-    assert clock.find_awaited("a", {"a"}) == ("b", pytest.approx(GRACE_SECONDS))
-    time.now += GRACE_SECONDS
+    assert clock.find_awaited("a", {"a"}) == ("b", pytest.approx(0.5))
+    assert clock.find_awaited("b", {"b"}) is None
+    time.now += 0.5
     clock.see({"a"})
     assert clock.find_awaited("a", {"a"}) is None
 

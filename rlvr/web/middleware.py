@@ -143,7 +143,7 @@ class Middleware:
         state |= {"request_id": request_id, "owner": "", "reason": ""}
         clear_ids()
         bind_ids(request_id=request_id)
-        status, received, is_started, is_complete = 0, 0, False, False
+        status, received, held, is_started, is_complete = 0, 0, 0, False, False  # `held` of what was received
         limit = self.max_body(scope["path"])
         begun = asyncio.get_running_loop().time()
 
@@ -163,7 +163,7 @@ class Middleware:
                         return
 
         async def receive_counted() -> Message:
-            nonlocal received, is_complete
+            nonlocal received, held, is_complete
             if is_complete:  # the next message is the client's disconnect, whenever it comes
                 return await receive()
             try:
@@ -175,12 +175,17 @@ class Middleware:
             is_complete = not message.get("more_body", False)
             if message["type"] == "http.request":
                 size, owner = len(message.get("body", b"")), state["owner"]
-                received += size
+                received, held = received + size, held + size
                 self._arriving[owner] += size
-                if received > limit or self._arriving[owner] > self.max_arriving_bytes:
+                if received > limit:
                     if not is_complete:
                         await drain()
-                    raise self._too_large(limit) if received > limit else self._too_many_bytes(owner)
+                    raise self._too_large(limit)
+                if self._arriving[owner] > self.max_arriving_bytes:  # its connection stays open, and drops the rest
+                    error = self._too_many_bytes(owner)
+                    self._arriving[owner] -= held  # or the owner's other requests would be refused too
+                    held = 0
+                    raise error
             return message
 
         async def send_marked(message: Message) -> None:
@@ -226,7 +231,7 @@ class Middleware:
             if not is_started:
                 await send_error(send_marked, self.internal_error(error), state)
         finally:
-            self._arriving[state["owner"]] -= received
+            self._arriving[state["owner"]] -= held
             self._open[state["owner"]] -= is_counted
             self._arriving, self._open = +self._arriving, +self._open  # without owners at zero
             seconds = time.perf_counter() - started_at

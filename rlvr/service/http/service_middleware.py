@@ -14,6 +14,7 @@ from rlvr.web.auth import ApiKeys
 from rlvr.web.errors import HttpProblem
 from rlvr.web.logs import get_logger
 from rlvr.web.middleware import AsgiApp, CountResponse, Middleware, Scope, headers_of, route_pattern
+from rlvr.web.server import max_connections
 
 OPEN_PATHS = ("/health", "/health/live", "/health/ready")  # without a key
 QUIET_PATHS = (*OPEN_PATHS, "/metrics", "/metrics/prometheus")
@@ -28,6 +29,7 @@ JSON_HEADERS = {
     b"cache-control": b"no-store",
 }
 BODY_SECONDS = 60.0  # a slow body holds a connection, and what has arrived of it in memory
+ARRIVING_BODIES = 32  # of the largest size, of one owner at a time
 
 
 class ServiceMiddleware(Middleware):
@@ -50,6 +52,8 @@ class ServiceMiddleware(Middleware):
         self._limits, self._origins = limits, cors_origins
         self._has_own_auth = has_own_auth or (lambda path: False)
         self.body_seconds = body_seconds
+        self.max_open_requests = max(1, max_connections() // 2)
+        self.max_arriving_bytes = ARRIVING_BODIES * limits.max_body
         self._writes, self._reads = RateLimit(limits.requests_per_minute), RateLimit(limits.reads_per_minute)
 
     def error(self, status: int, code: str, detail: str, retry_after: float | None = None) -> HttpProblem:

@@ -1,9 +1,10 @@
 """The seconds of an engine that each owner used, by which owners take turns.
 
 A turn costs what it takes: ten short requests of one owner are worth a long one of another. An owner who comes after a
-pause begins `credit` seconds behind those who are there, at most: a pause earns no more. A client sends its next
-request when it has the result of the last one, and a long one of another owner cannot be interrupted: so for
-`GRACE_SECONDS` an owner who used less is waited for, at its own cost. Only the engine thread calls this.
+pause begins `credit` seconds behind those who are there, at most, or the last turn if that was longer: it may have come
+at its beginning. A pause earns no more. A client sends its next request when it has the result of the last one, and a
+long one of another owner cannot be interrupted: so an owner who used less is waited for, at its own cost, for
+`GRACE_SECONDS`, or a tenth of the turn that would come instead. Only the engine thread calls this.
 Exercised by tests/test_tinker_fairness.py.
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Callable, Collection
 
 CREDIT_SECONDS = 1.0
 GRACE_SECONDS = 0.1
+GRACE_SHARE = 0.1  # of the turn that an owner would have to wait for
 
 
 class OwnerClock:
@@ -24,28 +26,36 @@ class OwnerClock:
         self._stretch, self._credit, self._clock = stretch, credit, clock
         self._used: dict[str, float] = {}
         self._lead: dict[str, float] = {}  # owner -> seconds of training less those of sampling
+        self._turn: dict[str, float] = {}  # owner -> seconds of its last long micro-batch or request
         self._seen: dict[str, float] = {}  # owner -> when it had work or was computed for, if that is not long ago
         self._mark = self._looked = clock()
 
     def see(self, owners: Collection[str]) -> None:
         """Note who has work now. An owner who had none before gets no more than `credit` for that."""
         # Who was there at the last look may have come back while the engine computed.
-        self._seen = {owner: at for owner, at in self._seen.items() if self._looked - at < GRACE_SECONDS}
-        self._looked = now = self._clock()
+        grace = max(map(self._grace, self._seen), default=0.0)
+        self._seen = {owner: at for owner, at in self._seen.items() if self._looked - at < grace}
+        before, self._looked = self._looked, self._clock()
+        now, credit = self._looked, max(self._credit, self._looked - before)
         there = [self.seconds_of(owner) for owner in self._seen]
         for owner in owners:
             if owner not in self._seen:
-                least = min(there) - self._credit if there else self.seconds_of(owner)
+                least = min(there) - credit if there else self.seconds_of(owner)
                 self._used[owner] = max(self.seconds_of(owner), least)
         self._seen |= dict.fromkeys(owners, now)
         if not self._seen:
             self._used.clear()  # the next ones begin anew
             self._lead.clear()
+            self._turn.clear()
+
+    def _grace(self, owner: str) -> float:
+        """How long others are waited for who come before this owner."""
+        return max(GRACE_SECONDS, GRACE_SHARE * self._turn.get(owner, 0.0))
 
     def find_awaited(self, owner: str, present: Collection[str]) -> tuple[str, float] | None:
         """An owner who used less than this one, has no work now and had some a moment ago; and how long to wait for it.
         `present` have work."""
-        left = {one: at + GRACE_SECONDS - self._clock() for one, at in self._seen.items() if one not in present}
+        left = {one: at + self._grace(owner) - self._clock() for one, at in self._seen.items() if one not in present}
         known = [one for one, seconds in left.items() if seconds > 0 and self.seconds_of(one) < self.seconds_of(owner)]
         awaited = self.first(known)
         return None if awaited is None else (awaited, left[awaited])
@@ -64,6 +74,7 @@ class OwnerClock:
         """Charge the time since the last call of this kind; returns it."""
         took = self._take()
         self._used[owner] = self.seconds_of(owner) + took
+        self._turn[owner] = max(took, 0.75 * self._turn.get(owner, 0.0))  # the end of a request is a short one
         self._lead[owner] = min(self._stretch, self._lead.get(owner, 0.0) + took)
         self._seen[owner] = self._mark
         return took
