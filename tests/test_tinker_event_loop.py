@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytest.importorskip("google.protobuf", reason="the extra [serve] is not installed")
@@ -22,7 +23,12 @@ from open_server import NAME, open_endpoints, request, text_engine, text_tokeniz
 from rlvr.tinker_server.errors import UserError
 from rlvr.tinker_server.http import json_routes
 from rlvr.tinker_server.http.json_routes import SMALL_BODY, dump_json
-from rlvr.tinker_server.http.schemas import CreateSessionRequest, OptimStepRequest
+from rlvr.tinker_server.http.schemas import (
+    CreateModelRequest,
+    CreateSessionRequest,
+    LoadWeightsRequest,
+    OptimStepRequest,
+)
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
 from rlvr.tinker_server.open_api import open_replies, served_text
 from rlvr.tinker_server.open_api.served_text import ServedText
@@ -528,5 +534,13 @@ def test_an_optimizer_that_is_not_here_is_refused_by_name() -> None:
     for body in ({"optimizer_params": dimuon}, {"adam_params": dimuon}):
         with pytest.raises(UserError, match=r"optimizer 'dimuon' is not supported.*AdamW"):
             OptimStepRequest(model_id="a", seq_id=1, **body).adam()
+    config = {"type": "dimuon", "version": 1}  # as the SDK sends it
+    for kind, body in (
+        (CreateModelRequest, {"session_id": "a", "model_seq_id": 0, "base_model": "m"}),
+        (LoadWeightsRequest, {"session_id": "a", "model_seq_id": 0, "path": "p", "optimizer": False}),
+    ):
+        with pytest.raises(ValidationError, match=r"optimizer 'dimuon' is not supported.*AdamW"):
+            kind(**body, optimizer_config=config)
+        assert kind(**body, optimizer_config={"type": "adamw"})
     with pytest.raises(UserError, match="needs adam_params"):
         OptimStepRequest(model_id="a", seq_id=1).adam()

@@ -109,11 +109,13 @@ class OptimizerChoice(TinkerRequest):
     model_config = ConfigDict(extra="allow")
     type: str = "adamw"
 
-    @model_validator(mode="after")
-    def _check_type(self) -> OptimizerChoice:
-        if self.type != "adamw":
-            raise ValueError(f"optimizer {self.type!r}: this server has 'adamw'")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type(cls, given: Any) -> Any:
+        """Before the fields are, which another optimizer has of its own."""
+        if isinstance(given, dict) and (kind := given.get("type", "adamw")) != "adamw":
+            raise ValueError(f"optimizer {kind!r:.100} is not supported: this server trains adapters with AdamW")
+        return given
 
 
 class CreateModelRequest(TinkerRequest):
