@@ -4,12 +4,14 @@
 
 The result is `{"path", "tests": [[passed, reason, detail], ...], "invalid", "detail"}`. Reason `lost` means that no
 value came; the supervisor knows why from the solver. Without a descriptor the tests run up to their first call: what
-is wrong or hangs then is the test's fault. A frame from the answer can cost a test, never cause an `invalid`. Standard
+is wrong or hangs then is the test's fault, and with `own_part` only what of them does not depend on an answer
+(`rlvr.sandbox.own_part`). A frame from the answer can cost a test, never cause an `invalid`. Standard
 library only. `python -m pytest tests/test_sandbox_checker.py` exercises it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime  # noqa: F401 - for the codec, which must not import during a verification
 import decimal  # noqa: F401
 import fractions  # noqa: F401
@@ -19,7 +21,9 @@ import re
 import reprlib
 import resource
 import sys
+import time
 import warnings
+from types import CodeType
 from typing import Any
 
 from rlvr.sandbox.channel import NO_FRAME, Channel, ExchangeEnd
@@ -77,6 +81,7 @@ def needs_fork(job: dict[str, Any]) -> bool:
 
 
 def judge(job: dict[str, Any], descriptor: int | None) -> dict[str, Any]:
+    start = time.monotonic()
     channel = Channel(descriptor, job.get("seconds", 3.0), job.get("output", OUTPUT))
     kind = test_kind(job)
     if kind == "stdio":
@@ -88,9 +93,17 @@ def judge(job: dict[str, Any], descriptor: int | None) -> dict[str, Any]:
         forked = plan is not None and (plan.needs_fork or job.get("objects", False))
         if plan is None:
             return run.result("weak", run.run_weak())
+        if job.get("own_part"):
+            run.run_own_part(plan.make_own_part())
+            return run.result("", None)
         split = plan.is_split and not job.get("objects")
         ended = run.run_split(plan) if split else run.run_rpc(plan)
+        used = time.monotonic() - start - (channel.seconds - channel.seconds_left)
+        if used > channel.seconds:
+            return {"failed": "timeout"}
         result = run.result("split" if split else "rpc", ended) | {"self_report": plan.self_report}
+        if not all(row[0] for row in result["tests"]) and plan.make_own_part():
+            result["own_part"] = True
         return result if forked or not needs_restart() else {**result, "needs_restart": True}
     except NeedsObjects:
         return {"path": "split", "tests": [], "needs_objects": True}
@@ -246,6 +259,17 @@ class CheckerRun:
         if not has_asked:
             raise BadTest(next((detail for *_, detail in self.rows if detail.startswith(NOT_SENT)), NO_CALL))
         return None
+
+    def run_own_part(self, parts: list[CodeType]) -> None:
+        """Run what of the tests does not depend on an answer, for its time alone."""
+        names = self.names = {"__name__": TEST, **SUPPLIED}
+        imports = [compile(text, "<imports>", "exec", dont_inherit=True) for text in self.job.get("imports") or ()]
+        for code in [*imports, *parts]:
+            with contextlib.suppress(BaseException):
+                exec(code, names)
+        if callable(check := names.get("check")) and self.job.get("entry_point"):
+            with contextlib.suppress(BaseException):
+                check(None)
 
     def run_test(self, test: SplitTest | StatementTest, names: dict[str, Any], link: Link) -> Row | ExchangeEnd:
         link.failed = None

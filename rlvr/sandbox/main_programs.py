@@ -11,10 +11,8 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-RUN = (
-    "assert unittest.TextTestRunner().run(unittest.TestSuite("
-    "[unittest.defaultTestLoader.loadTestsFromTestCase(_case_) for _case_ in ({},)])).wasSuccessful()"
-)
+RUN = "assert unittest.TextTestRunner().run(unittest.TestSuite([{}])).wasSuccessful()"
+LOAD = "unittest.defaultTestLoader.loadTestsFromTestCase({})"
 
 
 class MainProgram(ast.NodeTransformer):
@@ -39,7 +37,7 @@ class MainProgram(ast.NodeTransformer):
         call = node.value
         is_main = isinstance(call, ast.Call) and ast.unparse(call.func) == "unittest.main"
         if is_main and self.cases and not any(word.arg == "exit" for word in call.keywords):  # type: ignore[union-attr]
-            run = ast.parse(RUN.format(", ".join(self.cases))).body[0]
+            run = ast.parse(RUN.format(", ".join(map(LOAD.format, self.cases)))).body[0]
             return ast.copy_location(run, node)
         return self.generic_visit(node)
 

@@ -25,6 +25,7 @@ from rlvr.sandbox.codec import MODULES, CodecError, Encoder
 from rlvr.sandbox.file_tests import find_file_oracle, makes_files
 from rlvr.sandbox.main_programs import lower_main
 from rlvr.sandbox.match_statements import MAPPING, SEQUENCE, lower_matches
+from rlvr.sandbox.own_part import OwnPart, takes_time
 from rlvr.sandbox.remote import BadTest
 from rlvr.sandbox.setup_parts import (
     BUILTINS,
@@ -125,7 +126,8 @@ class Plan:
 
     `setup`: what of it runs here; `setup_asks`: that calls the answer. `needs_fork`: the checker must not run it in its
     own process. `uses_objects`: by their own text, the tests work with objects of the answer. `make_statements` makes
-    the tests as statements, for answers whose values are no plain data. `self_report` says that the tests only ask the
+    the tests as statements, for answers whose values are no plain data; `make_own_part` makes what of the setup and of
+    the tests does not depend on the answer, empty if that takes no time. `self_report` says that the tests only ask the
     answer about itself, where that is accepted.
     """
 
@@ -139,12 +141,14 @@ class Plan:
         captures_output: bool,
         self_report: str,
         makes_files: bool,
+        make_own_part: Callable[[], list[CodeType]],
     ) -> None:
         self.captures_output, self.self_report, self.makes_files = captures_output, self_report, makes_files
         self.tests, self.setup, self.setup_asks, self.uses_objects = tests, setup, setup_asks, uses_objects
         self.is_split = all(isinstance(test, SplitTest) for test in tests)
         self.needs_fork = setup is not None or any(test.heavy for test in tests)
         self.make_statements = lru_cache(1)(make_statements)
+        self.make_own_part = lru_cache(1)(make_own_part)
 
 
 @lru_cache(1024)
@@ -238,6 +242,11 @@ def make_plan(
         code = compile(program, "<test>", "exec", dont_inherit=True)
         return StatementTest(code, bool(used_names(tree) & starts[place]), "check" in bound_names(tree), heavy)
 
+    def own_part() -> list[CodeType]:
+        cut = OwnPart(everything, tainted | scope | classes, native)
+        made = [cut.of(parse(text)) for text in (ast.unparse(parts.here), *tests)]
+        return [compile(one, "<test>", "exec", dont_inherit=True) for one in made] if takes_time(made) else []
+
     for place, (text, tree) in enumerate(zip(tests, trees, strict=True)):
         starts.append(set(earlier))
         planned = None if checks or uses_objects else split(ast.parse(text), free, own, imported)
@@ -256,6 +265,7 @@ def make_plan(
         not is_plain and captures_output(everything),
         self_report,
         not is_plain and makes_files(everything),
+        own_part,
     )
 
 

@@ -156,6 +156,7 @@ class Pair:
         self.tier, self.limits = tier, limits
         self.zygotes: dict[str, ZygoteProcess] = {}
         self.jobs = self.bytes = 0
+        self.slow_tests: dict[bytes, bool] = {}  # whether tests take too long without any answer
         self.starting = 0.0  # seconds spent on starting processes
         self.interrupted = False
 
@@ -188,12 +189,14 @@ class Pair:
         self.bytes += len(tests)
         solver, checker = self.zygotes["solver"], self.zygotes["checker"]
         for_answer, for_tests = socket.socketpair()
-        late = time.monotonic() + seconds + CHECKER_SECONDS + LATE_SECONDS
+        whole = seconds if must_end or answer is None else 2 * seconds  # the answer's time and the test's own
+        late = time.monotonic() + whole + CHECKER_SECONDS + LATE_SECONDS
         try:
             with for_answer, for_tests:
                 if answer is not None:
-                    solver.send(answer, seconds, for_answer.fileno(), must_end=must_end)
-                checker.send(tests, seconds + CHECKER_SECONDS, for_tests.fileno() if answer is not None else None)
+                    solver.send(answer, whole, for_answer.fileno(), must_end=must_end)
+                grace = CHECKER_SECONDS if must_end else 0.0
+                checker.send(tests, seconds + grace, for_tests.fileno() if answer is not None else None)
             reports: dict[str, dict[str, Any]] = {} if answer is not None else {"solver": {}}
             poller = select.poll()
             poller.register(checker.control, select.POLLIN)

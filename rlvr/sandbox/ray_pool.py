@@ -37,7 +37,7 @@ from rlvr.sandbox.verdict import Limits, Verdict
 from rlvr.sandbox.verification_job import Judgement, VerificationJob
 
 BATCH = 8  # programs that a worker gets at once: a call costs as much as half a program
-GRACE = 60.0  # seconds beyond three times its programs' limits that a worker may take for a batch
+GRACE = 60.0  # seconds beyond six times its programs' limits that a worker may take for a batch
 PROBE = 15.0  # seconds that an idle worker may take to answer
 LOOK = 1.0  # seconds between checks of the deadlines
 PAUSE = 5.0  # seconds until a worker that was lost at its start is requested again
@@ -236,7 +236,7 @@ class RayPool:
     def _send(self, worker: RemoteWorker, _reply: bytes = b"") -> None:
         jobs = [one.job for one in worker.batch]
         worker.is_running = True
-        seconds = GRACE + 3 * sum(job.seconds for job in jobs)
+        seconds = GRACE + 6 * sum(job.seconds for job in jobs)
         self._call(worker, seconds, self._finish, worker.actor.verify.remote(worker.call + 1, encode_jobs(jobs)))
 
     def _call(

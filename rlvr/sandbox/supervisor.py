@@ -7,7 +7,8 @@ The process that runs the answer never holds an expected value or a verdict: it 
 process, the checker, compares (`rlvr.sandbox.solver`, `rlvr.sandbox.checker`). This module chooses the tier, assigns
 workers to threads, and combines the reports of the two processes into a `Verdict`. Whatever goes wrong while an answer
 runs is the answer's failure, unless it also goes wrong without the answer: a test that hangs or breaks the checker is
-tried once more with no answer at all, and only if that goes the same way is the test to blame (`invalid`).
+tried once more with no answer at all, and only if that goes the same way is the test to blame (`invalid`). The time of
+an answer's calls and that of the tests' own code are limited apart, by `timeout_s` each.
 
 Left out on purpose: other languages, third-party packages inside, Windows and macOS.
 `python -m pytest tests/test_sandbox_pool.py` exercises it.
@@ -16,6 +17,7 @@ Left out on purpose: other languages, third-party packages inside, Windows and m
 from __future__ import annotations
 
 import asyncio
+import marshal
 import os
 import platform
 import sys
@@ -38,6 +40,7 @@ from rlvr.sandbox.worker_pool import VerificationPool, WorkerPool
 TIERS = ("namespaces", "landlock")
 UNSAFE = "unsafe"  # the tier of answers that run without any protection, where that is allowed
 SIGXCPU, SIGKILL = 24, 9
+SLOW_TESTS = 1_000  # of which a worker remembers whether they are
 LOST_IN_A_ROW = 3  # tests that, run alone, ended the answer's process: the rest is not tried
 
 
@@ -81,7 +84,7 @@ class Sandbox:
         answer_names: Sequence[str] = (),
         self_reports: bool = False,
     ) -> Verdict:
-        """Judge one answer. Any thread may call it; it waits for a worker in turn, and `timeout_s` counts from then on.
+        """Judge one answer. Any thread may call it; it waits for a worker in turn, and the clock starts then.
 
         `tests` are assert statements, a text that defines `check(candidate)` (with `entry_point`), or dicts with
         `input` and `output` for a program (`output` None compares with nothing). `imports` run before the answer,
@@ -91,7 +94,8 @@ class Sandbox:
         in the answer's own process: an answer can then fake its verdict.
 
         The same answer sees the same order of sets each time (a fixed hash seed), but new random numbers. `timeout_s`
-        is wall time: on a busy machine an answer that computes for seconds needs more of it.
+        is wall time of the answer's calls, and as much again is the tests' own: on a busy machine an answer that
+        computes for seconds needs more of it.
         """
         given = (solution, tests, timeout_s, setup, imports, entry_point, path, answer_names, self_reports)
         job = VerificationJob(self.limits, *given)
@@ -215,11 +219,15 @@ class Sandbox:
                 results = [_explain(TestResult(bool(row[0]), row[1], row[2]), ending) for row in report["tests"]]
                 if job.stdio:
                     results = _require_clean_exit(results, ending)
+                if report.get("own_part") and (fault := self._find_slow_test(pair, job, indices)):
+                    return Judgement([], report["path"], fault)
                 return Judgement(results, report["path"], self_report=report.get("self_report", ""))
             failed = report["failed"]
-            fault = self._find_fault(pair, tests, min(job.seconds, self.limits.timeout_s), failed)
+            fault = self._find_fault(pair, tests, job.seconds, failed)
             if pair.interrupted:
                 raise ZygoteLost("solver", "interrupted")
+            if fault is None and failed == "timeout" and not job.stdio:
+                fault = self._find_slow_test(pair, job, indices)
             if fault is not None:
                 return Judgement([], "", fault)
             if failed == "timeout":
@@ -243,15 +251,34 @@ class Sandbox:
         if report.get("failed") != failed:
             return None
         if failed == "timeout":
-            return TestFault(
-                "test_timeout",
-                "the test's own code does not end in time, even without an answer; shorten it or raise timeout_s",
-            )
+            return SLOW_TEST
         return TestFault(
             "bad_test", f"the test's own code ends its process ({report.get('detail', failed)}), even without an answer"
         )
 
+    def _find_slow_test(self, pair: Pair, job: VerificationJob, indices: list[int]) -> TestFault | None:
+        """The tests' fault, if what of them does not depend on any answer takes more than their time; else None.
 
+        It is asked for every answer that fails and tried once, so that it does not depend on the answer.
+        """
+        key = marshal.dumps((job.frames(indices, own_part=True)[1], job.seconds))
+        if key not in pair.slow_tests:
+            try:
+                report = pair.run(None, job.frames(indices, own_part=True)[1], job.seconds).checker
+            except ZygoteLost as lost:
+                if self._pool.closed or pair.interrupted:
+                    raise
+                report = {"failed": "timeout" if lost.cause == "late" else "died"}
+            if len(pair.slow_tests) >= SLOW_TESTS:
+                pair.slow_tests.clear()
+            pair.slow_tests[key] = report.get("failed") == "timeout"
+        return SLOW_TEST if pair.slow_tests[key] else None
+
+
+SLOW_TEST = TestFault(
+    "test_timeout",
+    "the test's own code does not end in time, even without an answer; shorten it or raise timeout_s",
+)
 _LOST = "the answer's process ended"
 
 

@@ -122,10 +122,11 @@ class VerificationJob:
             return "too_large", f"{size} bytes of source, at most {self.limits.source} are taken"
         return ("syntax_error", "the source holds a null character") if "\0" in source else None
 
-    def frames(self, indices: list[int], objects: bool = False) -> tuple[bytes, bytes]:
+    def frames(self, indices: list[int], objects: bool = False, own_part: bool = False) -> tuple[bytes, bytes]:
         """The frames for the solver and for the checker. Only the second holds what is expected.
 
-        `objects`: the tests run as statements, since the answer's values are no plain data.
+        `objects`: the tests run as statements, since the answer's values are no plain data. `own_part`: only what of
+        them does not depend on an answer.
         """
         common = {"imports": self.imports, "setup": self.setup, "path": "stdio" if self.stdio else self.path}
         common |= {"entry_point": self.entry_point, "output": self.limits.output}
@@ -138,7 +139,7 @@ class VerificationJob:
         elif self.path == "weak":
             answer["tests"] = tests
         judged = {**common, "tests": tests, "answer_names": self.answer_names, "objects": objects}
-        judged["self_reports"] = self.self_reports
+        judged |= {"self_reports": self.self_reports, "own_part": own_part}
         return marshal.dumps(answer), marshal.dumps(judged)
 
     def all_failed(self, reason: str, detail: str) -> list[TestResult]:
