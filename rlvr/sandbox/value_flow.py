@@ -226,11 +226,15 @@ def find_native_classes(trees: list[ast.Module], free: set[str]) -> set[str]:
 def find_deciding(trees: list[ast.Module], free: set[str]) -> set[str]:
     """Functions of a test that are not given to the answer's process, since their text holds expected values.
 
-    They compare what a function of the answer returns, or they are generators over which only the test iterates.
+    They compare what a function of the answer returns, or return it with what the test compares it with, or they are
+    generators over which only the test iterates.
     """
     everything = [node for tree in trees for node in nodes(tree)]
     functions = [node for node in everything if isinstance(node, FUNCTIONS)]
     found = {node.name for node in functions if has_comparison(node, free)}
+    mixed = {node.name for node in functions if isinstance(node, ast.AsyncFunctionDef) and mixes_values(node, free)}
+    if mixed and compares_results(everything, find_tainted(trees, free, set())):
+        found |= mixed
     iterated = {id(node.iter) for node in everything if isinstance(node, (ast.For, ast.comprehension))}
     for call in (node for node in everything if isinstance(node, ast.Call)):
         if isinstance(call.func, ast.Name) and call.func.id in ITERATING - free:
@@ -263,6 +267,34 @@ def has_comparison(node: ast.AST, free: set[str]) -> bool:
             sides = [one.left, *one.comparators]
             if any(calls(side) or (isinstance(side, ast.Name) and side.id in made) for side in sides):
                 return True
+    return False
+
+
+def mixes_values(function: ast.AST, free: set[str]) -> bool:
+    """Whether a coroutine puts what it got from the answer beside other values: `return await f(1), want`."""
+    got = set(free)
+    for node in walk(function):
+        if isinstance(node, ast.Assign) and is_got(node.value, got):
+            got |= set().union(*map(base_names, node.targets))
+    displays = [one for one in walk(function) if isinstance(one, (ast.Tuple, ast.List, ast.Dict))]
+    parts = [one.values if isinstance(one, ast.Dict) else one.elts for one in displays]
+    return any(len({is_got(one, got) for one in given}) > 1 for given in parts)
+
+
+def is_got(node: ast.AST, got: set[str]) -> bool:
+    return bool(used_names(node) & got) or any(isinstance(one, ast.Await) for one in nodes(node))
+
+
+def compares_results(everything: list[ast.AST], tainted: set[str]) -> bool:
+    """Whether a test compares two values of which each may come from the answer."""
+    for node in everything:
+        sides: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "").startswith("assert"):
+            sides = node.args[:2]
+        if len(sides) > 1 and all(used_names(side) & tainted for side in sides):
+            return True
     return False
 
 
@@ -365,7 +397,10 @@ def find_coroutine_fault(trees: list[ast.Module], free: set[str], deciding: set[
         passed = set().union(*map(used_names, given)) & asserting.keys()
         if passed and (used_names(call.func) & free or name in ("gather", "create_task", "ensure_future", "wait_for")):
             name = min(passed)
-            return f"the coroutine {name!r} of the test judges in the answer's event loop: assert on its result outside"
+            return (
+                f"the coroutine {name!r} of the test holds expected values and would run in the answer's event loop: "
+                "compare its result outside"
+            )
     for node in (one for function in asserting.values() for one in walk(function)):
         if isinstance(node, ast.AsyncWith) and any("asyncio" in used_names(one.context_expr) for one in node.items):
             return "a coroutine of the test asserts in the scope of a task group or timeout: move the scope to another"
