@@ -201,7 +201,7 @@ class Encoder:
             return ["K", CONSTANTS[kind]]
         if kind is slice:
             return ["y", *(self.encode(part, depth + 1) for part in (value.start, value.stop, value.step))]
-        if self.draws and (kind in _ITERATORS or _is_itertools(kind)):
+        if self.draws and is_iterator(value):
             bound = CHUNK if self.opaque else DRAWN
             drawn = list(itertools.islice(value, bound))
             if len(drawn) < bound:
@@ -220,8 +220,9 @@ def _imported_type(module: str, name: str) -> Any:
     return getattr(sys.modules.get(module), name, None)
 
 
-def _is_itertools(kind: type) -> bool:
-    return kind.__module__ == "itertools"
+def is_iterator(value: Any) -> bool:
+    """Whether a value is an iterator of a builtin type or of `itertools`."""
+    return type(value) in _ITERATORS or type(value).__module__ == "itertools"
 
 
 class Decoder:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 from rlvr.sandbox.channel import NO_FRAME, Channel, ExchangeEnd
-from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, CodecError, Decoder, Encoder, ValueTooLarge
+from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, CodecError, Decoder, Encoder, ValueTooLarge, is_iterator
 
 CALLBACKS, HANDLES = 1_000, 10_000
 ENDS = (StopIteration, StopAsyncIteration)
@@ -324,7 +324,7 @@ class Link:
 
     def encode(self, value: Any) -> Any:
         try:
-            return Encoder(self.encode_opaque, subclass=self.encode_subclass).encode(value)
+            return Encoder(self.encode_opaque, draws=False, subclass=self.encode_subclass).encode(value)
         except CodecError as error:
             raise self.fail("opaque", f"{NOT_SENT}: {error}") from None
 
@@ -358,9 +358,8 @@ class Link:
                 ]
             if isinstance(made, type):
                 return ["make", f"operator:{kind.__name__}", [self.encode(one) for one in args], self.encode({})]
-        if kind.__module__ == "itertools" and kind.__name__ in ("count", "repeat", "cycle"):
-            args = value.__reduce__()[1]
-            return ["make", f"itertools:{kind.__name__}", [self.encode(one) for one in args], self.encode({})]
+        if is_iterator(value):
+            return ["iter", place_of(value, self.callbacks)]
         if kind.__name__ == "Random" and kind.__module__ == "random":
             return ["random", self.encode(value.getstate())]
         if isinstance(value, (type, BuiltinFunctionType)) and getattr(builtins, value.__name__, None) is value:
@@ -391,7 +390,8 @@ class Link:
         if type(args) is not tuple or type(kwargs) is not dict or any(type(name) is not str for name in kwargs):
             raise self.channel.end("opaque", NO_FRAME)
         try:
-            result = ["v", self.encode(function(*args, **kwargs))]
+            made = draw(function, *args) if is_iterator(function) else function(*args, **kwargs)
+            result = ["v", self.encode(made)]
         except Exception as error:
             if isinstance(error, AssertionError):
                 self.fail("assertion", str(error))  # even if the answer catches it
@@ -513,6 +513,14 @@ def place_of(value: Any, held: list[Any]) -> int:
     place = next((place for place, one in enumerate(held) if one is value), len(held))
     held[place:] = held[place:] or [value]
     return place
+
+
+def draw(items: Any, given: Any) -> tuple[bool, Any]:
+    """Whether an iterator of the test has ended, and its next item; `given` is sent to a generator."""
+    try:
+        return False, next(items) if given is None else items.send(given)
+    except StopIteration as end:
+        return True, end.value
 
 
 def describe_exception(error: BaseException) -> list[Any]:

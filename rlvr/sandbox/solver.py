@@ -29,11 +29,11 @@ import warnings
 from _thread import RLock, get_ident
 from typing import Any
 
-from rlvr.sandbox import answer_loop
+from rlvr.sandbox import answer_loop, answer_program
 from rlvr.sandbox.answer_loop import name_of
 from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, CodecError, Decoder, Encoder, ValueTooLarge
 from rlvr.sandbox.operators import OPERATORS
-from rlvr.sandbox.protocol import NO_PROGRAM, OUTPUT, frame, read_frame, write_all
+from rlvr.sandbox.protocol import OUTPUT, frame, read_frame, write_all
 
 HANDLES = 10_000
 IMMUTABLE = (
@@ -94,6 +94,16 @@ OPS = {
 }
 
 
+def draw(step: Any) -> Any:
+    """A generator for an iterator of the test: each item is drawn there when it is asked for here."""
+    given = None
+    while True:
+        ended, item = step(given)
+        if ended:
+            return item
+        given = yield item
+
+
 # `json.dumps` without a new encoder for each call; nothing here is cyclic.
 _make: Any = getattr(json.encoder, "c_make_encoder", None)
 _text = json.encoder.encode_basestring  # escaped as ASCII, two halves of a surrogate pair would become one character
@@ -127,7 +137,7 @@ def main(job: dict[str, Any], channel: int) -> None:
     builtins.__dict__.update(exit=sys.exit, quit=sys.exit)  # `site` would define these
     sys.argv = ["answer.py"]
     if "stdin" in job:
-        run_program(job, channel)
+        answer_program.run(job, channel)
         return
     if not job.get("quiet"):  # else the zygote did so for all its forks
         warnings.simplefilter("ignore")
@@ -161,63 +171,6 @@ def load(job: dict[str, Any], namespace: dict[str, Any]) -> list[Any]:
     except BaseException as error:
         return ["bad", reason_of(error), describe(error)]
     return ["ready"]
-
-
-def run_program(job: dict[str, Any], channel: int) -> None:
-    """Run the answer as `__main__`. Its output streams to the channel and ends with it."""
-    data = job["stdin"].encode("utf-8", "surrogateescape")
-    read, write = os.pipe()
-
-    def feed() -> None:
-        left = memoryview(data)
-        try:
-            while left:
-                left = left[os.write(write, left[: 1 << 16]) :]
-        finally:
-            os.close(write)
-
-    if len(data) <= 4096:
-        feed()
-    else:
-        import threading
-
-        threading.Thread(target=feed, daemon=True).start()
-    os.dup2(read, 0)
-    os.close(read)
-    os.dup2(channel, 1)
-    os.dup2(os.open("/dev/null", os.O_RDWR), 2)
-    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-    module = types.ModuleType("__main__")
-    module.__file__ = "/tmp/answer.py"
-    sys.modules["__main__"] = module
-    try:
-        code = compile(job["solution"].removeprefix("\ufeff"), "<answer>", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
-        os._exit(NO_PROGRAM)
-    try:
-        for text in job.get("imports", ()):
-            exec(compile(text, "<imports>", "exec", dont_inherit=True), module.__dict__)
-        exec(code, module.__dict__)
-    except SystemExit as error:
-        if error.code not in (None, 0):
-            raise RuntimeError("exit status") from None
-    finally:
-        end_program(module)
-        sys.stdout.flush()
-
-
-def end_program(module: types.ModuleType) -> None:
-    """What Python does at the end of a program: wait for threads, run `atexit`, drop the module's objects."""
-    with contextlib.suppress(Exception):
-        if "threading" in sys.modules:
-            sys.modules["threading"]._shutdown()
-        importlib.import_module("atexit")._run_exitfuncs()
-        names = list(module.__dict__)
-        for name in [one for one in names if one.startswith("_") and one != "__builtins__"] + names:
-            if name != "__builtins__":
-                module.__dict__[name] = None
 
 
 class AnswerServer:
@@ -459,6 +412,10 @@ class AnswerServer:
             return self.named_tuple(key, *rest)
         if kind == "DD":
             return collections.defaultdict(self.decode(key), self.decode(rest[0]))
+        if kind == "iter":
+            if ("iter", key) not in self.of_test:
+                self.of_test["iter", key] = draw(self.callback(key))
+            return self.of_test["iter", key]
         return self.callback(key, *rest)
 
     def test_exception(self, module: str, base: str, name: str, text: str, args: Any, attributes: Any) -> Any:
@@ -551,6 +508,9 @@ class AnswerServer:
 
     def encode_argument(self, value: Any) -> list[Any]:
         """Encode an argument as it came: `["h", key]`, `["n", name]`, `["builtin", name]` or `["cb", key]`."""
+        for (kind, key), one in self.of_test.items():
+            if kind == "iter" and one is value:
+                return ["cb", key]
         for key, function in self.callbacks.items():
             if function is value:
                 return ["cb", key]
