@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from tests.sandbox_pair import judge
@@ -100,4 +102,5 @@ FORMS = [
 def test_an_answer_that_searches_its_process_finds_no_expected_value(test: str) -> None:
     given = {"entry_point": "f"} if "def check" in test else {}
     assert judge(HONEST, [test], **given)["tests"][0] == [True, "", ""]
+    gc.collect()  # the answer runs in a fork of this process, which has just judged the same test
     assert judge(THIEF, [test], **given)["tests"][0][:2] == [False, "assertion"]

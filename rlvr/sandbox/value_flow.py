@@ -319,9 +319,8 @@ def runs_whole(node: ast.stmt, tainted: set[str], native: set[str], deciding: se
 def find_native_functions(trees: list[ast.Module], free: set[str], tainted: set[str], deciding: set[str]) -> set[str]:
     """Functions of a test, without assertions, that run as a whole: in a thread, or in an event loop of the answer.
 
-    They are passed to what makes threads, or as coroutines to a function of the answer or of `asyncio`, or they make a
-    generator that an answer gets, which may draw from it as it likes. One that a thread calls with values of the test
-    stays here, and so do these values.
+    They are passed to what makes threads, or as coroutines to a function of the answer or of `asyncio`. One that a
+    thread calls with values of the test stays here, and so do these values.
     """
     everything = [node for tree in trees for node in nodes(tree)]
     functions = {
@@ -347,31 +346,6 @@ def find_native_functions(trees: list[ast.Module], free: set[str], tainted: set[
                 found |= {one for one in loaded - called if not parameters(functions[one].args)}
         elif owners & free or (owners & {"asyncio"} and name != "run") or name == "create_task":
             found |= {one for one in passed if isinstance(functions[one], ast.AsyncFunctionDef)}
-    return found | find_given_generators(everything, calls, functions, tainted)
-
-
-def find_given_generators(
-    everything: list[ast.AST], calls: list[ast.Call], functions: dict[str, Any], tainted: set[str]
-) -> set[str]:
-    """Generator functions whose generators are given to the answer. Ones that the test loops over may be its cases."""
-    generators = {name for name, node in functions.items() if is_generator(node)}
-    looped = [node.iter for node in everything if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension))]
-    found = set[str]()
-    for name in generators - set().union(*map(used_names, looped)):
-        made = [one for one in calls if isinstance(one.func, ast.Name) and one.func.id == name]
-        kept = {
-            target.id
-            for node in everything
-            if isinstance(node, ast.Assign) and node.value in made
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        for call in calls:
-            given = [*call.args, *(word.value for word in call.keywords)]
-            is_given = any(one in made or (isinstance(one, ast.Name) and one.id in kept) for one in given)
-            names = {one for one in used_names(call.func) if one in tainted and one not in functions}
-            if is_given and names:
-                found.add(name)
     return found
 
 
