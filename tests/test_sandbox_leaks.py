@@ -104,3 +104,33 @@ def test_an_answer_that_searches_its_process_finds_no_expected_value(test: str) 
     assert judge(HONEST, [test], **given)["tests"][0] == [True, "", ""]
     gc.collect()  # the answer runs in a fork of this process, which has just judged the same test
     assert judge(THIEF, [test], **given)["tests"][0][:2] == [False, "assertion"]
+
+
+# Coroutines that return what they got beside what is expected, which must not be beside the answer.
+COROUTINES = [
+    "import asyncio\nasync def case(x, want): return await g(x), want\n"
+    "for got, want in [asyncio.run(case(2, 4)), asyncio.run(case(3, 6))]: assert got == want",
+    "import asyncio\nasync def main():\n  got = await g(2)\n  return got, 4\n"
+    "got, want = asyncio.run(main())\nassert got == want",
+    "import asyncio\nasync def main(): return (await g(2), 4)\nr = asyncio.run(main())\nassert r[0] == r[1]",
+    "import asyncio\nasync def main(): return [(await g(i), i * 2) for i in range(3)]\n"
+    "assert all(a == b for a, b in asyncio.run(main()))",
+    "import asyncio\nasync def main():\n  got = await asyncio.gather(g(1), g(2))\n  return got, [2, 4]\n"
+    "got, want = asyncio.run(main())\nassert got == want",
+    "import asyncio\nasync def main():\n  want = 4\n  return {'got': await g(2), 'want': want}\n"
+    "r = asyncio.run(main())\nassert r['got'] == r['want']",
+]
+READERS = [
+    "class L:\n  __eq__ = lambda s, o: True\n  __hash__ = lambda s: 1\nasync def g(x): return L()",
+    "import sys\nasync def g(x):\n  f = sys._getframe(1)\n  while f:\n    if 'want' in f.f_locals:\n"
+    "      return f.f_locals['want']\n    f = f.f_back",
+    "import sys\nasync def g(x):\n  consts = sys._getframe(1).f_code.co_consts\n"
+    "  return next((c for c in consts if isinstance(c, int) and c != x), None)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("test", COROUTINES)
+def test_a_coroutine_of_the_test_keeps_what_it_expects(test: str) -> None:
+    assert judge("async def g(x): return x * 2", [test])["tests"] == [[True, "", ""]]
+    for reader in READERS:
+        assert judge(reader, [test])["tests"][0][0] is False
