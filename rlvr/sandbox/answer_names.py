@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 
@@ -21,6 +22,7 @@ from rlvr.sandbox.codec import MODULES
 from rlvr.sandbox.setup_parts import nodes, used_names, walk
 
 REMEDY = "define or import it there, or list it under answer_names if answers have to define it"
+NO_LIBRARY = "the sandbox has the standard library only: use unittest, or try and except"
 # Names by which tests know modules: an attribute of one is a function of that module.
 LIBRARIES = {
     "np": "numpy", "numpy": "numpy", "pd": "pandas", "pandas": "pandas", "plt": "matplotlib", "sp": "scipy",
@@ -106,7 +108,8 @@ def find_missing_name(
     }
     if modules := sorted(unknown & bases & LIBRARIES.keys()):
         name = modules[0]
-        return f"the test uses {name!r} ({LIBRARIES[name]}), which neither it nor its setup imports; {REMEDY}"
+        remedy = REMEDY if LIBRARIES[name].split(".")[0] in sys.stdlib_module_names else NO_LIBRARY
+        return f"the test uses {name!r} ({LIBRARIES[name]}), which neither it nor its setup imports; {remedy}"
     others = free - IMPORTED - MODULES
     if others and (imported := sorted(unknown & IMPORTED)):
         return f"the test uses {imported[0]!r}, which neither it nor its setup imports; {REMEDY}"

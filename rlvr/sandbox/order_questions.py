@@ -69,14 +69,17 @@ class OrderQuestions:
         return holds[here]
 
     def near(self, operations: Any, name: str, left: Any, right: Any, bound: Any) -> Any:
-        """`abs(left - right) < bound` (`left - right == bound` if name is eq): not for more than `COLLISIONS` others.
+        """`abs(left - right) < bound` for no more than `COLLISIONS` others.
 
-        An object that makes the difference knows both sides, and would else only have to say that it is small.
+        It is `left - right == bound` for eq, and `not left - right` for not. An object that makes the difference knows
+        both sides, and would else only have to say that it is small.
         """
 
         def holds(k: int) -> Any:
             parts = [vary(one, k * step) if type(one) in (int, float, complex) else one for one in (left, right)]
             value = operations.binary("sub", *parts)
+            if name == "not":
+                return not value
             if name != "eq":
                 value = operations.call(abs, (value,), {})
             return operations.compare(name, value, bound)

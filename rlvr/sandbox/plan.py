@@ -27,6 +27,7 @@ from rlvr.sandbox.main_programs import lower_main
 from rlvr.sandbox.match_statements import MAPPING, SEQUENCE, lower_matches
 from rlvr.sandbox.own_part import OwnPart, takes_time
 from rlvr.sandbox.remote import BadTest
+from rlvr.sandbox.self_reports import find_self_reports
 from rlvr.sandbox.setup_parts import (
     BUILTINS,
     IMPORTS,
@@ -47,7 +48,6 @@ from rlvr.sandbox.value_flow import (
     find_held,
     find_native_classes,
     find_native_functions,
-    find_self_reports,
     find_tainted,
     has_assertion,
     works_with_objects,
@@ -170,7 +170,7 @@ def make_plan(
         place = f"tests[{len(trees)}]" if len(trees) < len(tests) and len(tests) > 1 else "the test"
         raise BadTest(f"{place} does not parse: {error}") from None
     imported = bound_names(before)
-    check_imports(before, after)
+    check_imports(before, after, *trees)
     parts = Setup(after, imported)
     if parts.hidden:
         raise BadTest(f"a class of the setup uses {min(parts.hidden)!r} of it, which the answer must not see")
@@ -189,7 +189,9 @@ def make_plan(
     for node in (node for tree in trees for node in nodes(tree) if isinstance(node, ast.ClassDef)):
         derived = sorted(set().union(*map(used_names, node.bases)) & free)
         if derived and has_assertion(node):
-            raise BadTest(f"a class with assertions derives from {derived[0]!r} of the answer: assert outside of it")
+            raise BadTest(
+                f"a class with assertions derives from {derived[0]!r}, which is beside the answer: assert outside of it"
+            )
     everything = [*trees, parts.here]
     kinds = {type(node) for tree in everything for node in nodes(tree)}
     binds = not kinds <= UNBINDING
@@ -220,7 +222,7 @@ def make_plan(
             native = native_classes | find_native_functions(everything, scope | classes, tainted | held, deciding)
     is_plain = not binds and ast.Attribute not in kinds and all(name.islower() for name in scope)
     uses_objects = not is_plain and works_with_objects(everything, scope | classes, tainted)
-    self_report = find_self_reports(trees, tainted)
+    self_report = find_self_reports(trees, free, tainted)
     if self_report and not self_reports:
         raise BadTest(
             f"{self_report}: add an assertion that compares what it returns with plain data, or accept such tests "

@@ -332,7 +332,12 @@ class TestProgram(ast.NodeTransformer):
         return operation("binary", name, self.visit(node.left), self.visit(node.right))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        value = node.operand
         if isinstance(node.op, ast.Not):
+            if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Sub):
+                return operation(
+                    "near", ast.Constant("not"), *map(self.visit, (value.left, value.right)), ast.Constant(0)
+                )
             return self.generic_visit(node)
         return operation("unary", ast.Constant(OPERATORS[type(node.op)]), self.visit(node.operand))
 

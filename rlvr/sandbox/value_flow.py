@@ -1,8 +1,8 @@
 """Which names of a test may hold values of the answer, and what the test does with them, told from its text alone.
 
 `find_tainted` follows assignments, loops, calls; `find_held` finds the containers that an answer may keep;
-`works_with_objects` says whether the test uses more than plain data; `find_self_reports` finds tests that only ask the
-answer about itself. None of it looks at an answer, so no answer can change how its test is judged.
+`works_with_objects` says whether the test uses more than plain data. None of it looks at an answer, so no answer can
+change how its test is judged.
 Standard library only. `python -m pytest tests/test_sandbox_rpc.py tests/test_sandbox_cases.py` exercises it.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from typing import Any
 
 from rlvr.sandbox.codec import MODULES
 from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, IMPORTS, OF_DATA, bound_names, nodes, used_names, walk
@@ -525,48 +524,3 @@ def has_no_operator(op: ast.operator, side: ast.expr) -> bool:
     is_range = isinstance(side, ast.Call) and isinstance(side.func, ast.Name) and side.func.id == "range"
     sequence = is_text or is_range or isinstance(side, (ast.List, ast.Tuple, ast.ListComp, ast.JoinedStr))
     return sequence and not isinstance(op, (ast.Add, ast.Mult, ast.Mod))
-
-
-def find_self_reports(trees: list[ast.Module], tainted: set[str]) -> str:
-    """The fault of tests that only ask the answer about itself (`isinstance`, `is`, its `==`); empty if data decides.
-
-    An answer that can patch its interpreter answers such questions as it likes, without work.
-    """
-    conditions = [node.test for tree in trees for node in nodes(tree) if isinstance(node, ast.Assert)]
-    others = (ast.Try, ast.TryStar, ast.Raise)
-    if not conditions or any(isinstance(node, others) for tree in trees for node in nodes(tree)):
-        return ""
-    if any(
-        isinstance(node, ast.Attribute) and node.attr.startswith("assert") for tree in trees for node in nodes(tree)
-    ):
-        return ""
-    if not all(is_self_report(condition, tainted) for condition in conditions):
-        return ""
-    return f"the tests only ask the answer about itself ({ast.unparse(conditions[0])[:60]})"
-
-
-def is_self_report(node: ast.expr, tainted: set[str]) -> bool:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return is_self_report(node.operand, tainted)
-    if isinstance(node, ast.BoolOp):
-        decide = all if isinstance(node.op, ast.And) else any
-        return decide(is_self_report(value, tainted) for value in node.values)
-    if isinstance(node, ast.Call):
-        if isinstance(node.func, ast.Attribute) and node.func.attr in LOOK_AT_FILES:
-            return True
-        return isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass", "callable", "hasattr")
-    if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        sides = [node.left, node.comparators[0]]
-        if isinstance(node.ops[0], (ast.Is, ast.IsNot)):
-            names_builtin = any(isinstance(side, ast.Name) and side.id in BUILTINS for side in sides)
-            constant = any(isinstance(side, ast.Constant) for side in sides)
-            return not constant and not names_builtin and bool(used_names(node.left) & tainted)
-        if isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
-            asks_type = any(isinstance(side, ast.Call) and getattr(side.func, "id", "") == "type" for side in sides)
-            both = all(used_names(side) & tainted for side in sides)
-            constants = any(isinstance(part, ast.Constant) for side in sides for part in nodes(side))
-            names = any(isinstance(part, ast.Name) and part.id not in tainted for side in sides for part in nodes(side))
-            variables = any(isinstance(side, ast.Name) for side in sides)
-            asks_type &= not any(isinstance(side, ast.Name) and side.id in BUILTINS for side in sides)
-            return asks_type or (both and not constants and not names and not variables)
-    return False
