@@ -22,6 +22,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from functools import cmp_to_key
 from io import StringIO
 from operator import attrgetter, itemgetter, methodcaller
 from pathlib import PurePosixPath
@@ -358,6 +359,9 @@ class Operations:
             return function(*args, **words)
         if type(owner) in CONTAINERS and name in ("index", "count", "remove") and find_remotes([owner, args]):
             return self.search(owner, name, *args)
+        if type(owner) is list and name == "sort" and type(words.get("key")) is Remote:
+            function(**{**words, "key": self.sort_key(words["key"])})
+            return None
         return self.call(function, args, words)
 
     def keep_arguments(self, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -407,6 +411,17 @@ class Operations:
             holds = count == 0 if name == "assert_not_called" else count == 1 if name.endswith("once") else count > 0
         if not holds:
             raise AssertionError(f"{asked} does not hold after {len(calls)} calls")
+
+    def sort_key(self, key: Remote) -> Callable[[Any], Any]:
+        """A key for a list of the test that is made of a function of the answer, whose values are compared here."""
+
+        def order(left: Any, right: Any) -> int:
+            if self.compare("lt", left, right):
+                return -1
+            return 1 if self.compare("lt", right, left) else 0
+
+        made = cmp_to_key(order)
+        return lambda item: made(self.call(key, (item,), {}))
 
     def search(self, owner: Any, name: str, item: Any) -> Any:
         places = [place for place, one in enumerate(owner) if self.is_equal(one, item)]
