@@ -31,6 +31,7 @@ from rlvr.sandbox.syntax import (
     literal,
     negation,
 )
+from rlvr.sandbox.value_flow import native_names
 
 TRIES = (ast.Try, ast.TryStar)
 SAME_IS_TRUE, SAME_IS_FALSE = (ast.Eq, ast.LtE, ast.GtE), (ast.NotEq, ast.Lt, ast.Gt)
@@ -38,6 +39,7 @@ CHECKS = ("assert", "fail", "check", "verify", "expect", "ensure", "require")  #
 ENDS = ("exit", "quit", "_exit", "exec", "eval")  # calls that may fail a test in ways that a text does not show
 REPORTS = ("print", "print_exc", "warn", "warning", "error", "info", "debug", "exception", "log")
 RUNNERS = ("TextTestRunner", "TestLoader", "defaultTestLoader", "TestSuite", "makeSuite")
+SHARED_MODULES = ("builtins", "logging", "os", "sys", "warnings")  # by which an answer acts on what a test has made
 STRONG, WEAK = "", "weak"  # what a check is, else why it is vacuous
 
 
@@ -130,6 +132,7 @@ class VacuousTests:
         checks = [node for node in self.all_nodes if isinstance(node, FUNCTIONS) and node.name == "check"]
         found = self.of_answer | {arg.arg for node in checks for arg in node.args.args if self.entry_point}
         found |= {line.name for line in lines if isinstance(line, ast.ClassDef)}
+        found |= set().union(*(native_names(node, SHARED_MODULES) for node in self.all_nodes))
         names = [all_names(line) for line in lines]
         before = -1
         while before < len(found):
