@@ -23,8 +23,6 @@ from typing import Any
 from rlvr.sandbox.answer_names import find_missing_name
 from rlvr.sandbox.codec import MODULES, CodecError, Encoder
 from rlvr.sandbox.file_tests import find_file_oracle, makes_files
-from rlvr.sandbox.main_programs import lower_main
-from rlvr.sandbox.match_statements import MAPPING, SEQUENCE, lower_matches
 from rlvr.sandbox.own_part import OwnPart, takes_time
 from rlvr.sandbox.remote import BadTest
 from rlvr.sandbox.self_reports import find_self_reports
@@ -39,6 +37,7 @@ from rlvr.sandbox.setup_parts import (
     walk,
 )
 from rlvr.sandbox.test_program import rewrite
+from rlvr.sandbox.test_rewriting import MAPPING, SEQUENCE, simplify
 from rlvr.sandbox.vacuous_tests import find_vacuous_test
 from rlvr.sandbox.value_flow import (
     captures_output,
@@ -272,10 +271,7 @@ def make_plan(
 
 
 def parse(text: str, place: str = "<test>") -> ast.Module:
-    tree = ast.parse(text, place)
-    if "__name__" in text or "unittest.main" in text:
-        tree = lower_main(tree)
-    return lower_matches(tree) if "match" in text else tree
+    return simplify(ast.parse(text, place), text)
 
 
 def find_unmet(tree: ast.AST, unknown: set[str], free: set[str]) -> set[str]:

@@ -1,27 +1,62 @@
-"""Writes a test's `match` statements as `if` statements, which `rlvr.sandbox.test_program` can send to an answer.
+"""Rewrites a test before it is planned: `match` statements, `__name__`, `unittest.main()`.
 
-    lower_matches(ast.parse(text))
+    simplify(ast.parse(text), text)
 
-Each pattern becomes the condition that the language reference gives it: an instance test, `==`, `is`, lengths, items
-and attributes, with captured names assigned as the condition is evaluated. Subjects of the answer are then asked for
-each part natively. Standard library only. `python -m pytest tests/test_sandbox_rpc.py` exercises it.
+A `match` statement becomes `if` statements, so that subjects of the answer are asked for each part natively: each
+pattern is the condition that the language reference gives it, with captured names assigned as it is evaluated. A test
+runs as plain Python runs a script, so `__name__` is `"__main__"`. `unittest.main()`, which would look for the tests in
+a module of that name and end the process, becomes a run of the test's own classes whose result is asserted; with
+`exit=False` it stays: it reports failures and raises none, so such a test checks nothing.
+Standard library only. `python -m pytest tests/test_sandbox_rpc.py tests/test_sandbox_cases.py` exercises it.
 """
 
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 SELF_MATCHING = {
     "bool", "bytearray", "bytes", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple",
 }  # fmt: skip
 SEQUENCE, MAPPING = "_sequence_", "_mapping_"  # the abstract classes, which the checker supplies
+RUN = "assert unittest.TextTestRunner().run(unittest.TestSuite([{}])).wasSuccessful()"
+LOAD = "unittest.defaultTestLoader.loadTestsFromTestCase({})"
 
 
-def lower_matches(tree: ast.Module) -> ast.Module:
-    """The tree, changed where it holds a `match` statement."""
-    if any(isinstance(node, ast.Match) for node in ast.walk(tree)):
-        tree = ast.fix_missing_locations(MatchLowering().visit(tree))
-    return tree
+def simplify(tree: ast.Module, text: str) -> ast.Module:
+    """The tree of a test, changed where its text may need it."""
+    if "__name__" in text or "unittest.main" in text:
+        tree = MainProgram(tree).visit(tree)
+    if "match" in text:
+        tree = MatchLowering().visit(tree)
+    return ast.fix_missing_locations(tree)
+
+
+class MainProgram(ast.NodeTransformer):
+    """Rewrites one test. `cases`: the names of its `TestCase` classes."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        self.cases = [one.name for one in classes if any(ast.unparse(base).endswith("TestCase") for base in one.bases)]
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        if node.id == "__name__" and isinstance(node.ctx, ast.Load):
+            return ast.copy_location(ast.Constant("__main__"), node)
+        return node
+
+    def visit_If(self, node: ast.If) -> Any:
+        """`if __name__ == "__main__":` holds, so its statements follow the others."""
+        if ast.unparse(node.test).replace('"', "'") not in ("__name__ == '__main__'", "'__main__' == __name__"):
+            return self.generic_visit(node)
+        return [self.visit(one) for one in node.body]
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        call = node.value
+        is_main = isinstance(call, ast.Call) and ast.unparse(call.func) == "unittest.main"
+        if is_main and self.cases and not any(word.arg == "exit" for word in call.keywords):  # type: ignore[union-attr]
+            run = ast.parse(RUN.format(", ".join(map(LOAD.format, self.cases)))).body[0]
+            return ast.copy_location(run, node)
+        return self.generic_visit(node)
 
 
 class MatchLowering(ast.NodeTransformer):
