@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.sandbox_pair import judge
 
 THIEF = """
 import gc
+from typing import Any
 def find():
     for one in gc.get_objects():
         if type(one) is list and 9913 in one and len(one) < 5:
@@ -100,7 +102,7 @@ FORMS = [
 
 @pytest.mark.parametrize("test", FORMS)
 def test_an_answer_that_searches_its_process_finds_no_expected_value(test: str) -> None:
-    given = {"entry_point": "f"} if "def check" in test else {}
+    given: dict[str, Any] = {"entry_point": "f"} if "def check" in test else {}
     assert judge(HONEST, [test], **given)["tests"][0] == [True, "", ""]
     gc.collect()  # the answer runs in a fork of this process, which has just judged the same test
     assert judge(THIEF, [test], **given)["tests"][0][:2] == [False, "assertion"]

@@ -1,4 +1,4 @@
-"""Whose time it is: that of its calls is the answer's, the rest is the test's. No answer can turn one into the other."""
+"""Whose time it is: the answer has that of its calls, the test has the rest, and no answer can shift it."""
 
 from __future__ import annotations
 
