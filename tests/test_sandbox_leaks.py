@@ -11,7 +11,6 @@ from tests.sandbox_pair import judge
 
 THIEF = """
 import gc
-from typing import Any
 def find():
     for one in gc.get_objects():
         if type(one) is list and 9913 in one and len(one) < 5:
