@@ -81,3 +81,9 @@ def test_allowed_limits_the_rows() -> None:
 
 def test_rows_may_name_no_model_no_judge_and_no_composite() -> None:
     assert set(NOT_IN_ROWS) <= set(known_rewards())
+
+
+def test_programs_are_judged_beside_sampling_where_code_is_named() -> None:
+    assert resolve_reward("by_row").waits_for == ""
+    assert resolve_reward("by_row", allowed=["exact_match"]).waits_for == ""
+    assert resolve_reward("by_row", allowed=["exact_match", "code"]).waits_for == "processes"

@@ -17,7 +17,7 @@ from typing import Any
 from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.composite import judge_part
-from rlvr.reward.registry import Reward, known_rewards, register_reward, resolve_reward
+from rlvr.reward.registry import Reward, WaitsFor, known_rewards, register_reward, resolve_reward, reward_spec
 from rlvr.reward.reward_options import is_list
 from rlvr.reward.signatures import Case
 
@@ -28,7 +28,10 @@ MOST_KEPT = 4_096  # resolved rewards, one for each name with its options
 
 @dataclass(frozen=True)
 class ByRowOptions:
-    """`allowed`: the names that rows may give; None: every registered reward that is checked by code alone."""
+    """`allowed`: the names that rows may give; None: every registered reward that is checked by code alone.
+
+    Name `code` in it to have programs judged while other completions are sampled (`waits_for`).
+    """
 
     allowed: Sequence[str] | None = None
     known: tuple[str, ...] = field(init=False)
@@ -46,7 +49,11 @@ class ByRowOptions:
         object.__setattr__(self, "known", possible if self.allowed is None else tuple(self.allowed))
 
 
-@register_reward("by_row", batched=True, options=ByRowOptions, gold="reward", verifiable=True, waits_for="processes")
+def _waits_for(options: ByRowOptions) -> WaitsFor:
+    return "processes" if any(reward_spec(name).waits_for for name in options.allowed or ()) else ""
+
+
+@register_reward("by_row", batched=True, options=ByRowOptions, gold="reward", verifiable=True, waits_for=_waits_for)
 def by_row(cases: Sequence[Case], options: ByRowOptions) -> list[Score]:
     """The reward that `meta["reward"]` names: {name, kwargs = {}}, or a name alone.
 
@@ -63,8 +70,9 @@ def by_row(cases: Sequence[Case], options: ByRowOptions) -> list[Score]:
             scores[place] = Score(None, Outcome.INVALID, "bad_reward", detail=str(error))
         else:
             groups.setdefault(key, (reward, []))[1].append(place)
+    threads = bool(_waits_for(options))
     for reward, places in groups.values():
-        scores.update(zip(places, judge_part(reward, [cases[place] for place in places], threads=True), strict=True))
+        scores.update(zip(places, judge_part(reward, [cases[place] for place in places], threads), strict=True))
     return [scores[place] for place in range(len(cases))]
 
 
