@@ -44,7 +44,7 @@ def test_schemathesis_finds_nothing_with_all_checks(service: RlvrService, tmp_pa
     command = [
         sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()", "run",
         f"{service.url}/openapi.json", "--checks", "all", "--max-examples", "10", "--seed", "1", "--no-color",
-        "--request-timeout", "180", "--suppress-health-check", "all",
+        "--request-timeout", "300", "--max-response-time", "300", "--suppress-health-check", "all",
     ]  # fmt: skip
     environment = {**os.environ, "SCHEMATHESIS_HOOKS": HOOKS}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, env=environment)
