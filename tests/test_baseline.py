@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlvr.algorithms import resolve_algorithm
-from rlvr.training.baseline import describe_signal, expected_signal, find_obstacles
+from rlvr.training.baseline import describe_signal, estimate_signal, find_obstacles
 from rlvr.training.evaluate import Evaluation
 from rlvr.training.judged_tasks import TaskResult
 from rlvr.training.run_diagnosis import diagnose_run
@@ -27,7 +27,7 @@ def baseline(*passed: int, judged: int = 4, **fields: Any) -> Evaluation:
 
 def test_the_share_is_said_with_what_it_comes_from():
     result = baseline(*[0, 1, 2, 3] * 5)
-    share = expected_signal(result, GRPO, OPTIONS)
+    share = estimate_signal(result, GRPO, OPTIONS)
     assert 0.8 < share < 1 and not find_obstacles(result, share)
     line = describe_signal(share, result, 8)
     assert "groups of 8" in line and "20 held-out tasks, 80 completions" in line
@@ -44,7 +44,7 @@ def test_the_share_is_said_with_what_it_comes_from():
 )
 def test_near_zero_asks_for_a_remedy(passed: list[int], code: str, remedies: tuple[str, ...]):
     result = baseline(*passed)
-    share = expected_signal(result, GRPO, OPTIONS)
+    share = estimate_signal(result, GRPO, OPTIONS)
     assert share < 0.1
     [found] = find_obstacles(result, share)
     assert (found.severity, found.code) == ("problem", code)
@@ -54,7 +54,7 @@ def test_near_zero_asks_for_a_remedy(passed: list[int], code: str, remedies: tup
 def test_a_reward_that_pays_the_same_for_all_is_named_whatever_it_pays():
     """0.3 for every completion is no pass; the share of groups cannot be told from pass rates."""
     constant = Evaluation([TaskResult(f"t{i}", "", 0, 4, 0.3) for i in range(5)], k=1)
-    share = expected_signal(constant, GRPO, OPTIONS)
+    share = estimate_signal(constant, GRPO, OPTIONS)
     assert math.isnan(share)
     cut = replace(constant, truncated=20)
     for first in (find_obstacles(constant, share)[0], find_obstacles(cut, share)[0]):
@@ -63,14 +63,14 @@ def test_a_reward_that_pays_the_same_for_all_is_named_whatever_it_pays():
 
 def test_pass_rates_tell_nothing_where_signal_comes_from_elsewhere():
     graded = Evaluation([TaskResult(f"t{i}", "", 0, 4, 0.1 * i) for i in range(5)], k=1)
-    assert math.isnan(expected_signal(graded, GRPO, OPTIONS)) and not find_obstacles(graded, math.nan)
+    assert math.isnan(estimate_signal(graded, GRPO, OPTIONS)) and not find_obstacles(graded, math.nan)
     none = baseline(*[0] * 20)
     for algorithm, options in (
         (resolve_algorithm("reinforce"), OPTIONS),
         (GRPO, replace(OPTIONS, control="random_reward")),
     ):
-        assert math.isnan(expected_signal(none, algorithm, options)), (algorithm.advantage, options.control)
-    assert math.isnan(expected_signal(Evaluation([], 1), GRPO, OPTIONS)) and not find_obstacles(Evaluation([], 1), 0)
+        assert math.isnan(estimate_signal(none, algorithm, options)), (algorithm.advantage, options.control)
+    assert math.isnan(estimate_signal(Evaluation([], 1), GRPO, OPTIONS)) and not find_obstacles(Evaluation([], 1), 0)
 
 
 def test_completions_that_are_cut_off_are_named_first():

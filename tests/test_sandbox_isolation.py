@@ -237,7 +237,7 @@ def open_python() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_plain_user_gets_every_tier(tier: str, open_python: tuple[str, str]) -> None:
-    """Run as the user `nobody`, who can read the interpreter and a copy of the package."""
+    """Run as the user `nobody`, from a copy of the package: that user may read the copy and the interpreter."""
     python, start = open_python
     code = (
         f"{start}os.geteuid() == 0 and (os.setgroups([]), os.setgid(65534), os.setuid(65534))\n"

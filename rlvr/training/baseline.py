@@ -18,7 +18,7 @@ from rlvr.training.training_options import TrainingOptions
 FEWEST = 8  # completions that must all earn the same
 
 
-def expected_signal(baseline: Evaluation, algorithm: Algorithm, options: TrainingOptions) -> float:
+def estimate_signal(baseline: Evaluation, algorithm: Algorithm, options: TrainingOptions) -> float:
     """The share of groups that will have signal, from the baseline's pass rates.
 
     nan where pass rates do not tell: the reward has intermediate values, or the algorithm, a teacher, or given
@@ -41,7 +41,7 @@ def describe_signal(share: float, baseline: Evaluation, group_size: int) -> str:
 
 
 def find_obstacles(baseline: Evaluation, signal: float) -> list[Finding]:
-    """What will keep the policy from learning, before it is trained; `signal` is that of `expected_signal`."""
+    """What will keep the policy from learning, before it is trained; `signal` is that of `estimate_signal`."""
     results = baseline.results
     judged, passed = sum(r.judged for r in results), sum(r.passed for r in results)
     if not judged:

@@ -22,7 +22,7 @@ from rlvr.core.files import write_atomic
 from rlvr.core.messages import NonFiniteError
 from rlvr.tracking import MetricsLog, RunConsole, plot_curve
 from rlvr.training import rollout_rows
-from rlvr.training.baseline import describe_signal, expected_signal, find_obstacles
+from rlvr.training.baseline import describe_signal, estimate_signal, find_obstacles
 from rlvr.training.best_checkpoint import BestCheckpoint
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.diagnosis import format_findings
@@ -276,7 +276,7 @@ class TrainingLoop:
     def _report_baseline(self, baseline: Evaluation) -> None:
         """Say how many groups will have signal, and warn of what will keep the policy from learning."""
         parts = self.job.parts
-        share = expected_signal(baseline, parts.algorithm, parts.options)
+        share = estimate_signal(baseline, parts.algorithm, parts.options)
         if not math.isnan(share):
             self.console.note(describe_signal(share, baseline, parts.options.group_size))
         if obstacles := find_obstacles(baseline, share):
