@@ -91,7 +91,8 @@ class Program:
 
     def send_signal(self, how: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, how)
+            with contextlib.suppress(ProcessLookupError):  # it ended, and its end has not been said yet
+                os.kill(self.pid, how)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

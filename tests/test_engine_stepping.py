@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -36,6 +37,30 @@ def test_steps_give_the_results_of_futures_and_name_the_finished_requests(kind: 
     assert engine.advance() == []
     futures = [other.sample(same, *a) for a in asked]
     assert [r.response() for r in requests] == [f.result() for f in futures]
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2", "llama"])
+@pytest.mark.parametrize("limits", [{}, {"max_rows": 7}, {"cache_tokens": 260}])
+def test_requests_that_take_turns_get_the_answers_of_those_that_share_steps(
+    kind: str, limits: dict[str, int], fresh: Callable[..., Any]
+) -> None:
+    """Two callers whose rows fork, end and wait for room at different steps, with a prompt that is kept once."""
+    engine, other = fresh(kind, **limits), fresh(kind)
+    snapshot, same = engine.create_policy("p").snapshot(), other.create_policy("p").snapshot()
+    long = ModelInput([t % 15 for t in range(40)])
+    asked = [(ModelInput(PROMPTS[i % 5]), 1 + i % 3, params(i, 3 + 4 * (i % 5))) for i in range(8)]
+    asked += [(long, 5, params(20 + i, 8 + i)) for i in range(2)]
+    rng, requests = random.Random(1), [engine.enqueue(snapshot, *a) for a in asked]
+    callers = {request: i % 3 for i, request in enumerate(requests)}
+    alone = 0
+    while not engine.idle:
+        turn = rng.choice([0, 0, 1, 2])
+        before = {row: len(row.tokens) for row in engine._sampler.scheduler.rows}
+        engine.advance(lambda request, turn=turn: callers[request] == turn)
+        went_on = {callers[row.request] for row, length in before.items() if len(row.tokens) > length}
+        alone += went_on == {turn} and len({callers[row.request] for row in before}) > 1
+    assert alone > 5, "one caller's rows went on beside those of others, which waited"
+    assert [texts(r.response()) for r in requests] == [texts(other.sample(same, *a).result()) for a in asked]
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from rlvr.core.messages import ModelInput, SamplingParams
 from rlvr.tinker_server.request_futures import JsonResult, Pending, RequestFailure
 from rlvr.tinker_server.runs.adapter_cache import RunQueue
 from rlvr.tinker_server.runs.executor import RunExecutor
-from rlvr.tinker_server.runs.owner_clock import OwnerClock
+from rlvr.tinker_server.runs.owner_clock import OwnerClock, StepTimes
 from rlvr.tinker_server.runs.run_operations import OptimStep
 
 
@@ -227,3 +227,56 @@ def test_sampling_goes_on_beside_a_long_request_of_the_same_owner(new_server: Se
     assert not isinstance(anna.wait(request), (Pending, RequestFailure))
     assert isinstance(asyncio.run(backend.result("anna", long, 0)), Pending)
     anna.wait(long, 120)
+
+
+def test_owners_share_a_step_where_it_takes_little_longer_with_their_rows() -> None:
+    on_cpu, on_gpu = StepTimes(), StepTimes()
+    for rows in (8, 16, 400):
+        for times, seconds in ((on_cpu, rows * 0.001), (on_gpu, 0.02)):
+            times.add(rows, seconds)
+            times.add(rows, 9.0)  # computed a long prompt too
+            times.add(rows, seconds)
+    rows = {"polite": 8, "greedy": 390, "small": 1}
+    assert on_gpu.choose_owners(rows) == {"polite", "greedy", "small"}
+    assert on_cpu.choose_owners(rows) == {"polite", "small"}
+    assert on_cpu.choose_owners({"greedy": 390, "polite": 8}) == {"greedy", "polite"}
+    nothing_measured = StepTimes()
+    assert nothing_measured.choose_owners(rows) == {"polite"}
+    nothing_measured.add(8, 0.008)
+    assert nothing_measured.choose_owners(rows) == {"polite", "greedy", "small"}
+
+
+@pytest.mark.parametrize("slower", [1.0, 20.0])
+def test_a_few_rows_do_not_wait_for_the_steps_of_many(new_server: ServerFactory, slower: float) -> None:
+    """Where 60 rows take 20 times as long as 2, the owner of 2 gets steps without them, and joins theirs."""
+    backend = new_server(engine=tiny_engine())
+    [thread] = set(backend._engine_threads.values())
+    thread._step_times.add = lambda rows, seconds: None  # what was measured stays
+    for rows, seconds in ((2, 0.001), (60, 0.001 * slower), (64, 0.001 * slower)):
+        thread._step_times._seconds[rows.bit_length()].append(seconds)
+    steps: list[set[str]] = []
+    advance, both_there = thread._engine.advance, Event()
+
+    def note(chosen: Any) -> Any:
+        assert both_there.wait(60)
+        rows = thread._engine._sampler.scheduler.rows
+        before = {row: len(row.tokens) for row in rows}
+        ended = advance(chosen)
+        owners = {request: sampling.owner for request, sampling in thread._running.items()}
+        steps.append({owners[row.request] for row, length in before.items() if len(row.tokens) > length})
+        return ended
+
+    thread._engine.advance = note  # type: ignore[method-assign]
+    clients = {owner: BackendClient(backend, owner) for owner in ("anna", "bob")}
+    for client in clients.values():
+        client.make()
+    requests: list[tuple[BackendClient, str]] = []
+    for owner, count, length in (("anna", 60, 60), ("bob", 2, 12)):
+        sampler = backend.sampling.create_sampler(owner, clients[owner].session, 1, "tiny/model")
+        params = SamplingParams(max_tokens=length, stop=[], seed=1)
+        request, _ = backend.sampling.sample(owner, sampler, 1, ModelInput([1, 2]), count, params)
+        requests.append((clients[owner], request))
+    both_there.set()
+    for client, request in requests:
+        assert not isinstance(client.wait(request, 120), (Pending, RequestFailure))
+    assert ({"bob"} in steps) == (slower > 1) and {"anna", "bob"} in steps

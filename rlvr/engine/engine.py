@@ -263,13 +263,14 @@ class Engine:
             raise ValueError(f"sample: stop holds {wrong[0]!r:.80}, expected strings or token ids (whole numbers)")
         return frozenset(s for s in stops if isinstance(s, int)), strings
 
-    def advance(self) -> list[SamplingRequest]:
+    def advance(self, chosen: Callable[[SamplingRequest], bool] = lambda _: True) -> list[SamplingRequest]:
         """Take everything that runs one step further; returns the requests that finished or failed in it.
 
-        Reading a future of `sample` advances too, so also check `request.is_done`.
+        With `chosen`, only those requests go on, unless none of them has room before others end. Reading a future of
+        `sample` advances too, so also check `request.is_done`.
         """
         with self.lock:
-            return self._sampler.advance()
+            return self._sampler.advance(chosen)
 
     @property
     def idle(self) -> bool:

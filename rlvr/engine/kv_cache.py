@@ -75,17 +75,17 @@ class KVLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         assert self.keys is not None and self.values is not None and key_states.shape[2] == 1
-        rows, at, length = self.owner.rows, self.owner.positions, self.owner.length
+        rows, at, length = self.owner.rows, self.owner.positions, self.owner.step_length
         self.keys[rows, :, at] = key_states[:, :, 0]
         self.values[rows, :, at] = value_states[:, :, 0]
-        count = key_states.shape[0]
-        return self.keys[:count, :, :length], self.values[:count, :, :length]
+        step = slice(self.owner.first, self.owner.first + len(key_states))
+        return self.keys[step, :, :length], self.values[step, :, :length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.owner.length, 0
+        return self.owner.step_length, 0
 
     def get_seq_length(self) -> int:
-        return self.owner.length - 1
+        return self.owner.step_length - 1
 
     def get_max_length(self) -> int:
         return -1
@@ -103,9 +103,12 @@ class KVCache(Cache):
     def __init__(self, max_places: int = 0) -> None:
         super().__init__(layers=[])
         self.max_places = max_places
+        self.length = 0  # of the longest row
+        # Of the rows of one step: the first, all of them, where they write, and the longest.
+        self.first = 0
         self.rows = torch.empty(0, dtype=torch.long)
         self.positions = torch.empty(0, dtype=torch.long)
-        self.length = 0
+        self.step_length = 0
         self.shape = (0, 0)  # rows and length there is room for
         self.slots: list[Slot] = []  # of the running rows
         self.shared: list[SharedPrompts] = []  # those of the running rows
@@ -177,10 +180,7 @@ class KVCache(Cache):
 
     def _assign_shared_prompts(self) -> None:
         """Update which rows each shared prompt has; drop those without any."""
-        self.shared = list(dict.fromkeys(slot.prompts for slot in self.slots if slot.prompts is not None))
-        for prompts in self.shared:
-            rows = [i for i, slot in enumerate(self.slots) if slot.prompts is prompts]
-            prompts.assign_rows([self.slots[i].index for i in rows], rows)
+        self.shared = assign_rows(self.slots)
 
     def _reserve(self, like: KeyValues, rows: int, length: int, shared_places: int) -> None:
         """Make room for `rows` rows of `length` (running and to come) beside the shared places."""
@@ -237,29 +237,51 @@ class KVCache(Cache):
             if self.shared:
                 self._assign_shared_prompts()
 
-    def decode(self, model: LanguageModel, tokens_R: Tensor, positions_R: Tensor, capacity: int = 0) -> Tensor:
-        """Feed each of the R rows one token at its position and return the hidden state of it, [R, D].
+    def swap(self, some: Sequence[int], others: Sequence[int]) -> None:
+        """Exchange the places of as many rows as of others."""
+        device = self.layers[0].keys.device
+        to, of = torch.tensor([*some, *others], device=device), torch.tensor([*others, *some], device=device)
+        for layer in self.layers:
+            for states in (layer.keys, layer.values):
+                states[to, :, : self.length] = states[of, :, : self.length]
+        for i, j in zip(some, others, strict=True):
+            self.slots[i], self.slots[j] = self.slots[j], self.slots[i]
+        if self.shared:
+            self._assign_shared_prompts()
 
-        Keeps room for `capacity` rows (those they may fork into), by default R.
+    def decode(
+        self, model: LanguageModel, tokens_R: Tensor, positions_R: Tensor, capacity: int = 0, first: int = 0
+    ) -> Tensor:
+        """Feed each of R rows, from the row `first` on, one token at its position; return its hidden state, [R, D].
+
+        Keeps room for `capacity` rows (those that all may fork into), by default as many as run.
         """
-        own_R = positions_R - torch.tensor([slot.shared_tokens for slot in self.slots]) if self.shared else positions_R
-        self.rows, self.positions = torch.arange(len(tokens_R), device=model.device), own_R.to(model.device)
-        self.length = int(own_R.max()) + 1
+        last = first + len(tokens_R)
+        slots = self.slots[first:last]
+        own_R = positions_R - torch.tensor([slot.shared_tokens for slot in slots]) if self.shared else positions_R
+        self.first, self.rows = first, torch.arange(first, last, device=model.device)
+        self.positions, self.step_length = own_R.to(model.device), int(own_R.max()) + 1
+        are_all = len(slots) == len(self.slots)
+        self.length = self.step_length if are_all else max(self.length, self.step_length)
         like = [(layer.keys, layer.values) for layer in self.layers]
-        self._reserve(like, max(capacity, len(tokens_R)), self.length, self.shared_places)
-        own_attention = model.can_share_prompts and prefers_products(model.device, model.dtype, self.length)
-        adds_masks = model.adds_masks or bool(self.shared) or own_attention
-        with use_shared_prompts(model.module, self.shared, always=own_attention):
-            return model.hidden_states(
+        self._reserve(like, max(capacity, len(self.slots)), self.length, self.shared_places)
+        shared = self.shared if are_all or not self.shared else assign_rows(slots)
+        own_attention = model.can_share_prompts and prefers_products(model.device, model.dtype, self.step_length)
+        adds_masks = model.adds_masks or bool(shared) or own_attention
+        with use_shared_prompts(model.module, shared, always=own_attention):
+            hidden_RD = model.hidden_states(
                 tokens_R[:, None].to(model.device),
                 attention_mask=self._make_mask(model, adds_masks),
                 position_ids=positions_R.to(model.device)[:, None],
                 past_key_values=self,
             )[:, 0]
+        if shared and not are_all:
+            self._assign_shared_prompts()
+        return hidden_RD
 
     def _make_mask(self, model: LanguageModel, adds_masks: bool) -> Tensor | dict[str, Tensor]:
         """Which keys each row's token sees [R, 1, 1, L], to add or as booleans; by kind of layer if there are two."""
-        columns, positions = torch.arange(self.length, device=model.device), self.positions[:, None]
+        columns, positions = torch.arange(self.step_length, device=model.device), self.positions[:, None]
 
         def form(seen_RL: Tensor) -> Tensor:
             seen = seen_RL[:, None, None]
@@ -272,6 +294,15 @@ class KVCache(Cache):
             return form(seen_RL)
         near = form(seen_RL & (columns > positions - model.window))
         return {"full_attention": form(seen_RL), "sliding_attention": near} if model.mixes_windows else near
+
+
+def assign_rows(slots: Sequence[Slot]) -> list[SharedPrompts]:
+    """The shared prompts of the rows in `slots`, each told which these are."""
+    shared = list(dict.fromkeys(slot.prompts for slot in slots if slot.prompts is not None))
+    for prompts in shared:
+        rows = [i for i, slot in enumerate(slots) if slot.prompts is prompts]
+        prompts.assign_rows([slots[i].index for i in rows], rows)
+    return shared
 
 
 def prefill(model: LanguageModel, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, KeyValues]:

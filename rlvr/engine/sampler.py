@@ -43,16 +43,19 @@ class Sampler:
         return not self.scheduler.rows and not self.scheduler.waiting
 
     @torch.inference_mode()
-    def advance(self) -> list[SamplingRequest]:
-        """Prefill new rows, or else decode one token for each running row. Returns the requests that ended."""
+    def advance(self, chosen: Callable[[SamplingRequest], bool] = lambda _: True) -> list[SamplingRequest]:
+        """Prefill new rows, or else decode one token for each running row. Returns the requests that ended.
+
+        Only requests that are `chosen` go on, unless none of them can: then all do, which makes room for them.
+        """
         scheduler, newcomers = self.scheduler, list[SampleRow]()
         requests = [row.request for row in scheduler.rows]
         try:
-            if newcomers := scheduler.admit(self.cache.shared_places):
+            if newcomers := scheduler.admit(self.cache.shared_places, chosen):
                 requests += [row.request for row in newcomers]
                 self._prefill(newcomers)
             elif scheduler.rows:
-                self._decode(list(scheduler.rows))
+                self._decode(self._collect([i for i, request in enumerate(requests) if chosen(request)]))
         except BaseException as error:
             is_failure = isinstance(error, Exception)
             cause = error if is_failure else RuntimeError(f"sampling was interrupted by {type(error).__name__}")
@@ -104,19 +107,36 @@ class Sampler:
             with self.prepacked.use(name, steps=steps, tokens=tokens):
                 yield head
 
-    def _decode(self, rows: Sequence[SampleRow]) -> None:
+    def _collect(self, chosen: Sequence[int]) -> range:
+        """Bring the rows at the places `chosen` to the front, or to the back if they are fewer than the others; returns
+        their places, which are those of all rows where none is chosen."""
+        count, chosen_rows = len(self.scheduler.rows), set(chosen)
+        size = len(chosen) or count
+        places = range(size) if 2 * size > count else range(count - size, count)
+        outside = [i for i in chosen if i not in places]
+        if outside:
+            others = [i for i in places if i not in chosen_rows]
+            self.scheduler.swap(outside, others)
+            if self.model.can_cache:
+                self.cache.swap(outside, others)
+        return places
+
+    def _decode(self, places: range) -> None:
+        """Decode one token for the running rows at `places`."""
+        rows = [self.scheduler.rows[i] for i in places]
         with self._weights(rows, [row.request.snapshot for row in rows], 0) as head:
             if self.model.can_cache:
                 last = torch.tensor([row.tokens[-1] for row in rows])
                 at = torch.tensor([row.length - 1 for row in rows])
-                hidden_RD = self.cache.decode(self.model, last, at, self.scheduler.running_completions)
+                capacity = self.scheduler.running_completions
+                hidden_RD = self.cache.decode(self.model, last, at, capacity, places.start)
             else:
                 texts = [row.request.prompt + row.tokens for row in rows]
                 hidden_RD = last_hidden(recompute(self.model, texts), texts)
             forks = [(i, row) for i, row in self._sample_tokens(rows, head(hidden_RD)) if not row.is_finished]
         if forks:
             if self.model.can_cache:
-                self.cache.fork([i for i, _ in forks])
+                self.cache.fork([places[i] for i, _ in forks])
             self.scheduler.rows += [row for _, row in forks]
         self._retire()
 

@@ -3,7 +3,8 @@
 Requests wait in order of arrival. A request's completions become rows as soon as there is room. Rows of different
 requests, callers and adapters share a batch, and a finished completion's slot goes to the next request (continuous
 batching). Completions of a request are one row for as long as they sample the same tokens. Which rows run together
-depends only on the requests and on the sampled tokens, never on time, so the same requests give the same batches again.
+depends only on the requests and on the sampled tokens, never on time, so the same requests give the same batches again
+(a server whose callers take turns chooses among them).
 """
 
 from __future__ import annotations
@@ -145,8 +146,10 @@ class Scheduler:
         """Completions of the running rows. Each may need a row of its own."""
         return sum(len(row.completions) for row in self.rows)
 
-    def admit(self, shared_places: int = 0) -> list[SampleRow]:
-        """Take new rows from the queue, one a request, with as many completions as fit.
+    def admit(
+        self, shared_places: int = 0, chosen: Callable[[SamplingRequest], bool] = lambda _: True
+    ) -> list[SampleRow]:
+        """Take new rows from the queue, one for each `chosen` request, with as many completions as fit.
 
         The limits: `max_rows`; `prefill_tokens` (padded); `cache_tokens`, counted as if each completion had a row of
         the greatest reach, beside the `shared_places` of shared prompts; and one set of weights.
@@ -158,6 +161,9 @@ class Scheduler:
         position = 0  # in the queue
         while position < len(self.waiting) and free:
             request = self.waiting[position]
+            if not chosen(request):
+                position += 1
+                continue
             if (left := self._share_left(request, max(reach, request.reach))) < 1:
                 position += 1
                 continue
@@ -262,6 +268,11 @@ class Scheduler:
         if any(r.error is not None for r in self.waiting):
             self.waiting = deque(r for r in self.waiting if r.error is None)
         return sources, targets
+
+    def swap(self, some: Sequence[int], others: Sequence[int]) -> None:
+        """Exchange the places of as many running rows as of others."""
+        for i, j in zip(some, others, strict=True):
+            self.rows[i], self.rows[j] = self.rows[j], self.rows[i]
 
     def abandon(self, error: Exception, newcomers: Sequence[SampleRow] = ()) -> None:
         """Fail every request that has rows or `newcomers` (admitted, not yet running): the cache's state is unknown.

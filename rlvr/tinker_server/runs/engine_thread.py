@@ -2,10 +2,10 @@
 
 Owners take turns by the seconds that they used (`owner_clock.py`), and the training runs of each owner one after the
 other. A turn is one request, which holds at most one message (the SDK splits at 1,024 rows or 5 MB), or one step of
-sampling, whose time is shared by the owners of its rows. After each micro-batch of a training request the owner who
-used less goes first: sampling, or another owner's training request, which changes no bit of this one. An owner's own
-training and sampling get equal time, with leads of `sampling_seconds` at most. Sampling requests wait in a fair queue
-(`rlvr.core.fair_queue`) until the engine has room; one owner gets at most its `owner_share`.
+sampling, which is shared with owners whose rows make it little longer. After each micro-batch of a training request the
+owner who used less goes first: sampling, or another owner's training request, which changes no bit of this one. An
+owner's own training and sampling get equal time, with leads of `sampling_seconds` at most. Sampling requests wait in a
+fair queue (`rlvr.core.fair_queue`) until the engine has room; one owner gets at most its `owner_share`.
 
 An exception never ends the thread: it becomes the result of the request that raised it.
 Exercised by tests/test_tinker_backend.py, tests/test_tinker_backend_sampling.py and tests/test_tinker_attacks.py.
@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict, deque
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from rlvr.core.fair_queue import FairQueue
@@ -25,7 +26,7 @@ from rlvr.tinker_server.request_futures import FutureRegistry, LiveOutcome, Requ
 from rlvr.tinker_server.runs.adapter_cache import AdapterCache, RunQueue
 from rlvr.tinker_server.runs.engine_counters import EngineState
 from rlvr.tinker_server.runs.executor import RunExecutor, classify_error
-from rlvr.tinker_server.runs.owner_clock import OwnerClock
+from rlvr.tinker_server.runs.owner_clock import OwnerClock, StepTimes
 from rlvr.tinker_server.sampling.queued_sample import QueuedSample
 from rlvr.tinker_server.sampling.sampling_sessions import SamplingSessions
 from rlvr.tinker_server.server_limits import ServerLimits
@@ -57,7 +58,7 @@ class EngineThread:
         self._sampling_sessions, self._futures, self._limits = sampling_sessions, futures, limits
         self._wake = threading.Condition()
         self._ready_runs: deque[RunQueue] = deque()  # whose next request has arrived
-        self._clock = OwnerClock(limits.sampling_seconds)
+        self._clock, self._step_times = OwnerClock(limits.sampling_seconds), StepTimes()
         self._training: list[RunQueue] = []  # whose requests run: each but the last waits between two micro-batches
         self._samples = FairQueue[QueuedSample]()
         self._cancelled: deque[ResultFuture] = deque()
@@ -281,17 +282,24 @@ class EngineThread:
             longest = max(longest, request.reach)
 
     def _advance(self) -> None:
-        """Sample one step, charged to the owners of its rows."""
-        rows = Counter[str]()
-        for request, sampling in self._running.items():
-            rows[sampling.owner] += max(1, sampling.count - len(request.finished))
+        """Sample one step for the owner who used least, and those whom it can share it with; charge their rows."""
+        running, counts = dict(self._running), Counter[str]()
+        for request, sampling in running.items():
+            counts[sampling.owner] += max(1, sampling.count - len(request.finished))
+        rows = {owner: counts[owner] for owner in sorted(counts, key=self._clock.seconds_of)}
+        chosen = self._step_times.choose_owners(rows)
         self._clock.start()
-        self._sample_step()
-        self.counters.sampling_seconds += self._clock.charge_sampling(rows)
+        self._sample_step(chosen)
+        if not any(request.started for request, sampling in running.items() if sampling.owner in chosen):
+            chosen = set(rows)  # there is no room for theirs before others end
+        stepped = {owner: rows[owner] for owner in chosen}
+        seconds = self._clock.charge_sampling(stepped)
+        self._step_times.add(sum(stepped.values()), seconds)
+        self.counters.sampling_seconds += seconds
 
-    def _sample_step(self) -> None:
+    def _sample_step(self, owners: Collection[str]) -> None:
         try:
-            ended = self._engine.advance()
+            ended = self._engine.advance(lambda request: self._running[request].owner in owners)
         except Exception as error:  # the fault of no single request, which the engine would have named
             log.exception("sampling failed")
             failure = RequestFailure(classify_error(error)[0].error, "server")
