@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("google.protobuf")
 
-from tinker_backend import ADAM, BackendClient, ServerFactory, counters, forward_backward, tiny_engine
+from tinker_backend import ADAM, MODEL, BackendClient, ServerFactory, counters, forward_backward, tiny_engine
 from tiny import data
 
 from rlvr.core.messages import ModelInput, SamplingParams
@@ -280,3 +280,22 @@ def test_a_few_rows_do_not_wait_for_the_steps_of_many(new_server: ServerFactory,
     for client, request in requests:
         assert not isinstance(client.wait(request, 120), (Pending, RequestFailure))
     assert ({"bob"} in steps) == (slower > 1) and {"anna", "bob"} in steps
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1.0])
+def test_only_a_short_step_of_sampling_goes_on_while_an_owner_is_waited_for(
+    new_server: ServerFactory, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = new_server(engine=tiny_engine())
+    [thread] = set(backend._engine_threads.values())
+    thread._step_times.add(4, seconds)
+    thread._step_times.add = lambda rows, seconds: None  # what was measured stays
+    found, waited = iter([("bob", 0.001)] * 3), list[str]()
+    monkeypatch.setattr(OwnerClock, "find_awaited", lambda *_: next(found, None))
+    monkeypatch.setattr(thread, "_wait_for", lambda owner, seconds: waited.append(owner))
+    anna = BackendClient(backend)
+    sampler = backend.sampling.create_sampler("anna", anna.session, 1, MODEL)
+    params = SamplingParams(max_tokens=8, stop=[], seed=1)
+    request, _ = backend.sampling.sample("anna", sampler, 1, ModelInput([1, 2]), 4, params)
+    assert not isinstance(anna.wait(request), (Pending, RequestFailure))
+    assert waited == ([] if seconds < 0.1 else ["bob"] * 3)

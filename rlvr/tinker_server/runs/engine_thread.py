@@ -26,7 +26,7 @@ from rlvr.tinker_server.request_futures import FutureRegistry, LiveOutcome, Requ
 from rlvr.tinker_server.runs.adapter_cache import AdapterCache, RunQueue
 from rlvr.tinker_server.runs.engine_counters import EngineState
 from rlvr.tinker_server.runs.executor import RunExecutor, classify_error
-from rlvr.tinker_server.runs.owner_clock import OwnerClock, StepTimes
+from rlvr.tinker_server.runs.owner_clock import GRACE_SECONDS, OwnerClock, StepTimes
 from rlvr.tinker_server.sampling.queued_sample import QueuedSample
 from rlvr.tinker_server.sampling.sampling_sessions import SamplingSessions
 from rlvr.tinker_server.server_limits import ServerLimits
@@ -165,9 +165,10 @@ class EngineThread:
                 trainer = None
             if not self._clock.is_sampling_next(before, sampler):
                 sampler = None
-        trains_next = trainer or before
-        awaited = trains_next and self._clock.find_awaited(trains_next, ready | sampling | waiting)
-        if sampler is not None and (awaited or self._clock.is_sampling_next(trainer, sampler)):
+        is_sampling = sampler is not None and self._clock.is_sampling_next(trainer, sampler)
+        next_owner = sampler if is_sampling else trainer or before
+        awaited = next_owner and self._clock.find_awaited(next_owner, ready | sampling | waiting)
+        if sampler is not None and (self._is_step_short(sampler) if awaited else is_sampling):
             self._advance()
         elif awaited:
             self._wait_for(*awaited)
@@ -281,11 +282,20 @@ class EngineThread:
             weights[sampling.owner].add(sampling.weights)
             longest = max(longest, request.reach)
 
+    def _count_rows(self) -> Counter[str]:
+        """The rows of each owner whose requests the engine samples."""
+        rows = Counter[str]()
+        for request, sampling in self._running.items():
+            rows[sampling.owner] += max(1, sampling.count - len(request.finished))
+        return rows
+
+    def _is_step_short(self, owner: str) -> bool:
+        """Whether a step of the owner's rows takes no longer than others are waited for."""
+        return (self._step_times.estimate(self._count_rows()[owner]) or 0.0) <= GRACE_SECONDS
+
     def _advance(self) -> None:
         """Sample one step for the owner who used least, and those whom it can share it with; charge their rows."""
-        running, counts = dict(self._running), Counter[str]()
-        for request, sampling in running.items():
-            counts[sampling.owner] += max(1, sampling.count - len(request.finished))
+        running, counts = dict(self._running), self._count_rows()
         rows = {owner: counts[owner] for owner in sorted(counts, key=self._clock.seconds_of)}
         chosen = self._step_times.choose_owners(rows)
         self._clock.start()

@@ -3,8 +3,9 @@
 A turn costs what it takes: ten short requests of one owner are worth a long one of another. An owner who comes after a
 pause begins `credit` seconds behind those who are there, at most, or the last turn if that was longer: it may have come
 at its beginning. A pause earns no more. A client sends its next request when it has the result of the last one, and a
-long one of another owner cannot be interrupted: so an owner who used less is waited for, at its own cost, for
-`GRACE_SECONDS`, or a tenth of the turn that would come instead. Only the engine thread calls this.
+long turn of another owner cannot be interrupted: so an owner who used less is waited for, at its own cost, for
+`GRACE_SECONDS`, or a tenth of the turn that would come instead; shorter steps of sampling go on meanwhile. Only the
+engine thread calls this.
 Exercised by tests/test_tinker_fairness.py.
 """
 
@@ -125,18 +126,19 @@ class StepTimes:
         What was not measured yet is tried: first its rows alone, then with those of others.
         """
         first, *others = rows
-        chosen, own = {first}, self._estimate(rows[first])
+        chosen, own = {first}, self.estimate(rows[first])
         if own is None:
             return chosen
         total = rows[first]
         for owner in others:
-            joint = self._estimate(total + rows[owner])
+            joint = self.estimate(total + rows[owner])
             if joint is None or joint <= JOINT_STEP * own:
                 chosen.add(owner)
                 total += rows[owner]
         return chosen
 
-    def _estimate(self, rows: int) -> float | None:
+    def estimate(self, rows: int) -> float | None:
+        """Seconds, or None where no step of about as many rows was measured."""
         # The median: a step may also compute prompts.
         measured = self._seconds.get(self._size(rows))
         return statistics.median(measured) if measured else None
