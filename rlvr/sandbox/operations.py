@@ -22,6 +22,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import cmp_to_key
 from io import StringIO
 from operator import attrgetter, itemgetter, methodcaller
@@ -79,6 +80,8 @@ MOCK_ASSERTIONS = {
     "assert_any_call", "assert_has_calls", "assert_awaited", "assert_awaited_once", "assert_not_awaited",
     "assert_awaited_with", "assert_awaited_once_with", "assert_any_await", "assert_has_awaits",
 }  # fmt: skip
+ORDERING = {"sorted", "max", "min", "nlargest", "nsmallest"}
+KEY_WRAPPER = type(cmp_to_key(lambda left, right: 0))
 GETTERS = (attrgetter, itemgetter, methodcaller)
 IDENTITY = {"heappush", "heappop", "heapify", "heappushpop", "heapreplace", "insort", "insort_left", "insort_right",
             "shuffle", "copy", "deepcopy", "setattr", "delattr", "next", "iter", "id"}  # fmt: skip
@@ -359,8 +362,8 @@ class Operations:
             return function(*args, **words)
         if type(owner) in CONTAINERS and name in ("index", "count", "remove") and find_remotes([owner, args]):
             return self.search(owner, name, *args)
-        if type(owner) is list and name == "sort" and type(words.get("key")) is Remote:
-            function(**{**words, "key": self.sort_key(words["key"])})
+        if type(owner) is list and name == "sort":
+            function(**{**words, "key": self.sort_key(words.get("key"))})
             return None
         return self.call(function, args, words)
 
@@ -412,8 +415,10 @@ class Operations:
         if not holds:
             raise AssertionError(f"{asked} does not hold after {len(calls)} calls")
 
-    def sort_key(self, key: Remote) -> Callable[[Any], Any]:
-        """A key for a list of the test that is made of a function of the answer, whose values are compared here."""
+    def sort_key(self, key: Any) -> Any:
+        """A key for an order that is made here: objects of the answer are compared as elsewhere in the test."""
+        if type(key) is KEY_WRAPPER:  # it calls a function that compares
+            return key
 
         def order(left: Any, right: Any) -> int:
             if self.compare("lt", left, right):
@@ -421,7 +426,12 @@ class Operations:
             return 1 if self.compare("lt", right, left) else 0
 
         made = cmp_to_key(order)
-        return lambda item: made(self.call(key, (item,), {}))
+
+        def value(item: Any) -> Any:
+            found = item if key is None else self.call(key, (item,), {})
+            return made(found) if find_remotes(found) else found
+
+        return value
 
     def search(self, owner: Any, name: str, item: Any) -> Any:
         places = [place for place, one in enumerate(owner) if self.is_equal(one, item)]
@@ -459,6 +469,8 @@ class Operations:
             )
             self.link.lengths.add(tuple(args[0]._target))
             return length
+        if name in ORDERING and (self.is_local(words.get("key")) or type(words.get("key")) is KEY_WRAPPER):
+            return function(*args, **{**words, "key": self.sort_key(words["key"])})
         if name in WHOLE and any(type(one) is GeneratorType for one in args):
             args = tuple(list(one) if type(one) is GeneratorType else one for one in args)
         remotes = find_remotes([list(args), words])
@@ -489,6 +501,11 @@ class Operations:
             return function(*args, **{key: value for key, value in words.items() if key != "stream"}, stream=StringIO())
         if name.startswith(("assertRaises", "suppress")):
             return self.expect(function, name, args, words)
+        if name == "addCleanup":
+            return function(self.call, args[0], args[1:], words)
+        if function is issubclass and isinstance(args[0], type) and issubclass(args[0], BaseException):
+            with suppress(TypeError):  # of a class that is no exception
+                return issubclass(args[0], self.catch(args[1]))
         judged = any(getattr(one, "__module__", "") == "_operator" and one.__name__ in JUDGES for one in args)
         if name in JUDGES and all(self.link.data(one)[0] for one in remotes):
             return function(*map(self.localize, args), **{key: self.localize(one) for key, one in words.items()})
@@ -597,8 +614,9 @@ class Operations:
     # Exceptions and contexts
 
     def catch(self, kinds: Any) -> Any:
-        if type(kinds) is tuple:
-            return tuple(self.catch(kind) for kind in kinds)
+        if type(kinds) is tuple:  # flat, which Python wants
+            parts = [self.catch(kind) for kind in kinds]
+            return tuple(one for part in parts for one in (part if type(part) is tuple else (part,)))
         return self.link.exception_class(kinds) if type(kinds) is Remote else kinds
 
     def throw(self, error: Any) -> Any:

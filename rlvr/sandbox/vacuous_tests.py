@@ -229,6 +229,8 @@ class VacuousTests:
                     return [caught]
             elif isinstance(one, ast.Attribute) and name in (*RUNNERS, "main") and self.checking:
                 return [caught]
+            elif function_name(one) in ("globals", "locals") and self.checking:  # to call what it finds there
+                return [caught]
             if isinstance(one, ast.Call) and not of_assert:
                 name = function_name(one)
                 if name in ENDS or (name.startswith(CHECKS) and name not in self.defined):

@@ -49,7 +49,8 @@ def find_tainted(trees: list[ast.Module], free: set[str], native: set[str]) -> s
         tainted |= parameters(functions["check"].args)
     plain = [node for node in everything if isinstance(node, ast.ClassDef) and node.name not in native]
     of_plain = {one for node in plain if not has_assertion(node) and not used_names(node) & free for one in node.body}
-    methods = {one for node in everything if isinstance(node, ast.ClassDef) for one in node.body}
+    bodies = {node.name: node.body for node in everything if isinstance(node, ast.ClassDef)}
+    methods = {one for body in bodies.values() for one in body}
     called = {id(node.func) for node in everything if isinstance(node, ast.Call)}
 
     drawing = {name for node in everything for name in native_names(node, ("random",))}
@@ -58,9 +59,9 @@ def find_tainted(trees: list[ast.Module], free: set[str], native: set[str]) -> s
         """Whether a value of the answer is used; values that the test draws at random are its own."""
         return any(used_names(part) & (tainted - drawing) for part in parts if part is not None)
 
-    before = -1
-    while before < len(tainted):
-        before = len(tainted)
+    before = None
+    while before != (len(tainted), len(of_plain)):
+        before = len(tainted), len(of_plain)
         for node in everything:
             if isinstance(node, FUNCTIONS):
                 if is_tainted(*node.body, *node.decorator_list) or node.name in native:
@@ -79,6 +80,8 @@ def find_tainted(trees: list[ast.Module], free: set[str], native: set[str]) -> s
                 given = [*node.args, *(word.value for word in node.keywords)]
                 if isinstance(node.func, ast.Name) and node.func.id in functions and is_tainted(*given):
                     tainted |= parameters(functions[node.func.id].args)
+                if isinstance(node.func, ast.Name) and node.func.id in bodies and is_tainted(*given):
+                    of_plain -= set(bodies[node.func.id])
                 if isinstance(node.func, ast.Attribute) and is_tainted(*given):
                     tainted |= base_names(node.func.value) - modules
             elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
