@@ -263,8 +263,8 @@ class Operations:
                 return False
         return True
 
-    def near(self, name: str, left: Any, right: Any, bound: Any) -> Any:
-        return self.orders.near(self, name, left, right, bound)
+    def near(self, name: str, left: Any, right: Any, *given: Any) -> Any:
+        return self.orders.near(self, name, left, right, *given)
 
     def comparable(self, value: Any) -> tuple[bool, Any]:
         """Whether a value compares as data does, and the data."""
@@ -505,7 +505,7 @@ class Operations:
             return function(self.call, args[0], args[1:], words)
         if function is issubclass and isinstance(args[0], type) and issubclass(args[0], BaseException):
             with suppress(TypeError):  # of a class that is no exception
-                return issubclass(args[0], self.catch(args[1]))
+                return issubclass(args[0], self.catch(args[-1]))
         judged = any(getattr(one, "__module__", "") == "_operator" and one.__name__ in JUDGES for one in args)
         if name in JUDGES and all(self.link.data(one)[0] for one in remotes):
             return function(*map(self.localize, args), **{key: self.localize(one) for key, one in words.items()})

@@ -38,7 +38,8 @@ SAME_IS_TRUE, SAME_IS_FALSE = (ast.Eq, ast.LtE, ast.GtE), (ast.NotEq, ast.Lt, as
 CHECKS = ("assert", "fail", "check", "verify", "expect", "ensure", "require")  # how names of checking functions begin
 ENDS = ("exit", "quit", "_exit", "exec", "eval")  # calls that may fail a test in ways that a text does not show
 REPORTS = ("print", "print_exc", "warn", "warning", "error", "info", "debug", "exception", "log")
-RUNNERS = ("TextTestRunner", "TestLoader", "defaultTestLoader", "TestSuite", "makeSuite")
+NAMESPACES = ("globals", "locals")  # in which a test looks for the functions that it calls
+RUNNERS = ("TextTestRunner", "TestLoader", "defaultTestLoader", "TestSuite", "makeSuite", "main")
 SHARED_MODULES = ("builtins", "logging", "os", "sys", "warnings")  # by which an answer acts on what a test has made
 STRONG, WEAK = "", "weak"  # what a check is, else why it is vacuous
 
@@ -227,9 +228,7 @@ class VacuousTests:
                     return [caught or "what fails in a thread does not fail the test"]
                 if not (is_run and is_lazy(self.defined[name])):
                     return [caught]
-            elif isinstance(one, ast.Attribute) and name in (*RUNNERS, "main") and self.checking:
-                return [caught]
-            elif function_name(one) in ("globals", "locals") and self.checking:  # to call what it finds there
+            elif self.checking and name in (RUNNERS if isinstance(one, ast.Attribute) else NAMESPACES):
                 return [caught]
             if isinstance(one, ast.Call) and not of_assert:
                 name = function_name(one)

@@ -12,6 +12,7 @@ import ast
 from collections.abc import Iterable
 
 from rlvr.sandbox.codec import MODULES
+from rlvr.sandbox.differences import Difference, find_condition, find_difference
 from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, IMPORTS, OF_DATA, bound_names, nodes, used_names, walk
 
 NATIVE_MODULES = (
@@ -484,7 +485,17 @@ def works_with_objects(trees: list[ast.Module], free: set[str], tainted: set[str
         name = node.func.id.lstrip("_") if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
         return name[:1].isupper() and node.func.id in free and "_" not in name  # type: ignore[union-attr]
 
-    for node in (node for tree in trees for node in nodes(tree)):
+    everything = [node for tree in trees for node in nodes(tree)]
+    differences: dict[str, Difference] = {}
+    for node in everything:
+        found = find_difference(node.value, {}, free) if isinstance(node, ast.Assign) else None
+        if found and isinstance(node.targets[0], ast.Name):  # type: ignore[attr-defined]
+            differences[node.targets[0].id] = found  # type: ignore[attr-defined]
+    for node in everything:
+        if isinstance(node, (ast.UnaryOp, ast.Compare)):
+            found = find_condition(node, differences, free)
+            if found and any(map(makes_object, (found.left, found.right))):  # other differences are asked about too
+                return True
         if isinstance(node, ast.Attribute):
             if node.attr not in OF_DATA and is_tainted(node.value) and not base_names(node.value) & files:
                 return True
