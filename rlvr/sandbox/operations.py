@@ -20,7 +20,7 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import cmp_to_key
@@ -263,6 +263,34 @@ class Operations:
                 return False
         return True
 
+    def same_items(self, left: Any, right: Any, other: Callable[[int], Any] | None, side: str) -> bool:
+        """`assertCountEqual`, where each item is compared as elsewhere."""
+
+        def holds(left: Any, right: Any) -> bool:
+            rest = list(self.iterate(right))
+            for one in self.iterate(left):
+                place = next((place for place, item in enumerate(rest) if self.is_equal(one, item)), None)
+                if place is None:
+                    return False
+                del rest[place]
+            return not rest
+
+        known, ours = self.comparable(left)
+        known_right, theirs = self.comparable(right)
+        if known and known_right:
+            with suppress(TypeError):  # of items that cannot be hashed
+                return Counter(ours) == Counter(theirs)
+            return holds(ours, theirs)
+        left, right = list(self.iterate(left)), list(self.iterate(right))
+        if not holds(left, right):
+            return False
+        count = 0
+        for k in shuffle_range(WINDOW)[1:] if other else []:
+            count += holds(left, other(k + 1)) if side == "right" else holds(other(k + 1), right)  # type: ignore[misc]
+        if count > COLLISIONS:
+            raise self.link.fail("opaque", "objects of the answer are equal to others than the expected ones too")
+        return True
+
     def near(self, name: str, left: Any, right: Any, *given: Any) -> Any:
         return self.orders.near(self, name, left, right, *given)
 
@@ -501,6 +529,9 @@ class Operations:
             return function(*args, **{key: value for key, value in words.items() if key != "stream"}, stream=StringIO())
         if name.startswith(("assertRaises", "suppress")):
             return self.expect(function, name, args, words)
+        if name == "assertAlmostEqual" and len(remotes) == 1:
+            self.check_almost_equal(*args, **words)
+            return None
         if name == "addCleanup":
             return function(self.call, args[0], args[1:], words)
         if function is issubclass and isinstance(args[0], type) and issubclass(args[0], BaseException):
@@ -551,6 +582,13 @@ class Operations:
             called = given[place]
             given[place] = lambda *rest, **more: self.call(called, rest, more)
         return function(*given, **words)
+
+    def check_almost_equal(
+        self, first: Any, second: Any, places: int | None = None, msg: Any = None, delta: Any = None
+    ) -> None:
+        bound = delta if delta is not None else 0.5 * 10 ** -(7 if places is None else places)
+        if not self.near("sub", first, second, bound, lambda value, bound: self.call(abs, (value,), {}) <= bound):
+            raise AssertionError(msg or f"the two differ by more than {bound}")
 
     def mapping(self, value: Any) -> Any:
         if type(value) is not Remote:

@@ -47,6 +47,7 @@ from rlvr.sandbox.value_flow import (
     find_held,
     find_native_classes,
     find_native_functions,
+    find_own_comparison,
     find_tainted,
     has_assertion,
     works_with_objects,
@@ -219,6 +220,10 @@ def make_plan(
             tainted = find_tainted(everything, scope | classes | held, native)
             held = find_held(everything, tainted, native, deciding)
             native = native_classes | find_native_functions(everything, scope | classes, tainted | held, deciding)
+        if name := find_own_comparison(everything, scope, native):
+            raise BadTest(
+                f"the test compares an object of the answer with one of its own class {name!r}: use plain data"
+            )
     is_plain = not binds and ast.Attribute not in kinds and all(name.islower() for name in scope)
     uses_objects = not is_plain and works_with_objects(everything, scope | classes, tainted)
     self_report = find_self_reports(trees, free, tainted)

@@ -19,7 +19,7 @@ from typing import Any
 
 from rlvr.sandbox.differences import BOUND, DIFFERENCE, Difference, find_condition, find_difference, load
 from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, nodes, used_names, walk
-from rlvr.sandbox.value_flow import DISPLAYS, base_names, parameters, runs_whole
+from rlvr.sandbox.value_flow import DISPLAYS, base_names, is_formula, parameters, runs_whole
 
 OPERATIONS = "_o_"
 HOLD = "_hold_"  # marks a container that `Operations.hold` makes
@@ -81,6 +81,7 @@ class TestProgram(ast.NodeTransformer):
         self.held = held
         self.defined = {getattr(node, "name", "") for tree in trees for node in nodes(tree) if self.runs_natively(node)}
         self.temporary = 0
+        self.formulas: list[ast.Lambda] = []  # given to functions of the answer
 
     # Definitions
 
@@ -126,10 +127,14 @@ class TestProgram(ast.NodeTransformer):
         """A function of the answer's objects runs beside them; one that compares, or uses a value of the test, here."""
         inside = bound_inside(node) | parameters(node.args)
         used = used_names(node) - inside - BUILTINS - self.imports.keys()
-        compares = any(
-            isinstance(one, (ast.Compare, ast.Yield, ast.Await, ast.NamedExpr)) for one in walk(node.body)
-        ) or isinstance(node.body, ast.Compare)
-        if not used or compares or not used <= self.tainted | self.free or used_names(node) & self.imports.keys():
+        decides = (ast.Compare, ast.Yield, ast.Await, ast.NamedExpr)
+        compares = any(isinstance(one, decides) for one in [node.body, *walk(node.body)])
+        if (
+            (not used and node not in self.formulas)
+            or compares
+            or not used <= self.tainted | self.free
+            or used_names(node) & self.imports.keys()
+        ):
             return self.generic_visit(node)
         given = sorted(used - self.free)
         for value in (self.values.get(name) for name in set(given) - self.held):
@@ -148,6 +153,8 @@ class TestProgram(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> Any:
         call = node.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and self.is_tainted(call):
+            if call.func.attr == "assertCountEqual" and len(call.args) > 1:
+                return ast.copy_location(ast.Assert(self.same_items(*call.args[:2]), None), node)
             condition = unittest_condition(call)
             if condition is not None:
                 return self.visit(ast.Assert(condition, None))
@@ -320,6 +327,8 @@ class TestProgram(ast.NodeTransformer):
             return self.generic_visit(node)
         if isinstance(function, ast.Name) and function.id == HOLD:
             return operation("hold", self.visit(node.args[0]))
+        if isinstance(function, ast.Name) and function.id in self.free:
+            self.formulas += [one for one in node.args if isinstance(one, ast.Lambda) and is_formula(one)]
         args = ast.Tuple([self.visit(part) for part in node.args], ast.Load())
         keys: list[ast.expr | None] = [ast.Constant(word.arg) if word.arg else None for word in node.keywords]
         values: list[ast.expr] = [
@@ -361,21 +370,24 @@ class TestProgram(ast.NodeTransformer):
         ]
         return operation("chain", self.visit(node.left), *rest)
 
+    def same_items(self, left: ast.expr, right: ast.expr) -> ast.expr:
+        return operation("same_items", self.visit(left), self.visit(right), *self.find_counterpart(left, right))
+
+    def find_counterpart(self, left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr]:
+        """A function that makes the counterpart of a side, and which side; None and empty if there is none."""
+        for side, part in (("right", right), ("left", left)):
+            if other := self.counterpart(part):
+                return make_thunk(self.visit(other), "_k_"), ast.Constant(side)
+        return ast.Constant(None), ast.Constant("")
+
     def near(self, node: ast.expr) -> ast.expr | None:
         """A condition that says that a difference is small; None for another one."""
         found = find_condition(node, self.differences, self.free)
         if found is None:
             return None
         left, right = found.source or (found.left, found.right)
-        side, other = next(
-            ((side, one) for side, part in (("right", right), ("left", left)) if (one := self.counterpart(part))),
-            ("", None),
-        )
         verdict = make_thunk(self.visit(found.build(load(DIFFERENCE))), DIFFERENCE, BOUND)
-        rest: list[ast.expr] = [
-            make_thunk(self.visit(other), "_k_") if other else ast.Constant(None),
-            ast.Constant(side),
-        ]
+        rest = [*self.find_counterpart(left, right)]
         if found.whole is not None:
             held, self.differences = self.differences, {}
             rest.append(make_thunk(self.visit(found.whole), BOUND))
