@@ -20,7 +20,7 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import cmp_to_key
@@ -31,6 +31,7 @@ from random import Random
 from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
+from rlvr.sandbox.assertion_methods import MOCK_ASSERTIONS, check_almost_equal, check_mock, same_items
 from rlvr.sandbox.counter_values import COLLISIONS, WINDOW, shift_all, shuffle_range, vary
 from rlvr.sandbox.operators import COMPARISONS, OPERATORS, in_place
 from rlvr.sandbox.order_questions import OrderQuestions
@@ -74,11 +75,6 @@ NATIVE_MODULES = (
 NATIVE_LOCALLY_FINE = {
     "suppress", "nullcontext", "contextmanager", "asynccontextmanager", "run", "urandom", "fspath", "fsencode",
     "fsdecode",
-}  # fmt: skip
-MOCK_ASSERTIONS = {
-    "assert_called", "assert_called_once", "assert_not_called", "assert_called_with", "assert_called_once_with",
-    "assert_any_call", "assert_has_calls", "assert_awaited", "assert_awaited_once", "assert_not_awaited",
-    "assert_awaited_with", "assert_awaited_once_with", "assert_any_await", "assert_has_awaits",
 }  # fmt: skip
 ORDERING = {"sorted", "max", "min", "nlargest", "nsmallest"}
 KEY_WRAPPER = type(cmp_to_key(lambda left, right: 0))
@@ -263,33 +259,8 @@ class Operations:
                 return False
         return True
 
-    def same_items(self, left: Any, right: Any, other: Callable[[int], Any] | None, side: str) -> bool:
-        """`assertCountEqual`, where each item is compared as elsewhere."""
-
-        def holds(left: Any, right: Any) -> bool:
-            rest = list(self.iterate(right))
-            for one in self.iterate(left):
-                place = next((place for place, item in enumerate(rest) if self.is_equal(one, item)), None)
-                if place is None:
-                    return False
-                del rest[place]
-            return not rest
-
-        known, ours = self.comparable(left)
-        known_right, theirs = self.comparable(right)
-        if known and known_right:
-            with suppress(TypeError):  # of items that cannot be hashed
-                return Counter(ours) == Counter(theirs)
-            return holds(ours, theirs)
-        left, right = list(self.iterate(left)), list(self.iterate(right))
-        if not holds(left, right):
-            return False
-        count = 0
-        for k in shuffle_range(WINDOW)[1:] if other else []:
-            count += holds(left, other(k + 1)) if side == "right" else holds(other(k + 1), right)  # type: ignore[misc]
-        if count > COLLISIONS:
-            raise self.link.fail("opaque", "objects of the answer are equal to others than the expected ones too")
-        return True
+    def same_items(self, *given: Any) -> bool:
+        return same_items(self, *given)
 
     def near(self, name: str, left: Any, right: Any, *given: Any) -> Any:
         return self.orders.near(self, name, left, right, *given)
@@ -372,7 +343,7 @@ class Operations:
 
     def method(self, owner: Any, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
         if type(owner) is Remote and name in MOCK_ASSERTIONS and "unittest.mock" in sys.modules:
-            self.check_mock(owner, name, args, words)
+            check_mock(self, owner, name, args, words)
             return None
         if type(owner) is Remote:
             if owner._kind == "ThreadPoolExecutor" and args and self.is_local(args[0]):
@@ -409,39 +380,6 @@ class Operations:
             items = list(zip(*map(self.iterate, rest), strict=False))
             return (lambda place: function(*items[place]), range(len(items))), words
         return (lambda: function(*rest, **words),), {}
-
-    def check_mock(self, mock: Remote, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> None:
-        """Check here what a mock's own assertion would check beside the answer, which could make it hold."""
-        asked, awaits = name, "await" in name
-        name = name.replace("awaited", "called").replace("awaits", "calls").replace("await", "call")
-        calls = list(self.iterate(self.getattr(mock, "await_args_list" if awaits else "call_args_list")))
-
-        def is_made(call: Any) -> bool:
-            return self.is_equal(self.getattr(call, "args"), args) and self.is_equal(
-                self.getattr(call, "kwargs"), words
-            )
-
-        if name == "assert_has_calls":
-            wanted, any_order = (
-                list(args[0]),
-                (words | dict(zip(("any_order",), args[1:], strict=False))).get("any_order"),
-            )
-            made = calls if awaits else list(self.iterate(self.getattr(mock, "mock_calls")))
-            made = [self.localize(one) for one in made]
-            places = range(len(made) - len(wanted) + 1)
-            if any_order:
-                holds = all(wanted.count(one) <= made.count(one) for one in wanted)
-            else:
-                holds = any(made[place : place + len(wanted)] == wanted for place in places)
-        elif name.endswith("_with"):
-            holds = bool(calls) and is_made(calls[-1]) and (len(calls) == 1 or name == "assert_called_with")
-        elif name == "assert_any_call":
-            holds = any(map(is_made, calls))
-        else:
-            count = len(calls)
-            holds = count == 0 if name == "assert_not_called" else count == 1 if name.endswith("once") else count > 0
-        if not holds:
-            raise AssertionError(f"{asked} does not hold after {len(calls)} calls")
 
     def sort_key(self, key: Any) -> Any:
         """A key for an order that is made here: objects of the answer are compared as elsewhere in the test."""
@@ -530,7 +468,7 @@ class Operations:
         if name.startswith(("assertRaises", "suppress")):
             return self.expect(function, name, args, words)
         if name == "assertAlmostEqual" and len(remotes) == 1:
-            self.check_almost_equal(*args, **words)
+            check_almost_equal(self, *args, **words)
             return None
         if name == "addCleanup":
             return function(self.call, args[0], args[1:], words)
@@ -582,13 +520,6 @@ class Operations:
             called = given[place]
             given[place] = lambda *rest, **more: self.call(called, rest, more)
         return function(*given, **words)
-
-    def check_almost_equal(
-        self, first: Any, second: Any, places: int | None = None, msg: Any = None, delta: Any = None
-    ) -> None:
-        bound = delta if delta is not None else 0.5 * 10 ** -(7 if places is None else places)
-        if not self.near("sub", first, second, bound, lambda value, bound: self.call(abs, (value,), {}) <= bound):
-            raise AssertionError(msg or f"the two differ by more than {bound}")
 
     def mapping(self, value: Any) -> Any:
         if type(value) is not Remote:

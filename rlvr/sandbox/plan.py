@@ -23,6 +23,7 @@ from typing import Any
 from rlvr.sandbox.answer_names import find_missing_name
 from rlvr.sandbox.codec import MODULES, CodecError, Encoder
 from rlvr.sandbox.file_tests import find_file_oracle, makes_files
+from rlvr.sandbox.native_parts import find_native_classes, find_native_functions, find_own_comparison
 from rlvr.sandbox.own_part import OwnPart, takes_time
 from rlvr.sandbox.remote import BadTest
 from rlvr.sandbox.self_reports import find_self_reports
@@ -45,9 +46,6 @@ from rlvr.sandbox.value_flow import (
     find_deciding,
     find_filled,
     find_held,
-    find_native_classes,
-    find_native_functions,
-    find_own_comparison,
     find_tainted,
     has_assertion,
     works_with_objects,

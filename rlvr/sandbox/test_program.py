@@ -18,8 +18,9 @@ from dataclasses import replace
 from typing import Any
 
 from rlvr.sandbox.differences import BOUND, DIFFERENCE, Difference, find_condition, find_difference, load
+from rlvr.sandbox.native_parts import is_formula
 from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, nodes, used_names, walk
-from rlvr.sandbox.value_flow import DISPLAYS, base_names, is_formula, parameters, runs_whole
+from rlvr.sandbox.value_flow import DISPLAYS, base_names, parameters, runs_whole
 
 OPERATIONS = "_o_"
 HOLD = "_hold_"  # marks a container that `Operations.hold` makes
