@@ -83,6 +83,9 @@ class VacuousTests:
         self.defined = {n.name: n for n in self.all_nodes if isinstance(n, (*FUNCTIONS, ast.ClassDef))}
         calls = [node.func for node in self.all_nodes if isinstance(node, ast.Call)]
         called = {function.id for function in calls if isinstance(function, ast.Name)}
+        stored = {n.id for n in self.all_nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+        calls_found = called & stored or any(isinstance(function, ast.Subscript) for function in calls)
+        self.namespaces = NAMESPACES if calls_found else ()
         self.functions = {*self.defined, *(called & of_answer), entry_point}
         self.loaded = Counter(n.id for n in self.all_nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
         self.of_answer = of_answer | {entry_point or ""}
@@ -228,7 +231,7 @@ class VacuousTests:
                     return [caught or "what fails in a thread does not fail the test"]
                 if not (is_run and is_lazy(self.defined[name])):
                     return [caught]
-            elif self.checking and name in (RUNNERS if isinstance(one, ast.Attribute) else NAMESPACES):
+            elif self.checking and name in (RUNNERS if isinstance(one, ast.Attribute) else self.namespaces):
                 return [caught]
             if isinstance(one, ast.Call) and not of_assert:
                 name = function_name(one)
