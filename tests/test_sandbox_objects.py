@@ -23,7 +23,9 @@ class Num:
     def __gt__(self, o): return self.v > self.of(o)
     def __le__(self, o): return self.v <= self.of(o)
     def __mul__(self, o): return o * self.v if hasattr(o, "twice") else NotImplemented
+    def __str__(self): return f"<{self.v}>"
 class Wrong(ValueError): pass
+def int_of(s): return int(s)
 def fail(): raise Wrong("no")
 def call(f, x): return f(Num(x)).v
 def numbers(*values): return [Num(v) for v in values]
@@ -86,6 +88,18 @@ OTHERS = [
     "x = Num(3)\nassert x.v == Near(3.01)",
     "def test_one(): assert Num(3).v == 3\ndef test_two(): assert Num(4).v == 4\n"
     "for name, test in list(globals().items()):\n  if name.startswith('test_'): test()",
+    "import random\nr, xs = random.Random(0), numbers(1, 2, 3)\nassert r.choice(xs).v in (1, 2, 3)\nys = list(xs)\n"
+    "r.shuffle(ys)\nassert [y.v for y in ys] == [3, 1, 2] and [x.v for x in xs] == [1, 2, 3]",
+    "import argparse\np = argparse.ArgumentParser()\np.add_argument('--n', type=int_of)\n"
+    "assert p.parse_args(['--n', '12']).n == 12",
+    "import csv, io\nb = io.StringIO()\ncsv.writer(b).writerow(['x', *numbers(3)])\n"
+    "assert b.getvalue() == 'x,<3>\\r\\n'",
+    "assert '%s-%s' % tuple(numbers(1, 2)) == '<1>-<2>'",
+    "class Is:\n  def __init__(self, v): self.v = v\n  def __call__(self, x): return x.v == self.v\n"
+    "assert Is(3)(Num(3)) and not Is(4)(Num(3))",
+    "class Is:\n  def __init__(self, v): self.v = v\n  def ok(self, x): return x.v == self.v\n"
+    "assert Is(3).ok(Num(3)) and not Is(4).ok(Num(3))",
+    "from functools import partial\ndef at(k, x):\n  assert x.v == k\n  return k\nassert partial(at, 3)(Num(3)) == 3",
     "import unittest\nclass T(unittest.TestCase):\n  def setUp(self):\n    self.xs = numbers(1)\n"
     "    self.addCleanup(self.xs.clear)\n  def test_x(self): self.assertEqual(self.xs[0].v, 1)\n"
     "assert unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T)).wasSuccessful()",

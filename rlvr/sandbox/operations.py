@@ -23,7 +23,7 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from functools import cmp_to_key
+from functools import cmp_to_key, partial
 from io import StringIO
 from operator import attrgetter, itemgetter, methodcaller
 from pathlib import PurePosixPath
@@ -180,7 +180,9 @@ class Operations:
         known_right, data_right = self.readable(right)
         if known_left and known_right:
             return OPERATORS[name](data_left, data_right)
-        if not self.uses_objects and name in REVEALING and not (find_remotes(left) and find_remotes(right)):
+        formats = name == "mod" and type(left) is str
+        one_sided = name in REVEALING and not formats and not (find_remotes(left) and find_remotes(right))
+        if not self.uses_objects and one_sided:
             raise self.refuse(left, right)
         return self.ask(name, left, right)
 
@@ -420,8 +422,10 @@ class Operations:
             return self.get(function, args[0])
         if self.is_local(function):
             return function(*args, **words)
-        if kind is type and function.__module__ == TEST:
+        if (kind is type and function.__module__ == TEST) or kind.__module__ == TEST:
             return function(*args, **words)
+        if kind is partial:
+            return self.call(function.func, (*function.args, *args), {**function.keywords, **words})
         name = getattr(function, "__name__", "")
         if function is map or function is filter:
             return self.lazily(function, *args)
@@ -478,12 +482,40 @@ class Operations:
         judged = any(getattr(one, "__module__", "") == "_operator" and one.__name__ in JUDGES for one in args)
         if name in JUDGES and all(self.link.data(one)[0] for one in remotes):
             return function(*map(self.localize, args), **{key: self.localize(one) for key, one in words.items()})
-        reveals = not self.uses_objects and name not in STRUCTURAL and has_data([*args, *words.values()])
-        if judged or name in JUDGES or reveals:
+        if judged or name in JUDGES:
             raise self.refuse(*remotes)
         if not path:
-            raise self.link.fail("opaque", f"{name or kind.__name__} of the test cannot take an object of the answer")
+            return self.call_here(function, args, words)
+        if not self.uses_objects and name not in STRUCTURAL and has_data([*args, *words.values()]):
+            raise self.refuse(*remotes)
         return self.link.call_library(path, args, words)
+
+    def call_here(self, function: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
+        """Call a method of a library's object that the test has made: `random.Random(0).choice(xs)`.
+
+        It gets data, functions that call the answer's, lists with references, else the reference itself.
+        """
+        lists: list[tuple[Remote, list[Any], list[Any]]] = []
+
+        def stand_in(value: Any) -> Any:
+            if type(value) is not Remote:
+                return value
+            known, data = self.link.data(value)
+            if known:
+                return data
+            if value._kind == "list":
+                items = list(value)
+                lists.append((value, items, list(items)))
+                return items
+            if self.link.call_library("builtins:callable", [value], {}) is True:
+                return lambda *args, **words: self.call(value, args, words)
+            return value
+
+        result = function(*map(stand_in, args), **{key: stand_in(one) for key, one in words.items()})
+        for remote, items, before in lists:
+            if list(map(id, items)) != list(map(id, before)):
+                self.ask("setitem", remote, slice(None), items)
+        return result
 
     def get(self, getter: Any, owner: Any) -> Any:
         """What `attrgetter`, `itemgetter` or `methodcaller` gets from an object."""

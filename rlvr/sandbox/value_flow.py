@@ -81,8 +81,11 @@ def find_tainted(trees: list[ast.Module], free: set[str], native: set[str]) -> s
                 given = [*node.args, *(word.value for word in node.keywords)]
                 if isinstance(node.func, ast.Name) and node.func.id in functions and is_tainted(*given):
                     tainted |= parameters(functions[node.func.id].args)
-                if isinstance(node.func, ast.Name) and node.func.id in bodies and is_tainted(*given):
-                    of_plain -= set(bodies[node.func.id])
+                if of_plain and is_tainted(*given):  # a constructor, a method or the object itself gets it
+                    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                    for kind, body in bodies.items():
+                        if name == kind or {name, "__call__"} & {getattr(one, "name", "") for one in body}:
+                            of_plain -= set(body)
                 if isinstance(node.func, ast.Attribute) and is_tainted(*given):
                     tainted |= base_names(node.func.value) - modules
             elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
