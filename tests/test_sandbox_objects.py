@@ -90,6 +90,8 @@ OTHERS = [
     "for name, test in list(globals().items()):\n  if name.startswith('test_'): test()",
     "import random\nr, xs = random.Random(0), numbers(1, 2, 3)\nassert r.choice(xs).v in (1, 2, 3)\nys = list(xs)\n"
     "r.shuffle(ys)\nassert [y.v for y in ys] == [3, 1, 2] and [x.v for x in xs] == [1, 2, 3]",
+    "import random\nr, xs, want = random.Random(0), numbers(1, 2, 3), [1, 2, 3]\nassert r.choice(xs).v == 2\n"
+    "r.shuffle(want)\nassert want == [3, 1, 2] == [Num(v).v for v in want]",
     "import argparse\np = argparse.ArgumentParser()\np.add_argument('--n', type=int_of)\n"
     "assert p.parse_args(['--n', '12']).n == 12",
     "import csv, io\nb = io.StringIO()\ncsv.writer(b).writerow(['x', *numbers(3)])\n"

@@ -501,12 +501,12 @@ class Operations:
             if type(value) is not Remote:
                 return value
             known, data = self.link.data(value)
-            if known:
-                return data
-            if value._kind == "list":
+            if value._kind == "list":  # which may be changed in place
                 items = list(value)
                 lists.append((value, items, list(items)))
                 return items
+            if known:
+                return data
             if self.link.call_library("builtins:callable", [value], {}) is True:
                 return lambda *args, **words: self.call(value, args, words)
             return value
