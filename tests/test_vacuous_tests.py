@@ -31,6 +31,7 @@ VACUOUS = [
     "assert lambda: f(2)==3",
     "assert f(1) != object()",
     "def test_f():\n  assert f(2)==3\nf(1)",
+    "def test_f():\n  assert f(2)==3\nprint(globals())\nf(1)",
     "def g():\n  return\n  assert f(2)==3\ng()",
     "async def t():\n  assert f(2)==3\nt()",
     "for x in []:\n  assert f(x)==3",

@@ -126,7 +126,7 @@ def empty_answers(case: ProgramCase) -> list[ProgramCase]:
     if any(isinstance(test, dict) for test in case.tests):
         return []
     names: list[str] = []
-    for node in ast.parse(case.solution).body:
+    for node in ast.parse(case.solution.removeprefix("\ufeff")).body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.append(node.name)
         elif isinstance(node, ast.Assign):

@@ -22,7 +22,8 @@ import os
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from functools import cmp_to_key
+from contextlib import suppress
+from functools import cmp_to_key, partial
 from io import StringIO
 from operator import attrgetter, itemgetter, methodcaller
 from pathlib import PurePosixPath
@@ -30,6 +31,7 @@ from random import Random
 from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
+from rlvr.sandbox.assertion_methods import MOCK_ASSERTIONS, check_almost_equal, check_mock, same_items
 from rlvr.sandbox.counter_values import COLLISIONS, WINDOW, shift_all, shuffle_range, vary
 from rlvr.sandbox.operators import COMPARISONS, OPERATORS, in_place
 from rlvr.sandbox.order_questions import OrderQuestions
@@ -74,11 +76,8 @@ NATIVE_LOCALLY_FINE = {
     "suppress", "nullcontext", "contextmanager", "asynccontextmanager", "run", "urandom", "fspath", "fsencode",
     "fsdecode",
 }  # fmt: skip
-MOCK_ASSERTIONS = {
-    "assert_called", "assert_called_once", "assert_not_called", "assert_called_with", "assert_called_once_with",
-    "assert_any_call", "assert_has_calls", "assert_awaited", "assert_awaited_once", "assert_not_awaited",
-    "assert_awaited_with", "assert_awaited_once_with", "assert_any_await", "assert_has_awaits",
-}  # fmt: skip
+ORDERING = {"sorted", "max", "min", "nlargest", "nsmallest"}
+KEY_WRAPPER = type(cmp_to_key(lambda left, right: 0))
 GETTERS = (attrgetter, itemgetter, methodcaller)
 IDENTITY = {"heappush", "heappop", "heapify", "heappushpop", "heapreplace", "insort", "insort_left", "insort_right",
             "shuffle", "copy", "deepcopy", "setattr", "delattr", "next", "iter", "id"}  # fmt: skip
@@ -181,7 +180,9 @@ class Operations:
         known_right, data_right = self.readable(right)
         if known_left and known_right:
             return OPERATORS[name](data_left, data_right)
-        if not self.uses_objects and name in REVEALING and not (find_remotes(left) and find_remotes(right)):
+        formats = name == "mod" and type(left) is str
+        one_sided = name in REVEALING and not formats and not (find_remotes(left) and find_remotes(right))
+        if not self.uses_objects and one_sided:
             raise self.refuse(left, right)
         return self.ask(name, left, right)
 
@@ -260,8 +261,11 @@ class Operations:
                 return False
         return True
 
-    def near(self, name: str, left: Any, right: Any, bound: Any) -> Any:
-        return self.orders.near(self, name, left, right, bound)
+    def same_items(self, *given: Any) -> bool:
+        return same_items(self, *given)
+
+    def near(self, name: str, left: Any, right: Any, *given: Any) -> Any:
+        return self.orders.near(self, name, left, right, *given)
 
     def comparable(self, value: Any) -> tuple[bool, Any]:
         """Whether a value compares as data does, and the data."""
@@ -341,7 +345,7 @@ class Operations:
 
     def method(self, owner: Any, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
         if type(owner) is Remote and name in MOCK_ASSERTIONS and "unittest.mock" in sys.modules:
-            self.check_mock(owner, name, args, words)
+            check_mock(self, owner, name, args, words)
             return None
         if type(owner) is Remote:
             if owner._kind == "ThreadPoolExecutor" and args and self.is_local(args[0]):
@@ -359,8 +363,8 @@ class Operations:
             return function(*args, **words)
         if type(owner) in CONTAINERS and name in ("index", "count", "remove") and find_remotes([owner, args]):
             return self.search(owner, name, *args)
-        if type(owner) is list and name == "sort" and type(words.get("key")) is Remote:
-            function(**{**words, "key": self.sort_key(words["key"])})
+        if type(owner) is list and name == "sort":
+            function(**{**words, "key": self.sort_key(words.get("key"))})
             return None
         return self.call(function, args, words)
 
@@ -379,41 +383,10 @@ class Operations:
             return (lambda place: function(*items[place]), range(len(items))), words
         return (lambda: function(*rest, **words),), {}
 
-    def check_mock(self, mock: Remote, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> None:
-        """Check here what a mock's own assertion would check beside the answer, which could make it hold."""
-        asked, awaits = name, "await" in name
-        name = name.replace("awaited", "called").replace("awaits", "calls").replace("await", "call")
-        calls = list(self.iterate(self.getattr(mock, "await_args_list" if awaits else "call_args_list")))
-
-        def is_made(call: Any) -> bool:
-            return self.is_equal(self.getattr(call, "args"), args) and self.is_equal(
-                self.getattr(call, "kwargs"), words
-            )
-
-        if name == "assert_has_calls":
-            wanted, any_order = (
-                list(args[0]),
-                (words | dict(zip(("any_order",), args[1:], strict=False))).get("any_order"),
-            )
-            made = calls if awaits else list(self.iterate(self.getattr(mock, "mock_calls")))
-            made = [self.localize(one) for one in made]
-            places = range(len(made) - len(wanted) + 1)
-            if any_order:
-                holds = all(wanted.count(one) <= made.count(one) for one in wanted)
-            else:
-                holds = any(made[place : place + len(wanted)] == wanted for place in places)
-        elif name.endswith("_with"):
-            holds = bool(calls) and is_made(calls[-1]) and (len(calls) == 1 or name == "assert_called_with")
-        elif name == "assert_any_call":
-            holds = any(map(is_made, calls))
-        else:
-            count = len(calls)
-            holds = count == 0 if name == "assert_not_called" else count == 1 if name.endswith("once") else count > 0
-        if not holds:
-            raise AssertionError(f"{asked} does not hold after {len(calls)} calls")
-
-    def sort_key(self, key: Remote) -> Callable[[Any], Any]:
-        """A key for a list of the test that is made of a function of the answer, whose values are compared here."""
+    def sort_key(self, key: Any) -> Any:
+        """A key for an order that is made here: objects of the answer are compared as elsewhere in the test."""
+        if type(key) is KEY_WRAPPER:  # it calls a function that compares
+            return key
 
         def order(left: Any, right: Any) -> int:
             if self.compare("lt", left, right):
@@ -421,7 +394,12 @@ class Operations:
             return 1 if self.compare("lt", right, left) else 0
 
         made = cmp_to_key(order)
-        return lambda item: made(self.call(key, (item,), {}))
+
+        def value(item: Any) -> Any:
+            found = item if key is None else self.call(key, (item,), {})
+            return made(found) if find_remotes(found) else found
+
+        return value
 
     def search(self, owner: Any, name: str, item: Any) -> Any:
         places = [place for place, one in enumerate(owner) if self.is_equal(one, item)]
@@ -444,8 +422,10 @@ class Operations:
             return self.get(function, args[0])
         if self.is_local(function):
             return function(*args, **words)
-        if kind is type and function.__module__ == TEST:
+        if (kind is type and function.__module__ == TEST) or kind.__module__ == TEST:
             return function(*args, **words)
+        if kind is partial:
+            return self.call(function.func, (*function.args, *args), {**function.keywords, **words})
         name = getattr(function, "__name__", "")
         if function is map or function is filter:
             return self.lazily(function, *args)
@@ -459,6 +439,8 @@ class Operations:
             )
             self.link.lengths.add(tuple(args[0]._target))
             return length
+        if name in ORDERING and (self.is_local(words.get("key")) or type(words.get("key")) is KEY_WRAPPER):
+            return function(*args, **{**words, "key": self.sort_key(words["key"])})
         if name in WHOLE and any(type(one) is GeneratorType for one in args):
             args = tuple(list(one) if type(one) is GeneratorType else one for one in args)
         remotes = find_remotes([list(args), words])
@@ -489,15 +471,51 @@ class Operations:
             return function(*args, **{key: value for key, value in words.items() if key != "stream"}, stream=StringIO())
         if name.startswith(("assertRaises", "suppress")):
             return self.expect(function, name, args, words)
+        if name == "assertAlmostEqual" and len(remotes) == 1:
+            check_almost_equal(self, *args, **words)
+            return None
+        if name == "addCleanup":
+            return function(self.call, args[0], args[1:], words)
+        if function is issubclass and isinstance(args[0], type) and issubclass(args[0], BaseException):
+            with suppress(TypeError):  # of a class that is no exception
+                return issubclass(args[0], self.catch(args[-1]))
         judged = any(getattr(one, "__module__", "") == "_operator" and one.__name__ in JUDGES for one in args)
         if name in JUDGES and all(self.link.data(one)[0] for one in remotes):
             return function(*map(self.localize, args), **{key: self.localize(one) for key, one in words.items()})
-        reveals = not self.uses_objects and name not in STRUCTURAL and has_data([*args, *words.values()])
-        if judged or name in JUDGES or reveals:
+        if judged or name in JUDGES:
             raise self.refuse(*remotes)
         if not path:
-            raise self.link.fail("opaque", f"{name or kind.__name__} of the test cannot take an object of the answer")
+            return self.call_here(function, args, words)
+        if not self.uses_objects and name not in STRUCTURAL and has_data([*args, *words.values()]):
+            raise self.refuse(*remotes)
         return self.link.call_library(path, args, words)
+
+    def call_here(self, function: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
+        """Call a method of a library's object that the test has made: `random.Random(0).choice(xs)`.
+
+        It gets data, functions that call the answer's, lists with references, else the reference itself.
+        """
+        lists: list[tuple[Remote, list[Any], list[Any]]] = []
+
+        def stand_in(value: Any) -> Any:
+            if type(value) is not Remote:
+                return value
+            known, data = self.link.data(value)
+            if value._kind == "list":  # which may be changed in place
+                items = list(value)
+                lists.append((value, items, list(items)))
+                return items
+            if known:
+                return data
+            if self.link.call_library("builtins:callable", [value], {}) is True:
+                return lambda *args, **words: self.call(value, args, words)
+            return value
+
+        result = function(*map(stand_in, args), **{key: stand_in(one) for key, one in words.items()})
+        for remote, items, before in lists:
+            if list(map(id, items)) != list(map(id, before)):
+                self.ask("setitem", remote, slice(None), items)
+        return result
 
     def get(self, getter: Any, owner: Any) -> Any:
         """What `attrgetter`, `itemgetter` or `methodcaller` gets from an object."""
@@ -597,8 +615,9 @@ class Operations:
     # Exceptions and contexts
 
     def catch(self, kinds: Any) -> Any:
-        if type(kinds) is tuple:
-            return tuple(self.catch(kind) for kind in kinds)
+        if type(kinds) is tuple:  # flat, which Python wants
+            parts = [self.catch(kind) for kind in kinds]
+            return tuple(one for part in parts for one in (part if type(part) is tuple else (part,)))
         return self.link.exception_class(kinds) if type(kinds) is Remote else kinds
 
     def throw(self, error: Any) -> Any:

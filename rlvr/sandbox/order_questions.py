@@ -9,6 +9,7 @@ has to fit together. Standard library only. `python -m pytest tests/test_sandbox
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from rlvr.sandbox.counter_values import COLLISIONS, WINDOW, far_values, shuffle_range, vary
@@ -68,32 +69,45 @@ class OrderQuestions:
             raise operations.link.fail("opaque", "an object of the answer holds whatever it is asked for")
         return holds[here]
 
-    def near(self, operations: Any, name: str, left: Any, right: Any, bound: Any) -> Any:
-        """`abs(left - right) < bound` for no more than `COLLISIONS` others.
+    def near(
+        self,
+        operations: Any,
+        name: str,
+        left: Any,
+        right: Any,
+        bound: Any,
+        verdict: Callable[[Any, Any], Any],
+        other: Callable[[int], Any] | None = None,
+        side: str = "",
+        actual: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """`verdict(left - right, bound)`, as in `abs(left - right) < bound`, for no more than `COLLISIONS` others.
 
-        It is `left - right == bound` for eq, and `not left - right` for not. An object that makes the difference knows
-        both sides, and would else only have to say that it is small.
+        An object that makes the difference knows both sides, and would else only have to say that it is small.
+        `other(k)`: the operand on `side` with its constants shifted by k. `actual`: the verdict on a difference that
+        was made before.
         """
+        plain = [type(one) in (int, float, complex) for one in (left, right)]
+        if any(plain):
+            other, side = None, "left" if plain[0] else "right"
 
         def holds(k: int) -> Any:
-            parts = [vary(one, k * step) if type(one) in (int, float, complex) else one for one in (left, right)]
-            value = operations.binary("sub", *parts)
-            if name == "not":
-                return not value
-            if name != "eq":
-                value = operations.call(abs, (value,), {})
-            return operations.compare(name, value, bound)
+            if k == 0 and actual is not None:
+                return actual(bound)
+            pair = [left, right]
+            if k:
+                place = ("left", "right").index(side)
+                pair[place] = other(k) if other else vary(pair[place], k)
+            return verdict(operations.binary(name, *pair), bound)
 
-        plain = [type(one) in (int, float, complex) for one in (left, right)]
-        if plain[0] is plain[1] or (operations.readable(left)[0] and operations.readable(right)[0]):
-            step = 0
-            return holds(0)
         step = int(2 * bound) + 1 if type(bound) in (int, float) and 0 <= bound < 1e300 else 1
+        if not side or all(plain) or (operations.readable(left)[0] and operations.readable(right)[0]):
+            return holds(0)
         here = os.urandom(1)[0] % WINDOW
         found: dict[int, Any] = {}
         for position in shuffle_range(WINDOW):
             try:
-                found[position - here] = holds(position - here)
+                found[position - here] = holds((position - here) * step)
             except Exception:
                 if position == here:
                     raise

@@ -126,7 +126,7 @@ class OwnPart:
 
     def evaluate(self, node: ast.AST) -> list[ast.stmt]:
         """The parts of an expression that are evaluated in any case, and do not depend on the answer."""
-        made = self.without_answer(node)
+        made = self.without_answer(getattr(node, "value", None) if isinstance(node, ast.keyword) else node)
         if made is not None:
             return [ast.Expr(made)] if any(isinstance(one, TAKES_TIME) for one in ast.walk(made)) else []
         parts: list[ast.AST] = list(ast.iter_child_nodes(node))

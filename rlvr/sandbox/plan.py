@@ -23,6 +23,7 @@ from typing import Any
 from rlvr.sandbox.answer_names import find_missing_name
 from rlvr.sandbox.codec import MODULES, CodecError, Encoder
 from rlvr.sandbox.file_tests import find_file_oracle, makes_files
+from rlvr.sandbox.native_parts import find_native_classes, find_native_functions, find_own_comparison
 from rlvr.sandbox.own_part import OwnPart, takes_time
 from rlvr.sandbox.remote import BadTest
 from rlvr.sandbox.self_reports import find_self_reports
@@ -45,8 +46,6 @@ from rlvr.sandbox.value_flow import (
     find_deciding,
     find_filled,
     find_held,
-    find_native_classes,
-    find_native_functions,
     find_tainted,
     has_assertion,
     works_with_objects,
@@ -219,6 +218,10 @@ def make_plan(
             tainted = find_tainted(everything, scope | classes | held, native)
             held = find_held(everything, tainted, native, deciding)
             native = native_classes | find_native_functions(everything, scope | classes, tainted | held, deciding)
+        if name := find_own_comparison(everything, scope, native):
+            raise BadTest(
+                f"the test compares an object of the answer with one of its own class {name!r}: use plain data"
+            )
     is_plain = not binds and ast.Attribute not in kinds and all(name.islower() for name in scope)
     uses_objects = not is_plain and works_with_objects(everything, scope | classes, tainted)
     self_report = find_self_reports(trees, free, tainted)

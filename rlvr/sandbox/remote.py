@@ -454,6 +454,20 @@ class Remote:
         if length is not None and count != length:  # an empty object must not pass `len(r) == 2` and a loop
             raise link.fail("opaque", f"an object of the answer gave a length of {length}, and {count} items")
 
+    def __str__(self) -> str:
+        return self._text("builtins:str")
+
+    def __repr__(self) -> str:
+        return self._text("builtins:repr")
+
+    def _text(self, path: str) -> str:
+        failed = self._link.failed
+        try:
+            return str(self._link.call_library(path, [self], {}))
+        except ExchangeEnd:  # a message about a failure must not be another one
+            self._link.failed = failed or self._link.failed
+            return f"<{self._kind}>"
+
     def __eq__(self, other: object) -> NoReturn:
         raise self._link.fail("opaque", f"a {self._kind} of the answer is used where the checker needs plain data")
 

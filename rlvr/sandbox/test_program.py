@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
+from rlvr.sandbox.differences import BOUND, DIFFERENCE, Difference, find_condition, find_difference, load
+from rlvr.sandbox.native_parts import is_formula
 from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, nodes, used_names, walk
 from rlvr.sandbox.value_flow import DISPLAYS, base_names, parameters, runs_whole
 
@@ -63,7 +66,8 @@ class TestProgram(ast.NodeTransformer):
         trees: list[ast.Module],
     ) -> None:
         self.native, self.deciding = native, deciding
-        self.free, self.tainted = free, tainted | held | {HOLD}
+        self.free, self.tainted = free, tainted | held | {HOLD, DIFFERENCE}
+        self.differences: dict[str, Difference] = {}  # by the name that holds one
         self.imports: dict[str, ast.stmt] = {}
         self.values: dict[str, ast.expr | None] = {}  # of names that are assigned once
         for node in (node for tree in trees for node in nodes(tree)):
@@ -73,9 +77,12 @@ class TestProgram(ast.NodeTransformer):
             elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 name = node.targets[0].id
                 self.values[name] = None if name in self.values else node.value
+        conditions = [node for tree in trees for node in nodes(tree) if isinstance(node, (ast.Compare, ast.UnaryOp))]
+        self.judged = self.values.keys() & set().union(*map(used_names, conditions))
         self.held = held
         self.defined = {getattr(node, "name", "") for tree in trees for node in nodes(tree) if self.runs_natively(node)}
         self.temporary = 0
+        self.formulas: list[ast.Lambda] = []  # given to functions of the answer
 
     # Definitions
 
@@ -121,10 +128,14 @@ class TestProgram(ast.NodeTransformer):
         """A function of the answer's objects runs beside them; one that compares, or uses a value of the test, here."""
         inside = bound_inside(node) | parameters(node.args)
         used = used_names(node) - inside - BUILTINS - self.imports.keys()
-        compares = any(
-            isinstance(one, (ast.Compare, ast.Yield, ast.Await, ast.NamedExpr)) for one in walk(node.body)
-        ) or isinstance(node.body, ast.Compare)
-        if not used or compares or not used <= self.tainted | self.free or used_names(node) & self.imports.keys():
+        decides = (ast.Compare, ast.Yield, ast.Await, ast.NamedExpr)
+        compares = any(isinstance(one, decides) for one in [node.body, *walk(node.body)])
+        if (
+            (not used and node not in self.formulas)
+            or compares
+            or not used <= self.tainted | self.free
+            or used_names(node) & self.imports.keys()
+        ):
             return self.generic_visit(node)
         given = sorted(used - self.free)
         for value in (self.values.get(name) for name in set(given) - self.held):
@@ -143,6 +154,8 @@ class TestProgram(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> Any:
         call = node.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and self.is_tainted(call):
+            if call.func.attr == "assertCountEqual" and len(call.args) > 1:
+                return ast.copy_location(ast.Assert(self.same_items(*call.args[:2]), None), node)
             condition = unittest_condition(call)
             if condition is not None:
                 return self.visit(ast.Assert(condition, None))
@@ -150,6 +163,8 @@ class TestProgram(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> Any:
         if all(isinstance(target, ast.Name) for target in node.targets):
+            if kept := self.keep_difference(node):
+                return kept
             holds = isinstance(node.targets[0], ast.Name) and node.targets[0].id in self.held
             node.value = self.visit(node.value)
             if holds and isinstance(node.value, DISPLAYS):
@@ -313,6 +328,8 @@ class TestProgram(ast.NodeTransformer):
             return self.generic_visit(node)
         if isinstance(function, ast.Name) and function.id == HOLD:
             return operation("hold", self.visit(node.args[0]))
+        if isinstance(function, ast.Name) and function.id in self.free:
+            self.formulas += [one for one in node.args if isinstance(one, ast.Lambda) and is_formula(one)]
         args = ast.Tuple([self.visit(part) for part in node.args], ast.Load())
         keys: list[ast.expr | None] = [ast.Constant(word.arg) if word.arg else None for word in node.keywords]
         values: list[ast.expr] = [
@@ -332,23 +349,16 @@ class TestProgram(ast.NodeTransformer):
         return operation("binary", name, self.visit(node.left), self.visit(node.right))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
-        value = node.operand
         if isinstance(node.op, ast.Not):
-            if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Sub):
-                return operation(
-                    "near", ast.Constant("not"), *map(self.visit, (value.left, value.right)), ast.Constant(0)
-                )
-            return self.generic_visit(node)
+            return self.near(node) or self.generic_visit(node)
         return operation("unary", ast.Constant(OPERATORS[type(node.op)]), self.visit(node.operand))
 
     def visit_Compare(self, node: ast.Compare) -> Any:
+        if near := self.near(node):
+            return near
         names = [OPERATORS[type(one)] for one in node.ops]
         if len(names) == 1:
             right = node.comparators[0]
-            difference = self.difference(names[0], node.left, right)
-            if difference is not None:
-                parts = (difference.left, difference.right, right)
-                return operation("near", ast.Constant(names[0]), *map(self.visit, parts))
             other = self.counterpart(right) or self.counterpart(node.left)
             side = "right" if self.counterpart(right) else "left"
             args = [ast.Constant(names[0]), self.visit(node.left), self.visit(right)]
@@ -361,13 +371,47 @@ class TestProgram(ast.NodeTransformer):
         ]
         return operation("chain", self.visit(node.left), *rest)
 
-    def difference(self, name: str, left: ast.expr, right: ast.expr) -> ast.BinOp | None:
-        """`x - y` of `abs(x - y) < bound` and of `x - y == 0`."""
-        if name in ("lt", "le") and isinstance(left, ast.Call) and isinstance(left.func, ast.Name):
-            left = left.args[0] if left.func.id == "abs" and "abs" not in self.free and len(left.args) == 1 else left
-        elif name != "eq" or not isinstance(right, ast.Constant) or right.value != 0:
+    def same_items(self, left: ast.expr, right: ast.expr) -> ast.expr:
+        return operation("same_items", self.visit(left), self.visit(right), *self.find_counterpart(left, right))
+
+    def find_counterpart(self, left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr]:
+        """A function that makes the counterpart of a side, and which side; None and empty if there is none."""
+        for side, part in (("right", right), ("left", left)):
+            if other := self.counterpart(part):
+                return make_thunk(self.visit(other), "_k_"), ast.Constant(side)
+        return ast.Constant(None), ast.Constant("")
+
+    def near(self, node: ast.expr) -> ast.expr | None:
+        """A condition that says that a difference is small; None for another one."""
+        found = find_condition(node, self.differences, self.free)
+        if found is None:
             return None
-        return left if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Sub) else None
+        left, right = found.source or (found.left, found.right)
+        verdict = make_thunk(self.visit(found.build(load(DIFFERENCE))), DIFFERENCE, BOUND)
+        rest = [*self.find_counterpart(left, right)]
+        if found.whole is not None:
+            held, self.differences = self.differences, {}
+            rest.append(make_thunk(self.visit(found.whole), BOUND))
+            self.differences = held
+        parts = map(self.visit, (found.left, found.right, found.bound or ast.Constant(0)))
+        return operation("near", ast.Constant(OPERATORS[type(found.op)]), *parts, verdict, *rest)
+
+    def keep_difference(self, node: ast.Assign) -> list[ast.stmt] | None:
+        """`d = x - y` with names for x and y, if a condition of the test is about `d`."""
+        name = node.targets[0].id if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) else ""
+        found = find_difference(node.value, {}, self.free) if name in self.judged and self.values[name] else None
+        if found is None or not self.is_tainted(node.value):
+            return None
+        self.temporary += 1
+        names = [load(f"_{side}{self.temporary}_") for side in "lr"]
+        self.tainted |= {one.id for one in names}
+        done: list[ast.stmt] = [
+            assign(one.id, self.visit(part)) for one, part in zip(names, (found.left, found.right), strict=True)
+        ]
+        done.append(assign(name, self.visit(found.build(ast.BinOp(names[0], found.op, names[1])))))
+        kept = replace(found, left=names[0], right=names[1], source=(found.left, found.right))
+        self.differences[name] = kept
+        return done
 
     def counterpart(self, node: ast.expr) -> Any:
         """The expression with other constants, for a counter-question; None if it has none or may have side effects."""

@@ -38,7 +38,8 @@ SAME_IS_TRUE, SAME_IS_FALSE = (ast.Eq, ast.LtE, ast.GtE), (ast.NotEq, ast.Lt, as
 CHECKS = ("assert", "fail", "check", "verify", "expect", "ensure", "require")  # how names of checking functions begin
 ENDS = ("exit", "quit", "_exit", "exec", "eval")  # calls that may fail a test in ways that a text does not show
 REPORTS = ("print", "print_exc", "warn", "warning", "error", "info", "debug", "exception", "log")
-RUNNERS = ("TextTestRunner", "TestLoader", "defaultTestLoader", "TestSuite", "makeSuite")
+NAMESPACES = ("globals", "locals")  # in which a test looks for the functions that it calls
+RUNNERS = ("TextTestRunner", "TestLoader", "defaultTestLoader", "TestSuite", "makeSuite", "main")
 SHARED_MODULES = ("builtins", "logging", "os", "sys", "warnings")  # by which an answer acts on what a test has made
 STRONG, WEAK = "", "weak"  # what a check is, else why it is vacuous
 
@@ -82,6 +83,9 @@ class VacuousTests:
         self.defined = {n.name: n for n in self.all_nodes if isinstance(n, (*FUNCTIONS, ast.ClassDef))}
         calls = [node.func for node in self.all_nodes if isinstance(node, ast.Call)]
         called = {function.id for function in calls if isinstance(function, ast.Name)}
+        stored = {n.id for n in self.all_nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+        calls_found = called & stored or any(isinstance(function, ast.Subscript) for function in calls)
+        self.namespaces = NAMESPACES if calls_found else ()
         self.functions = {*self.defined, *(called & of_answer), entry_point}
         self.loaded = Counter(n.id for n in self.all_nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
         self.of_answer = of_answer | {entry_point or ""}
@@ -227,7 +231,7 @@ class VacuousTests:
                     return [caught or "what fails in a thread does not fail the test"]
                 if not (is_run and is_lazy(self.defined[name])):
                     return [caught]
-            elif isinstance(one, ast.Attribute) and name in (*RUNNERS, "main") and self.checking:
+            elif self.checking and name in (RUNNERS if isinstance(one, ast.Attribute) else self.namespaces):
                 return [caught]
             if isinstance(one, ast.Call) and not of_assert:
                 name = function_name(one)

@@ -12,6 +12,7 @@ import ast
 from collections.abc import Iterable
 
 from rlvr.sandbox.codec import MODULES
+from rlvr.sandbox.differences import Difference, find_condition, find_difference
 from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, IMPORTS, OF_DATA, bound_names, nodes, used_names, walk
 
 NATIVE_MODULES = (
@@ -49,7 +50,8 @@ def find_tainted(trees: list[ast.Module], free: set[str], native: set[str]) -> s
         tainted |= parameters(functions["check"].args)
     plain = [node for node in everything if isinstance(node, ast.ClassDef) and node.name not in native]
     of_plain = {one for node in plain if not has_assertion(node) and not used_names(node) & free for one in node.body}
-    methods = {one for node in everything if isinstance(node, ast.ClassDef) for one in node.body}
+    bodies = {node.name: node.body for node in everything if isinstance(node, ast.ClassDef)}
+    methods = {one for body in bodies.values() for one in body}
     called = {id(node.func) for node in everything if isinstance(node, ast.Call)}
 
     drawing = {name for node in everything for name in native_names(node, ("random",))}
@@ -58,9 +60,9 @@ def find_tainted(trees: list[ast.Module], free: set[str], native: set[str]) -> s
         """Whether a value of the answer is used; values that the test draws at random are its own."""
         return any(used_names(part) & (tainted - drawing) for part in parts if part is not None)
 
-    before = -1
-    while before < len(tainted):
-        before = len(tainted)
+    before = None
+    while before != (len(tainted), len(of_plain)):
+        before = len(tainted), len(of_plain)
         for node in everything:
             if isinstance(node, FUNCTIONS):
                 if is_tainted(*node.body, *node.decorator_list) or node.name in native:
@@ -79,6 +81,11 @@ def find_tainted(trees: list[ast.Module], free: set[str], native: set[str]) -> s
                 given = [*node.args, *(word.value for word in node.keywords)]
                 if isinstance(node.func, ast.Name) and node.func.id in functions and is_tainted(*given):
                     tainted |= parameters(functions[node.func.id].args)
+                if of_plain and is_tainted(*given):  # a constructor, a method or the object itself gets it
+                    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                    for kind, body in bodies.items():
+                        if name == kind or {name, "__call__"} & {getattr(one, "name", "") for one in body}:
+                            of_plain -= set(body)
                 if isinstance(node.func, ast.Attribute) and is_tainted(*given):
                     tainted |= base_names(node.func.value) - modules
             elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
@@ -192,36 +199,6 @@ def find_held(trees: list[ast.Module], tainted: set[str], native: set[str], deci
     return held & made
 
 
-def find_native_classes(trees: list[ast.Module], free: set[str]) -> set[str]:
-    """Classes of a test that have to run beside the answer: it gets them or their objects, or they derive from its own.
-
-    A class that only keeps cases (`case.want`) stays here: beside the answer, the answer would choose its values.
-    """
-    everything = [node for tree in trees for node in nodes(tree)]
-    classes = {node.name: node for node in everything if isinstance(node, ast.ClassDef) and not has_assertion(node)}
-    modules = set().union(*(bound_names(ast.Module([node], [])) for node in everything if isinstance(node, IMPORTS)))
-    functions = {node.name for node in everything if isinstance(node, FUNCTIONS)}
-    made_there = [one for one in NATIVE_MODULES if one != "random"]
-    from_there = free.union(*(native_names(node, made_there) for node in everything))
-    native = {name for name, node in classes.items() if set().union(*map(used_names, node.bases)) & from_there}
-    before = -1
-    while before < len(native):
-        before = len(native)
-        for name, node in classes.items():
-            if set().union(*map(used_names, node.bases)) & native:
-                native.add(name)
-            objects = find_objects(everything, name)
-            for call in (one for one in everything if isinstance(one, ast.Call)):
-                function = call.func
-                owners = used_names(function.value) if isinstance(function, ast.Attribute) else set[str]()
-                is_method = bool(owners - modules - functions - {name} - BUILTINS - {"self", "cls"})
-                is_called = isinstance(function, ast.Name) and function.id in free | {"candidate"} | native
-                args = [*call.args, *(word.value for word in call.keywords)]
-                if (is_method or is_called) and any(whole_names(part) & objects for part in args):
-                    native.add(name)
-    return native
-
-
 def find_deciding(trees: list[ast.Module], free: set[str]) -> set[str]:
     """Functions of a test that are not given to the answer's process, since their text holds expected values.
 
@@ -313,39 +290,6 @@ def runs_whole(node: ast.stmt, tainted: set[str], native: set[str], deciding: se
         isinstance(one, (ast.Yield, ast.YieldFrom)) for one in inner
     )
     return suspends and bool({one.id for one in [node, *inner] if isinstance(one, ast.Name)} & tainted)
-
-
-def find_native_functions(trees: list[ast.Module], free: set[str], tainted: set[str], deciding: set[str]) -> set[str]:
-    """Functions of a test, without assertions, that run as a whole: in a thread, or in an event loop of the answer.
-
-    They are passed to what makes threads, or as coroutines to a function of the answer or of `asyncio`. One that a
-    thread calls with values of the test stays here, and so do these values.
-    """
-    everything = [node for tree in trees for node in nodes(tree)]
-    functions = {
-        node.name: node
-        for node in everything
-        if isinstance(node, FUNCTIONS)
-        and not (has_assertion(node) or node.name in deciding)
-        and not any(isinstance(one, (ast.Global, ast.Nonlocal)) for one in walk(node))
-    }
-    calls = [node for node in everything if isinstance(node, ast.Call)]
-    called = {node.func.id for node in calls if isinstance(node.func, ast.Name)}
-    loaded = {node.id for node in everything if isinstance(node, ast.Name)} & functions.keys()
-    found = set[str]()
-    for call in calls:
-        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-        owners = used_names(call.func)
-        given = [*call.args, *(word.value for word in call.keywords)]
-        passed = {node.id for one in given for node in nodes(one) if isinstance(node, ast.Name)} & functions.keys()
-        if name in THREADING:
-            others = set().union(*map(used_names, given)) - passed - tainted - BUILTINS
-            found |= set() if others else passed
-            if not passed:  # `Thread(target=one) for one in (give, take)`
-                found |= {one for one in loaded - called if not parameters(functions[one].args)}
-        elif owners & free or (owners & {"asyncio"} and name != "run") or name == "create_task":
-            found |= {one for one in passed if isinstance(functions[one], ast.AsyncFunctionDef)}
-    return found
 
 
 def is_generator(function: ast.AST) -> bool:
@@ -481,7 +425,17 @@ def works_with_objects(trees: list[ast.Module], free: set[str], tainted: set[str
         name = node.func.id.lstrip("_") if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
         return name[:1].isupper() and node.func.id in free and "_" not in name  # type: ignore[union-attr]
 
-    for node in (node for tree in trees for node in nodes(tree)):
+    everything = [node for tree in trees for node in nodes(tree)]
+    differences: dict[str, Difference] = {}
+    for node in everything:
+        found = find_difference(node.value, {}, free) if isinstance(node, ast.Assign) else None
+        if found and isinstance(node.targets[0], ast.Name):  # type: ignore[attr-defined]
+            differences[node.targets[0].id] = found  # type: ignore[attr-defined]
+    for node in everything:
+        if isinstance(node, (ast.UnaryOp, ast.Compare)):
+            found = find_condition(node, differences, free)
+            if found and any(map(makes_object, (found.left, found.right))):  # other differences are asked about too
+                return True
         if isinstance(node, ast.Attribute):
             if node.attr not in OF_DATA and is_tainted(node.value) and not base_names(node.value) & files:
                 return True
