@@ -208,7 +208,7 @@ def running_server(kind: str, keys: Sequence[str]) -> Iterator[Any]:
             write_random(Path(scratch) / "model", "3m", CONTEXT)
             server: Any = TinkerServer({"model": Path(scratch) / "model"}, state, keys=",".join(keys))
         else:
-            unlimited = {"RLVR_REQUESTS_PER_MINUTE": "0", "RLVR_READS_PER_MINUTE": "0", "RLVR_LOG": "warning"}
+            unlimited: Any = {"RLVR_REQUESTS_PER_MINUTE": "0", "RLVR_READS_PER_MINUTE": "0", "RLVR_LOG": "warning"}
             url = stack.enter_context(endpoint(0.05))
             server = RlvrService(state, keys=",".join(keys), LLM_ENDPOINT=url, **unlimited)
         server.command = FRESH  # a fork of a process of the tests would have other figures
@@ -241,10 +241,8 @@ def measured(prober: Receiver, act: Callable[[], Any]) -> tuple[Any, float, floa
 
 
 def print_row(name: str, status: int | None, seconds: float, median: float, largest: float) -> None:
-    print(
-        f"{name:<52} {status if status is not None else '-':>6} {seconds:8.2f} {1e3 * median:10.1f} ms {1e3 * largest:6.0f} ms",
-        flush=True,
-    )
+    shown = "-" if status is None else status
+    print(f"{name:<52} {shown:>6} {seconds:8.2f} {1e3 * median:10.1f} ms {1e3 * largest:6.0f} ms", flush=True)
 
 
 def report_mixed(kind: str, server: Any, prober: Receiver, seconds: float, clients: int, seed: int, only: str) -> float:
@@ -322,6 +320,7 @@ def main() -> int:
         else:
             largest = report_mixed(given.kind, server, prober, given.seconds, given.clients, given.seed, given.only)
         prober.end()
+    print(f"statuses of the probe: {dict(prober.statuses)}")
     print(f"the longest probe beside hostile requests: {1e3 * largest:.0f} ms")
     return int(largest > given.most)
 

@@ -160,6 +160,7 @@ def said(text: str, times: int = 1) -> Callable[[], list[dict[str, str]]]:
 
 
 def nested(depth: int) -> Any:
+    """Objects of twice as many levels."""
     inner: Any = {"type": "object"}
     for _ in range(depth):
         inner = {"properties": {"a": inner}}
@@ -225,8 +226,8 @@ def engine_requests() -> list[Hostile]:
         chat("message of many parts", lambda: [
             {"role": "user", "content": [{"type": "text", "text": "a"}] * 15_000}
         ]),
-        chat("tools of 900 levels", said("hi"), tools=lambda: [tool("t", nested(900))]),
-        chat("tools of 400 levels", said("hi"), tools=lambda: [tool("t", nested(400))]),
+        chat("tools of 900 levels", said("hi"), tools=lambda: [tool("t", nested(450))]),
+        chat("tools of 100 levels", said("hi"), tools=lambda: [tool("t", nested(50))]),
         chat("1,000 tools", said("hi"), tools=lambda: [tool(f"t{i}", {"a": words * 9}) for i in range(1_000)]),
         chat("one tool of 20,000 fields", said("hi"), tools=lambda: [tool("t", {f"f{i}": 0 for i in range(20_000)})]),
         chat("10,000 calls of tools", lambda: [{
