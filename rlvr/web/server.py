@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from rlvr.web.auth import KEYS_VARIABLE, ApiKeys
 
@@ -222,6 +222,7 @@ def protocol_class() -> Any:
             if self._rest is not None:
                 self._rest.cancel()
             super().connection_lost(exc)
+            self.cycle = cast(Any, None)  # which refers to this: both would wait for a collection, with a rest of a body
 
         def data_received(self, data: bytes) -> None:
             if self._timer is not None:
@@ -251,9 +252,12 @@ def protocol_class() -> Any:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if self.cycle.response_complete and not self.transport.is_closing():  # no other request waits behind it
+            if self.cycle is None or self.transport.is_closing():
+                return
+            if self.cycle.response_complete:  # no other request waits behind it
                 idle[self] = None
-            if not self._is_complete and not self.transport.is_closing():
+                self.cycle.body = bytearray()  # of which the application did not take everything
+            if not self._is_complete:
                 self._rest = self.loop.call_later(REST_SECONDS, self._abort)
 
         def _start_timer(self) -> None:
