@@ -222,7 +222,7 @@ def protocol_class() -> Any:
             if self._rest is not None:
                 self._rest.cancel()
             super().connection_lost(exc)
-            self.cycle = cast(Any, None)  # which refers to this: both would wait for a collection, with a rest of a body
+            self.cycle = cast(Any, None)  # it refers to this: they would wait for a collection, with the rest of a body
 
         def data_received(self, data: bytes) -> None:
             if self._timer is not None:
