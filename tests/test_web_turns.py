@@ -1,11 +1,11 @@
-"""An owner of thousands of connections beside one with a single request: turns, and what connections leave behind."""
+"""An owner of thousands of connections beside one with a single request, and long work that lets other threads run."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +21,7 @@ from rlvr.tinker_server.http.wire import encode_samples
 from rlvr.tinker_server.request_futures import ProtoResult
 from rlvr.tinker_server.sampling.sample_requests import _encode_protobuf
 from rlvr.tinker_server.server_limits import ServerLimits
-from rlvr.web import server as web_server
-from rlvr.web.auth import ApiKeys
+from rlvr.web.auth import ApiKeys, owner_of
 from rlvr.web.json_bodies import read_json
 from rlvr.web.turns import Turns
 
@@ -62,7 +61,7 @@ def test_requests_of_one_owner_that_begin_at_once_do_not_stand_before_anothers()
         middleware = protect(note)
         clients = [Client(key, asyncio.Event().wait) for key in (*[ANNA] * 100, BOB)]
         await asyncio.gather(*(middleware(one.scope, one.receive, one.send) for one in clients))
-        assert begun.index(middleware._keys.owner(BOB)) < 3 and len(begun) == 101
+        assert begun.index(owner_of(BOB)) < 3 and len(begun) == 101
 
     asyncio.run(run())
 
@@ -93,7 +92,7 @@ def test_bodies_that_end_at_once_are_refused_one_by_one(fate: str) -> None:
 
     async def read(scope: Any, receive: Any, send: Any) -> None:
         owner = scope["state"]["owner"]
-        if owner == middleware._keys.owner(ANNA):
+        if owner == owner_of(ANNA):
             try:
                 await receive()
             finally:
@@ -120,6 +119,8 @@ def test_bodies_that_end_at_once_are_refused_one_by_one(fate: str) -> None:
         tasks = [asyncio.create_task(middleware(one.scope, one.receive, one.send)) for one in clients]
         tasks.append(asyncio.create_task(begin_with_the_first()))
         await asyncio.sleep(0.01)
+        if fate == "slow":
+            time.sleep(0.1)  # their time is over in the same round of the loop
         leave.set()
         await asyncio.gather(*tasks)
         assert events.index("other") < 60 and events.count("ended") == 100
@@ -139,49 +140,6 @@ def test_a_turn_that_is_not_wanted_any_more_goes_to_the_next() -> None:
         assert not turns._waiting
 
     asyncio.run(run())
-
-
-def test_a_connection_that_is_closed_leaves_nothing_for_the_collector() -> None:
-    """A half-sent body would stay in memory until then."""
-
-    async def run() -> list[Any]:
-        async def read(scope: Any, receive: Any, send: Any) -> None:
-            while (await receive())["type"] == "http.request":
-                pass
-
-        config = web_server.server_config(read)
-        config.load()
-        from uvicorn.server import ServerState
-
-        state = ServerState()
-        listening = await asyncio.get_running_loop().create_server(
-            lambda: config.http_protocol_class(config, state, {}), "127.0.0.1", 0
-        )
-
-        async def leave() -> None:
-            _, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
-            writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n" + b" " * 1_000)
-            await writer.drain()
-            while not state.tasks:
-                await asyncio.sleep(0.01)
-            writer.transport.abort()
-            while state.connections or state.tasks:
-                await asyncio.sleep(0.01)
-
-        await leave()
-        gc.collect()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        await leave()
-        gc.collect()
-        found = [one for one in gc.garbage if type(one).__name__ in ("RequestResponseCycle", "BoundedHttpProtocol")]
-        listening.close()
-        return found
-
-    try:
-        assert asyncio.run(run()) == []
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
 
 
 @pytest.mark.parametrize("text", ["[1,-2,3.5,1e300,true,null]", '{"a":[1],"b":"1.5"}', "-0", "1" * 4_000])

@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from rlvr.web.auth import KEYS_VARIABLE, ApiKeys
 
@@ -222,7 +222,6 @@ def protocol_class() -> Any:
             if self._rest is not None:
                 self._rest.cancel()
             super().connection_lost(exc)
-            self.cycle = cast(Any, None)  # it refers to this: they would wait for a collection, with the rest of a body
 
         def data_received(self, data: bytes) -> None:
             if self._timer is not None:
@@ -252,7 +251,7 @@ def protocol_class() -> Any:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if self.cycle is None or self.transport.is_closing():
+            if self.transport.is_closing():
                 return
             if self.cycle.response_complete:  # no other request waits behind it
                 idle[self] = None
