@@ -10,14 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytest.importorskip("google.protobuf", reason="the extra [serve] is not installed")
 
 from rlvr.core.messages import SampledSequence, SampleResponse
 from rlvr.core.types import StopReason
+from rlvr.engine import sampling
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
 from rlvr.tinker_server.http.wire import encode_samples
+from rlvr.tinker_server.open_api.open_replies import template_messages
+from rlvr.tinker_server.open_api.open_requests import ChatMessage
 from rlvr.tinker_server.request_futures import ProtoResult
 from rlvr.tinker_server.sampling.sample_requests import _encode_protobuf
 from rlvr.tinker_server.server_limits import ServerLimits
@@ -174,3 +178,17 @@ def test_likeliest_tokens_go_place_by_place_once_they_are_encoded() -> None:
     response = made()
     assert _encode_protobuf(None, response) == ProtoResult(encode_samples(made()))
     assert response.sequences[0].topk_logprobs == [[], []] and response.topk_prompt_logprobs == [None, []]
+
+
+def test_arguments_of_a_call_hold_no_more_than_a_body_may() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": "[" + "1," * 300_001 + "1]"}}
+    with pytest.raises(ValueError, match=r"arguments of 'f' have more than .* 300,000 values"):
+        template_messages([ChatMessage(role="assistant", tool_calls=[call])])
+
+
+def test_likeliest_tokens_are_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = torch.randn(20, 9)
+    monkeypatch.setattr(sampling, "TOP_ROWS", 3)
+    pieces = sampling.top_tokens(table, 4)
+    monkeypatch.setattr(sampling, "TOP_ROWS", 100)
+    assert pieces == sampling.top_tokens(table, 4) and len(pieces) == 20
