@@ -19,7 +19,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -178,12 +178,12 @@ def _make(port: int, count: int, make: Callable[[Any, int], str]) -> Statuses:
     return found
 
 
-def scenarios(count: int) -> dict[str, Callable[[int], Awaitable[Statuses]]]:
+def scenarios(count: int) -> dict[str, Callable[[int], Coroutine[Any, Any, Statuses]]]:
     large = {"model": "model", "prompt": list(range(4_000)), "echo": True, "logprobs": 60, "max_tokens": 1}
     stream = {"model": "model", "prompt": [1, 2, 3], "n": 16, "logprobs": 20, "max_tokens": 400, "stream": True}
     one, several, mib = KEYS[:1], KEYS, 1 << 20
 
-    def half(path: str, announced: int, sent: int, keys: list[str]) -> Callable[[int], Awaitable[Statuses]]:
+    def half(path: str, announced: int, sent: int, keys: list[str]) -> Callable[[int], Coroutine[Any, Any, Statuses]]:
         return partial(half_sent, count=count, path=path, announced=announced, sent=sent, keys=keys)
 
     return {
@@ -218,7 +218,7 @@ def run_scenario(server: Any, name: str, count: int, settle: float) -> None:
     process.start()
     while process.is_alive() and not receiving.poll(0.2):
         peak = tuple(map(max, peak, resources(server)))
-    found = receiving.recv() if receiving.poll(0) else "it failed"
+    found: Statuses = receiving.recv() if receiving.poll(0) else Statuses({"it failed": 1})
     took = time.monotonic() - began
     process.kill()
     print(f"{name}: {took:.1f} s, {dict(found)}")
