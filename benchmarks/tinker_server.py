@@ -39,14 +39,14 @@ SIZES: dict[str, dict[str, int]] = {
 Job = Callable[[Any, Any, Any], int]
 
 
-def write_random(folder: Path, size: str) -> None:
+def write_random(folder: Path, size: str, context: int = 2_048) -> None:
     """Write a random model with the tests' tokenizer; its steps cost what a trained model's do."""
     from rlvr.engine.model_loading import build_model
     from tests.tinker_model import CONFIG, tokenizer
 
     words = tokenizer()
     vocabulary = 151_936 if size == "0.5b" else 4_096
-    config = {**CONFIG, **SIZES[size], "vocab_size": vocabulary, "max_position_embeddings": 2_048}
+    config = {**CONFIG, **SIZES[size], "vocab_size": vocabulary, "max_position_embeddings": context}
     build_model(config, words, seed=1, device="cpu", dtype="float32").module.save_pretrained(folder)
     words.save_pretrained(folder)
 

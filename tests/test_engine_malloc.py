@@ -51,6 +51,12 @@ def test_a_rank_returns_every_large_block_that_it_frees() -> None:
     assert measure("malloc.return_freed_memory()")[0] > 0.95
 
 
+def test_much_free_memory_is_returned_and_little_stays() -> None:
+    first = "malloc.keep_freed_memory()"
+    assert measure(first, "malloc.release_free_memory(64 << 20)")[1] > 150  # MiB of the 192
+    assert measure(first, "malloc.release_free_memory(1 << 40)")[1] < 8
+
+
 @pytest.mark.slow
 def test_an_engine_keeps_and_an_idle_one_gives_back() -> None:
     built = """

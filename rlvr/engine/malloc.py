@@ -9,6 +9,7 @@ at most. A rank, which holds a part of a model and gathers the rest again and ag
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Mapping
 
@@ -42,10 +43,30 @@ def _configure(values: Mapping[int, int]) -> None:
         library.mallopt(parameter, value)
 
 
-def release_free_memory() -> None:
-    """Return free memory to the system."""
-    if (library := _glibc()) is not None:
+def release_free_memory(least: int = 0) -> None:
+    """Return free memory to the system if it has at least `least` bytes."""
+    if (library := _glibc()) is not None and (not least or _free_bytes(library) >= least):
         library.malloc_trim(0)
+
+
+class _Mallinfo(ctypes.Structure):
+    """https://man7.org/linux/man-pages/man3/mallinfo.3.html"""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks"),
+            "keepcost",
+        )
+    ]
+
+
+def _free_bytes(library: ctypes.CDLL) -> float:
+    """What malloc holds free; infinity where it does not say (glibc before 2.33)."""
+    if not hasattr(library, "mallinfo2"):
+        return math.inf
+    library.mallinfo2.restype = _Mallinfo
+    return library.mallinfo2().fordblks
 
 
 def _glibc() -> ctypes.CDLL | None:

@@ -20,6 +20,7 @@ from rlvr.engine.losses import token_logprobs
 GUMBEL_ABOVE = 4096
 # Probabilities per draw: their fp64 copies stay in a core's cache, or fill a device.
 AT_ONCE, AT_ONCE_ON_DEVICE = 1 << 16, 1 << 24
+TOP_ROWS = 64  # rows of likeliest tokens that become numbers of Python in one call, which keeps other threads waiting
 
 
 def _as_int64(value: int) -> int:
@@ -120,7 +121,11 @@ def sample(
 def top_tokens(logprobs_RV: Tensor, count: int) -> list[list[tuple[int, float]]]:
     """Per row the `count` likeliest tokens with their log-probs, likeliest first."""
     values, ids = logprobs_RV.topk(count, dim=-1)
-    return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
+    found: list[list[tuple[int, float]]] = []
+    for some_ids, some_values in zip(ids.split(TOP_ROWS), values.split(TOP_ROWS), strict=True):
+        rows = zip(some_ids.tolist(), some_values.tolist(), strict=True)
+        found += [list(zip(*row, strict=True)) for row in rows]
+    return found
 
 
 def score_prompt(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlvr.core.file_lock import lock_file
+from rlvr.engine.malloc import release_free_memory
 from rlvr.tinker_server.client_sessions import ClientSessions
 from rlvr.tinker_server.request_futures import FutureRegistry, LiveOutcome, Outcome, Pending, lost_error
 from rlvr.tinker_server.runs.adapter_cache import AdapterCache
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from rlvr.engine.engine import Engine
 
 log = logging.getLogger(__name__)
+TRIM_SECONDS, KEPT_BYTES = 60.0, 256 << 20  # how often more free memory than this goes back to the system
 
 
 class TinkerBackend:
@@ -157,8 +159,14 @@ class TinkerBackend:
         self._lock.close()
 
     def _clean(self) -> None:
+        trimmed_at = time.monotonic()
         while not self._closing.wait(min(5.0, self.limits.session_seconds / 4)):
             try:
+                if (
+                    time.monotonic() - trimmed_at > TRIM_SECONDS
+                ):  # an engine does it when it is idle, which may be never
+                    trimmed_at = time.monotonic()
+                    release_free_memory(KEPT_BYTES)
                 self.sampling.cancel_absent_clients()
                 self._futures.trim()
                 self.checkpoints.sweep()

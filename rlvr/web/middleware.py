@@ -29,6 +29,7 @@ from starlette.responses import Response
 from rlvr.web.auth import ApiKeys
 from rlvr.web.errors import HttpError
 from rlvr.web.logs import FieldLogger, bind_ids, clear_ids
+from rlvr.web.turns import Turns
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -67,6 +68,7 @@ class Middleware:
         self._app, self._keys, self._log, self._loopback_only = app, keys, log, loopback_only
         self._count = count
         self._open: Counter[str] = Counter()  # owner -> requests that are not answered
+        self._turns = Turns()
         self._arriving: Counter[str] = Counter()  # owner -> bytes of bodies that are being received and read
 
     # Rules
@@ -124,8 +126,10 @@ class Middleware:
             await self._app(scope, receive, send)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = scope.setdefault("state", {})
+        state["owner"] = self._owner_of(scope)
         try:
-            self._authenticate(scope, scope.setdefault("state", {}))
+            self._authenticate(scope, state)
         except HttpError as error:
             self._log.warning("websocket refused", path=scope["path"][:300], reason=str(error))
             await receive()
@@ -140,7 +144,9 @@ class Middleware:
         if is_head := method == "HEAD":  # answered as GET is, without the body; the server's own scope stays as it is
             scope = {**scope, "method": "GET"}
         state: dict[str, Any] = scope.setdefault("state", {})
-        state |= {"request_id": request_id, "owner": "", "reason": ""}
+        owner = self._owner_of(scope)
+        state |= {"request_id": request_id, "owner": owner, "reason": ""}
+        turn = (owner, self.is_open(scope["path"]))  # clients without a key do not keep a probe waiting
         clear_ids()
         bind_ids(request_id=request_id)
         status, received, held, is_started, is_complete = 0, 0, 0, False, False  # `held` of what was received
@@ -170,11 +176,14 @@ class Middleware:
                 async with asyncio.timeout_at(deadline()):
                     message = await receive()
             except TimeoutError:
+                await self._turns.take(turn)
                 seconds = asyncio.get_running_loop().time() - begun
                 raise self.error(408, "too_slow", f"the body was not complete after {seconds:.0f} s") from None
             is_complete = not message.get("more_body", False)
-            if message["type"] == "http.request":
-                size, owner = len(message.get("body", b"")), state["owner"]
+            if message["type"] == "http.disconnect":
+                await self._turns.take(turn)
+            else:
+                size = len(message.get("body", b""))
                 received, held = received + size, held + size
                 self._arriving[owner] += size
                 if received > limit:
@@ -182,10 +191,9 @@ class Middleware:
                         await drain()
                     raise self._too_large(limit)
                 if self._arriving[owner] > self.max_arriving_bytes:  # its connection stays open, and drops the rest
-                    error = self._too_many_bytes(owner)
-                    self._arriving[owner] -= held  # or the owner's other requests would be refused too
-                    held = 0
-                    raise error
+                    arriving, freed, held = self._arriving[owner], held, 0
+                    self._arriving[owner] -= freed  # or the owner's other requests would be refused too
+                    raise self._too_many_bytes(arriving)
             return message
 
         async def send_marked(message: Message) -> None:
@@ -206,15 +214,16 @@ class Middleware:
 
         is_counted = False
         try:
+            await self._turns.take(turn)
             if self.is_preflight(scope):
                 await send_marked({"type": "http.response.start", "status": 204, "headers": []})
                 await send_marked({"type": "http.response.body"})
                 return
             self._authenticate(scope, state)
-            self.check_rate(scope, state["owner"])
-            if self._open[state["owner"]] >= self.max_open_requests:
-                raise self._too_many_requests(state["owner"])
-            self._open[state["owner"]] += 1
+            self.check_rate(scope, owner)
+            if self._open[owner] >= self.max_open_requests:
+                raise self._too_many_requests(owner)
+            self._open[owner] += 1
             is_counted = True
             await self.wait_until_ready(scope)
             if (declared := _declared_length(headers_of(scope))) > limit:
@@ -231,8 +240,8 @@ class Middleware:
             if not is_started:
                 await send_error(send_marked, self.internal_error(error), state)
         finally:
-            self._arriving[state["owner"]] -= held
-            self._open[state["owner"]] -= is_counted
+            self._arriving[owner] -= held
+            self._open[owner] -= is_counted
             self._arriving, self._open = +self._arriving, +self._open  # without owners at zero
             seconds = time.perf_counter() - started_at
             if self._count is not None:
@@ -251,10 +260,12 @@ class Middleware:
             owner=state["owner"], seconds=round(seconds, 4), **reason,
         )  # fmt: skip
 
+    def _owner_of(self, scope: Scope) -> str:
+        return self._keys.owner(self.key_of(headers_of(scope))) or ""
+
     def _authenticate(self, scope: Scope, state: dict[str, Any]) -> None:
+        """Check where a request comes from, and that it has an owner."""
         headers, path = headers_of(scope), scope["path"]
-        key = self.key_of(headers)
-        owner = state["owner"] = self._keys.owner(key) or ""
         if self._loopback_only:
             host, origin = headers.get("host", ""), headers.get("origin")
             if host_name(host) not in LOOPBACK:
@@ -263,8 +274,8 @@ class Middleware:
                 raise self.error(403, "wrong_host", detail)
             if origin is not None and not self.is_own_origin(origin, headers):
                 raise self.error(403, "wrong_origin", f"a web page of {origin[:100]!r} may not use this server")
-        if not owner and not self.is_open(path):
-            fault = "unknown API key" if key else "the API key is missing"
+        if not state["owner"] and not self.is_open(path):
+            fault = "unknown API key" if self.key_of(headers) else "the API key is missing"
             raise self.error(401, "no_key", f"{fault}: {self.key_hint}")
 
     def _too_large(self, limit: int, declared: int | None = None) -> HttpError:
@@ -273,8 +284,8 @@ class Middleware:
             413, "body_too_large", f"the body has {size} bytes; at most {limit:,} are taken{self.body_hint}"
         )
 
-    def _too_many_bytes(self, owner: str) -> HttpError:
-        detail = f"{self._arriving[owner]:,} bytes of yours are arriving at the same time; send fewer requests at once"
+    def _too_many_bytes(self, arriving: int) -> HttpError:
+        detail = f"{arriving:,} bytes of yours are arriving at the same time; send fewer requests at once"
         return self.error(429, "busy", detail, retry_after=1.0)
 
     def _too_many_requests(self, owner: str) -> HttpError:

@@ -251,9 +251,12 @@ def protocol_class() -> Any:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if self.cycle.response_complete and not self.transport.is_closing():  # no other request waits behind it
+            if self.transport.is_closing():
+                return
+            if self.cycle.response_complete:  # no other request waits behind it
                 idle[self] = None
-            if not self._is_complete and not self.transport.is_closing():
+                self.cycle.body = bytearray()  # of which the application did not take everything
+            if not self._is_complete:
                 self._rest = self.loop.call_later(REST_SECONDS, self._abort)
 
         def _start_timer(self) -> None:

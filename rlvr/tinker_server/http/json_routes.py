@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from rlvr.tinker_server.errors import UserError
 from rlvr.tinker_server.http.dependencies import CallerDep
-from rlvr.web.json_bodies import has_more_parts
+from rlvr.web.json_bodies import has_more_parts, read_json
 
 Model = TypeVar("Model", bound=BaseModel)
 MAX_PARTS, MAX_VALUES = 50_000, 300_000  # of a body: the parser is one call into C, of 40 ms for so many
@@ -69,7 +69,7 @@ def parse_body(kind: type[Model], raw: bytes, content_type: str) -> Model:
             "less in one request"
         )
     try:
-        return kind.model_validate(json.loads(raw))
+        return kind.model_validate(read_json(raw))
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in found[:5]]) from error

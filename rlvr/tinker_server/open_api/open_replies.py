@@ -13,8 +13,10 @@ from typing import Any
 
 from rlvr.core.messages import SampledSequence
 from rlvr.envs.tool_calls import ToolCall
+from rlvr.tinker_server.http.json_routes import MAX_PARTS, MAX_VALUES
 from rlvr.tinker_server.open_api.open_requests import ChatMessage
 from rlvr.tinker_server.open_api.served_text import ServedText, cut_stops
+from rlvr.web.json_bodies import has_more_parts, read_json
 
 Likeliest = Sequence[tuple[int, float]]
 TokenName = Callable[[int], str]
@@ -147,8 +149,13 @@ def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("messages: a tool call needs a function with a name")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
+        if has_more_parts(arguments.encode(errors="replace"), MAX_PARTS, MAX_VALUES):
+            raise ValueError(
+                f"messages: the arguments of {function['name']!r:.60} have more than {MAX_PARTS:,} lists, objects and "
+                f"fields, or more than {MAX_VALUES:,} values; leave some out"
+            )
         try:
-            arguments = json.loads(arguments or "{}")
+            arguments = read_json(arguments or "{}")
         except (ValueError, RecursionError) as error:
             raise ValueError(f"messages: the arguments of {function['name']!r:.60} are not JSON ({error})") from error
     return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,194 @@
+"""An owner of thousands of connections beside one with a single request, and long work that lets other threads run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
+pytest.importorskip("google.protobuf", reason="the extra [serve] is not installed")
+
+from rlvr.core.messages import SampledSequence, SampleResponse
+from rlvr.core.types import StopReason
+from rlvr.engine import sampling
+from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
+from rlvr.tinker_server.http.wire import encode_samples
+from rlvr.tinker_server.open_api.open_replies import template_messages
+from rlvr.tinker_server.open_api.open_requests import ChatMessage
+from rlvr.tinker_server.request_futures import ProtoResult
+from rlvr.tinker_server.sampling.sample_requests import _encode_protobuf
+from rlvr.tinker_server.server_limits import ServerLimits
+from rlvr.web.auth import ApiKeys, owner_of
+from rlvr.web.json_bodies import read_json
+from rlvr.web.turns import Turns
+
+ANNA, BOB = "tml-anna-has-a-key", "tml-bob-has-another"
+
+
+class Client:
+    """A request as the middleware sees it; `receive` is called for its body."""
+
+    def __init__(self, key: str, receive: Callable[[], Any]) -> None:
+        self.scope: dict[str, Any] = {
+            "type": "http", "method": "POST", "path": "/api/v1/create_session", "query_string": b"",
+            "headers": [(b"x-api-key", key.encode())],
+        }  # fmt: skip
+        self.receive = receive
+        self.statuses: list[int] = []
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.statuses.append(message["status"])
+
+
+def protect(app: Any, **limits: Any) -> TinkerMiddleware:
+    middleware = TinkerMiddleware(ApiKeys([ANNA, BOB]), ServerLimits(**limits))
+    middleware.open(app)
+    return middleware
+
+
+def test_requests_of_one_owner_that_begin_at_once_do_not_stand_before_anothers() -> None:
+    begun: list[str] = []
+
+    async def note(scope: Any, receive: Any, send: Any) -> None:
+        begun.append(scope["state"]["owner"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def run() -> None:
+        middleware = protect(note)
+        clients = [Client(key, asyncio.Event().wait) for key in (*[ANNA] * 100, BOB)]
+        await asyncio.gather(*(middleware(one.scope, one.receive, one.send) for one in clients))
+        assert begun.index(owner_of(BOB)) < 3 and len(begun) == 101
+
+    asyncio.run(run())
+
+
+def test_requests_without_a_key_do_not_stand_before_a_probe() -> None:
+    answered: list[str] = []
+
+    async def run() -> None:
+        middleware = protect(lambda scope, receive, send: asyncio.sleep(0))
+        clients = [Client("", asyncio.Event().wait) for _ in range(100)]
+        probe = Client("", asyncio.Event().wait)
+        probe.scope["path"] = "/api/v1/healthz"
+
+        async def ask(client: Client) -> None:
+            await middleware(client.scope, client.receive, client.send)
+            answered.append(client.scope["path"])
+
+        await asyncio.gather(*map(ask, [*clients, probe]))
+        assert answered.index("/api/v1/healthz") < 5
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fate", ["slow", "left"])
+def test_bodies_that_end_at_once_are_refused_one_by_one(fate: str) -> None:
+    """All of them time out, or lose their clients, in one moment, in which another owner's request begins."""
+    events: list[str] = []
+
+    async def read(scope: Any, receive: Any, send: Any) -> None:
+        owner = scope["state"]["owner"]
+        if owner == owner_of(ANNA):
+            try:
+                await receive()
+            finally:
+                events.append("ended")
+        else:
+            events.append("other")
+
+    middleware = protect(read, body_seconds=0.05 if fate == "slow" else 60.0)
+
+    async def run() -> None:
+        leave = asyncio.Event()
+
+        async def receive() -> Any:
+            await (asyncio.sleep(3600) if fate == "slow" else leave.wait())
+            return {"type": "http.disconnect"}
+
+        async def begin_with_the_first() -> None:
+            while not events:
+                await asyncio.sleep(0)
+            other = Client(BOB, asyncio.Event().wait)
+            await middleware(other.scope, other.receive, other.send)
+
+        clients = [Client(ANNA, receive) for _ in range(100)]
+        tasks = [asyncio.create_task(middleware(one.scope, one.receive, one.send)) for one in clients]
+        tasks.append(asyncio.create_task(begin_with_the_first()))
+        await asyncio.sleep(0.01)
+        if fate == "slow":
+            time.sleep(0.1)  # their time is over in the same round of the loop
+        leave.set()
+        await asyncio.gather(*tasks)
+        assert events.index("other") < 60 and events.count("ended") == 100
+
+    asyncio.run(run())
+
+
+def test_a_turn_that_is_not_wanted_any_more_goes_to_the_next() -> None:
+    async def run() -> None:
+        turns = Turns()
+        await turns.take("anna")
+        waiting = [asyncio.ensure_future(turns.take("anna")) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        await asyncio.wait_for(waiting[2], 5)
+        await asyncio.sleep(0)
+        assert not turns._waiting
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("text", ["[1,-2,3.5,1e300,true,null]", '{"a":[1],"b":"1.5"}', "-0", "1" * 4_000])
+def test_numbers_are_read_as_json_does(text: str) -> None:
+    value = json.loads(text)
+    assert read_json(text) == value
+    assert read_json(text + " " * 100_000) == value
+
+
+def test_a_long_text_is_read_number_by_number() -> None:
+    """Only a function in Python lets another thread run."""
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    raw = b"[" + b"0.5,7," * 20_000 + b"0]"
+    sys.setprofile(count)
+    try:
+        read_json(raw)
+    finally:
+        sys.setprofile(None)
+    assert calls > 40_000
+
+
+def test_likeliest_tokens_go_place_by_place_once_they_are_encoded() -> None:
+    def made() -> SampleResponse:
+        sampled = SampledSequence(StopReason.LENGTH, [1, 2], [-1.0, -2.0], 0, [[(1, -1.0)], [(2, -2.0)]])
+        return SampleResponse([sampled], [None, -1.0], topk_prompt_logprobs=[None, [(3, -3.0)]])
+
+    response = made()
+    assert _encode_protobuf(None, response) == ProtoResult(encode_samples(made()))
+    assert response.sequences[0].topk_logprobs == [[], []] and response.topk_prompt_logprobs == [None, []]
+
+
+def test_arguments_of_a_call_hold_no_more_than_a_body_may() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": "[" + "1," * 300_001 + "1]"}}
+    with pytest.raises(ValueError, match=r"arguments of 'f' have more than .* 300,000 values"):
+        template_messages([ChatMessage(role="assistant", tool_calls=[call])])
+
+
+def test_likeliest_tokens_are_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = torch.randn(20, 9)
+    monkeypatch.setattr(sampling, "TOP_ROWS", 3)
+    pieces = sampling.top_tokens(table, 4)
+    monkeypatch.setattr(sampling, "TOP_ROWS", 100)
+    assert pieces == sampling.top_tokens(table, 4) and len(pieces) == 20
