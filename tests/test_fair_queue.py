@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from rlvr.core.cancellation import run_with
-from rlvr.core.fair_queue import FairQueue, current_owner, run_as_owner
+from rlvr.core.fair_queue import FairQueue, become_owner, current_owner, run_as_owner
+from rlvr.core.fair_slots import FairSlots, FairThreads
 from rlvr.core.types import Outcome
 from rlvr.sandbox import NoTier, Sandbox, Verdict
 
@@ -40,6 +41,61 @@ def test_what_does_not_fit_is_skipped_and_what_is_unwanted_goes():
 
 def test_the_owner_holds_for_the_work_alone():
     assert run_as_owner("me", current_owner) == "me" and current_owner() == ""
+
+
+def test_an_owner_leaves_slots_to_others_and_a_cancelled_turn_gives_its_slot_back():
+    async def run() -> None:
+        slots, release, order = FairSlots(4), asyncio.Event(), list[str]()
+
+        async def work(owner: str, group: str = "") -> None:
+            async with slots.hold(owner, group):
+                order.append(owner)
+                await release.wait()
+
+        greedy = [asyncio.create_task(work("greedy")) for _ in range(8)]
+        await asyncio.sleep(0)
+        other = asyncio.create_task(work("other"))
+        await asyncio.sleep(0.01)
+        assert order == ["greedy"] * 3 + ["other"] and slots.waiting("greedy") == 5
+        greedy[0].cancel()
+        greedy[-1].cancel()  # one that waits
+        await asyncio.sleep(0.01)
+        assert order[4:] == ["greedy"] and slots.waiting() == 3
+        slots.refuse_waiting(ValueError("closed"))
+        release.set()
+        ended = await asyncio.gather(*greedy, other, return_exceptions=True)
+        assert [type(one) for one in ended].count(ValueError) == 3
+        await asyncio.wait_for(asyncio.gather(*(work("late") for _ in range(8))), 5)
+
+    asyncio.run(run())
+
+
+def test_an_owner_leaves_threads_to_others_and_work_without_an_owner_gets_all():
+    release, at_once, most = threading.Event(), list[str](), 4
+
+    def work() -> str:
+        at_once.append(current_owner())
+        release.wait(10)
+        return current_owner()
+
+    async def ask(owner: str) -> str:
+        become_owner(owner)
+        return await asyncio.to_thread(work)
+
+    async def run(owners: list[str]) -> list[str]:
+        asyncio.get_running_loop().set_default_executor(FairThreads(most, "test"))
+        release.clear()
+        at_once.clear()
+        tasks = [asyncio.create_task(ask(owner)) for owner in owners]
+        while len(at_once) < most:
+            await asyncio.sleep(0.01)
+        begun = sorted(at_once)
+        release.set()
+        await asyncio.gather(*tasks)
+        return begun
+
+    assert asyncio.run(run(["greedy"] * 12 + ["other"])) == ["greedy"] * 3 + ["other"]
+    assert asyncio.run(run([""] * 12)) == [""] * 4
 
 
 @pytest.fixture(scope="module")

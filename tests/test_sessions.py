@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,31 @@ def test_simultaneous_requests_do_not_exceed_the_limit(tmp_path: Path):
                 ended = [await sessions.wait(one.id) for one in begun]
         assert len(ended) == 3 and {one.status for one in ended} == {Status.DONE}
         assert {one.code for one in came if isinstance(one, HttpProblem)} == {"busy"}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("greedy", ["a key", ""])
+def test_a_session_that_a_client_waits_for_passes_the_background_sessions_of_others(tmp_path: Path, greedy: str):
+    """Those of another key, or where there are no keys: they leave it a slot, a request to the model and a place."""
+
+    def script(asked: EndpointRequest) -> EndpointReply:
+        return EndpointReply(RIGHT, delay=30.0 if "Dawdle" in asked.prompt else 0.0)
+
+    async def run() -> None:
+        with serving(script) as server:
+            limits = ServiceLimits(sessions=4, queue=4)
+            async with open_sessions(settings_of(tmp_path, server.plain_url, limits=limits), grace_s=0.0) as sessions:
+                slow = replace(CODE, prompt="Dawdle: write double(x), which returns twice x.", samples=8)
+                for _ in range(6):  # three quarters of the places
+                    await sessions.start(slow, greedy, is_background=True)
+                with pytest.raises(HttpProblem, match="6 of your sessions"):
+                    await sessions.start(slow, greedy, is_background=True)
+                while not server.asked:
+                    await asyncio.sleep(0.01)
+                session = await sessions.start(CODE, "another" if greedy else "")
+                ended = await asyncio.wait_for(sessions.wait(session.id), 20)
+        assert ended.status is Status.DONE
 
     asyncio.run(run())
 

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,15 @@ def test_a_sqlite_file_that_another_process_holds_is_waited_for_and_then_named(t
             assert store.session("s") is not None, "readers do not wait for a writer"
             other.execute("ROLLBACK")
         assert store.add_experiences([experience()]) == [1]
+
+
+def test_a_writer_behind_others_of_its_process_is_told_in_time(tmp_path: Path):
+    with closing(open_store(f"sqlite:///{tmp_path / 'a.db'}?timeout=0.2")) as store, ThreadPoolExecutor(1) as threads:
+        with store.write():
+            late = threads.submit(store.add_session, Session("s", "t", "p"))
+            with pytest.raises(StoreDown, match="locked"):
+                late.result(30)
+        assert store.add_session(Session("s", "t", "p"))
 
 
 def test_a_full_disk_is_reported_and_earlier_records_stay(tmp_path: Path):

@@ -32,6 +32,9 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 from weakref import WeakKeyDictionary
 
+from rlvr.core.fair_queue import current_owner
+from rlvr.core.fair_slots import FairSlots
+
 T = TypeVar("T")
 
 MAX_REPLY = 4 << 20  # bytes of one reply, unpacked
@@ -216,7 +219,7 @@ class ChatClient:
         content = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
         late = 0
         for attempt in range(self.endpoint.retries + 1):
-            async with _gate(self.endpoint):
+            async with _gate(self.endpoint).hold(current_owner()):
                 if self._down is not None:
                     raise self._down
                 cost.requests += 1
@@ -350,10 +353,10 @@ def _until(date: str) -> float:
     return parsedate_to_datetime(date).timestamp() - time.time()
 
 
-# One semaphore per event loop and endpoint, shared by concurrent batches and dropped with the loop.
-_gates: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, int], asyncio.Semaphore]] = WeakKeyDictionary()
+# One for each event loop and endpoint, shared by concurrent batches and dropped with the loop.
+_gates: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, int], FairSlots]] = WeakKeyDictionary()
 
 
-def _gate(endpoint: Endpoint) -> asyncio.Semaphore:
+def _gate(endpoint: Endpoint) -> FairSlots:
     gates = _gates.setdefault(asyncio.get_running_loop(), {})
-    return gates.setdefault((endpoint.url, endpoint.concurrency), asyncio.Semaphore(endpoint.concurrency))
+    return gates.setdefault((endpoint.url, endpoint.concurrency), FairSlots(endpoint.concurrency))

@@ -5,8 +5,8 @@
     job = queue.pop()                       # the next in turn
 
 Thousands of items of one owner wait here, and another owner's single item does not wait behind them. The Tinker server
-orders sampling requests by it, the sandbox programs to verify, the service requests to grade. `current_owner` carries
-the owner of the work at hand to the queues below. Exercised by tests/test_fair_queue.py and
+orders sampling requests by it, the sandbox programs to verify, and `rlvr.core.fair_slots` shares slots and threads by
+it. `current_owner` carries the owner of the work at hand to the queues below. Exercised by tests/test_fair_queue.py and
 tests/test_tinker_attacks.py.
 """
 
@@ -25,6 +25,11 @@ _owner: contextvars.ContextVar[str] = contextvars.ContextVar("owner", default=""
 def current_owner() -> str:
     """For whom the current work is done; '' if it was not started by `run_as_owner`."""
     return _owner.get()
+
+
+def become_owner(owner: str) -> None:
+    """Do the rest of the current task for `owner`, with the tasks that it starts."""
+    _owner.set(owner)
 
 
 def run_as_owner(owner: str, work: Callable[..., T], *args: Any) -> T:

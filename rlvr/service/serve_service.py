@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
+from rlvr.core.fair_slots import FairThreads
 from rlvr.core.gc_pause import paused_collection
 from rlvr.service.http.app import create_app
 from rlvr.service.settings import Settings
@@ -91,8 +91,7 @@ async def lifespan(service: Service, say: Callable[[str], None]) -> AsyncIterato
     """Start and end what runs beside the requests."""
     service.loop = asyncio.get_running_loop()
     # A verifier holds its thread while a judge answers: Python's few default threads would be one queue for all.
-    threads = ThreadPoolExecutor(max(32, 4 * service.settings.limits.sessions), thread_name_prefix="work")
-    service.loop.set_default_executor(threads)
+    service.loop.set_default_executor(FairThreads(max(32, 4 * service.settings.limits.sessions), "work"))
     await service.sessions.open()
     if service.judge is not None:
         service.judge.start()

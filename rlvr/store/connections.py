@@ -83,7 +83,8 @@ class Database:
         self.url = parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.where = self.url.render_as_string(hide_password=True)
-        self._writers: Any = threading.Lock() if self.is_sqlite else nullcontext()
+        self._writer = threading.Lock()
+        self._patience_s = float(str(self.url.query.get("timeout", BUSY_S)))
         self._engine = self._open_sqlite() if self.is_sqlite else self._open_postgresql()
 
     @contextmanager
@@ -96,8 +97,8 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
-        # SQLite has one writer; our threads queue here instead of polling for its lock.
-        with self._translate_errors(), self._writers, self._connect() as connection:
+        turn = self._writers_turn() if self.is_sqlite else nullcontext()
+        with self._translate_errors(), turn, self._connect() as connection:
             connection = connection.execution_options(rlvr_writes=True)
             with connection.begin():
                 yield connection
@@ -139,6 +140,17 @@ class Database:
         except OSError:
             return None
         return found.st_dev, found.st_ino
+
+    @contextmanager
+    def _writers_turn(self) -> Iterator[None]:
+        """SQLite has one writer: our threads queue here instead of polling for its lock. Where each of them waits for
+        another process in vain, those behind it are told in time too."""
+        if not self._writer.acquire(timeout=self._patience_s):
+            raise StoreDown(f"{self.where}: locked: no turn to write within {self._patience_s:g} s")
+        try:
+            yield
+        finally:
+            self._writer.release()
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:

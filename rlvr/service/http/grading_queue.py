@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 
 from rlvr.core.cancellation import run_with
-from rlvr.core.fair_queue import FairQueue, run_as_owner
+from rlvr.core.fair_queue import run_as_owner
+from rlvr.core.fair_slots import FairSlots
 from rlvr.service.problems import stopping
 from rlvr.web.errors import HttpProblem
 
@@ -30,18 +29,11 @@ SLOTS, SHARE = 16, 4  # requests that run at once: of all keys, and of one key
 WAITING, WAITING_SHARE = 64, 32  # more that may wait, with their texts in memory
 
 
-@dataclass(eq=False)
-class _Waiting:
-    owner: str
-    turn: asyncio.Future[None]
-
-
 class GradingQueue:
     """All methods belong to the event loop."""
 
     def __init__(self) -> None:
-        self._waiting, self._running = FairQueue[_Waiting](), Counter[str]()
-        self._threads = CapacityLimiter(SLOTS)
+        self._slots, self._threads = FairSlots(SLOTS, SHARE), CapacityLimiter(SLOTS)
         self._cancels: set[threading.Event] = set()
         self._is_closed = False
 
@@ -65,52 +57,24 @@ class GradingQueue:
             await asyncio.wait((result, gone))
 
     async def _run(self, owner: str, cancel: threading.Event, work: Callable[[], T]) -> T:
-        await self._take_turn(owner)
-        try:
-            if self._is_closed:
-                raise stopping()
-            return await to_thread.run_sync(run_with, cancel, run_as_owner, owner, work, limiter=self._threads)
-        except RuntimeError:
-            if self._is_closed and cancel.is_set():
-                raise stopping() from None
-            raise
-        finally:
-            self._running[owner] -= 1
-            self._running += Counter()  # drops owners at zero
-            self._admit()
-
-    async def _take_turn(self, owner: str) -> None:
-        if len(self._waiting) >= WAITING or self._waiting.count(owner) >= WAITING_SHARE:
+        if self._slots.waiting() >= WAITING or self._slots.waiting(owner) >= WAITING_SHARE:
             raise HttpProblem(429, "busy", "too many requests to /grade wait already; try again later", retry_after=10)
-        one = _Waiting(owner, asyncio.get_running_loop().create_future())
-        self._waiting.add(owner, None, one)
-        self._admit()
-        try:
-            await one.turn
-        except asyncio.CancelledError:
-            if not self._waiting.remove(lambda other: other is one) and not one.turn.cancelled():
-                self._running[owner] -= 1  # its turn came at the same moment
-                self._admit()
-            raise
-
-    def _admit(self) -> None:
-        """Give free slots to those who are next in turn."""
-        while self._running.total() < SLOTS:
-            one = self._waiting.pop(lambda one: self._running[one.owner] < SHARE)
-            if one is None:
-                return
-            if not one.turn.done():
-                self._running[one.owner] += 1
-                one.turn.set_result(None)
+        async with self._slots.hold(owner):
+            try:
+                if self._is_closed:
+                    raise stopping()
+                return await to_thread.run_sync(run_with, cancel, run_as_owner, owner, work, limiter=self._threads)
+            except RuntimeError:
+                if self._is_closed and cancel.is_set():
+                    raise stopping() from None
+                raise
 
     def close(self) -> None:
         """End all: those that run and those that wait get 503."""
         self._is_closed = True
         for cancel in self._cancels:
             cancel.set()
-        for one in self._waiting.remove(lambda one: True):
-            if not one.turn.done():
-                one.turn.set_exception(stopping())
+        self._slots.refuse_waiting(stopping())
 
 
 async def _wait_for_disconnect(request: Request) -> None:

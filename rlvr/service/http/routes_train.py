@@ -37,7 +37,7 @@ Background = Annotated[bool, Query(description="Respond at once with the session
 async def train(
     body: TrainBody, service: ServiceDep, owner: OwnerDep, response: Response, background: Background = False
 ):
-    session = await start_session(body, service, owner)
+    session = await start_session(body, service, owner, background)
     if background:
         return accepted_response(session, response)
     return await service.sessions.answer(await wait_for_session(service, session.id))
@@ -55,7 +55,7 @@ async def train(
 async def evaluate(
     body: TrainBody, service: ServiceDep, owner: OwnerDep, response: Response, background: Background = False
 ) -> Any:
-    session = await start_session(body, service, owner, learn=False)
+    session = await start_session(body, service, owner, background, learn=False)
     if background:
         return accepted_response(session, response)
     return await service.sessions.evaluation(await wait_for_session(service, session.id))
@@ -69,7 +69,7 @@ def accepted_response(session: Session, response: Response) -> AcceptedSession:
     )
 
 
-async def start_session(body: TrainBody, service: Service, owner: str, learn: bool = True) -> Session:
+async def start_session(body: TrainBody, service: Service, owner: str, background: bool, learn: bool = True) -> Session:
     limits = service.settings.limits
     for field, size, most, unit in (
         ("prompt", len(body.prompt), limits.max_prompt_chars, "characters"),
@@ -80,7 +80,7 @@ async def start_session(body: TrainBody, service: Service, owner: str, learn: bo
         if size > most:
             raise HttpProblem(422, "invalid", f"{field}: {size:,} {unit}; the limit is {most:,}", field=field)
     await service.wait_for_generator()
-    return await service.sessions.start(body.request(learn), owner)
+    return await service.sessions.start(body.request(learn), owner, is_background=background)
 
 
 async def wait_for_session(service: Service, session_id: str) -> Session:

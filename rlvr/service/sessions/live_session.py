@@ -35,12 +35,14 @@ class Phase(IntEnum):
 
 @dataclass(eq=False)
 class LiveSession:
-    """`stop_status` is the status a stop was requested with: no new iteration begins. `unsaved` are the answers that
-    are not in the store yet, `store_error` is set once the store did not take them in time. `task` exists from QUEUED
-    on."""
+    """`turn` is what it takes turns by (`turn_of` of `sessions.py`). `stop_status` is the status a stop was requested
+    with: no new iteration begins. `unsaved` are the answers that are not in the store yet, `store_error` is set once
+    the store did not take them in time. `task` exists from QUEUED on."""
 
     session: Session
     target: VerifiableTask
+    turn: str = ""
+    is_background: bool = False
     phase: Phase = Phase.STARTING
     stop_status: Status | None = None
     task: asyncio.Task[None] | None = None

@@ -20,11 +20,14 @@ import asyncio
 import contextlib
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+from rlvr.core.fair_queue import become_owner
+from rlvr.core.fair_slots import FairSlots, share_of
 from rlvr.reward.feedback import Feedback
 from rlvr.service.problems import not_found, stopping, verifier_unavailable
 from rlvr.service.service_metrics import ServiceMetrics
@@ -83,7 +86,8 @@ class Sessions:
         self._live: dict[str, LiveSession] = {}
         self._writer = SessionWriter(store, instance, patience_s)
         self.wait_out = self._writer.wait_out
-        self._slots = asyncio.Semaphore(settings.limits.sessions)
+        self._slots = FairSlots(settings.limits.sessions)
+        self._building = Counter[str]()  # sessions whose task is being built, by `turn_of`
         self._heartbeat: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -93,11 +97,19 @@ class Sessions:
         self.generator.start()
         self._heartbeat = asyncio.create_task(self._writer.run_heartbeat())
 
-    async def start(self, request: SessionRequest, owner: str) -> Session:
+    async def start(self, request: SessionRequest, owner: str, *, is_background: bool = False) -> Session:
         """Write a new session's row and queue it; HttpProblem 422, 429 or 503 if that is not possible."""
-        self._require_room()
-        verifiable = await self._build_verifiable_task(request)
-        self._require_room()  # again: other sessions may have started meanwhile
+        turn = turn_of(owner, is_background)
+        become_owner(turn)
+        self._require_room(turn)
+        self._building[turn] += 1
+        try:
+            verifiable = await self._build_verifiable_task(request)
+        finally:
+            self._building[turn] -= 1
+            self._building += Counter()  # drops those at zero
+        if self._closing:
+            raise stopping()
         session = Session(
             id=str(uuid.uuid4()),
             task_id=request.task_id,
@@ -109,7 +121,7 @@ class Sessions:
             created=time.time(),
             metrics=verifiable.describe(),
         )
-        live = self._live[session.id] = LiveSession(session, verifiable)
+        live = self._live[session.id] = LiveSession(session, verifiable, turn, is_background)
         try:
             await self.wait_out(lambda: self._writer.run(partial(self.store.add_session, session)))
             await live.publish(status_event(session.id, Status.QUEUED))
@@ -123,13 +135,15 @@ class Sessions:
             live.advance(Phase.QUEUED if live.task is not None else Phase.OVER)
         return replace(session)
 
-    def _require_room(self) -> None:
+    def _require_room(self, turn: str) -> None:
+        """HttpProblem if too many sessions run, wait or are being built: of all, or of those that take this turn."""
         if self._closing:
             raise stopping()
-        limits = self.settings.limits
-        if len(self._live) >= limits.sessions + limits.queue:
-            message = f"{len(self._live)} sessions run or wait already; try again later"
-            raise HttpProblem(429, "busy", message, retry_after=5)
+        most = self.settings.limits.sessions + self.settings.limits.queue
+        by_turn = self._building + Counter(live.turn for live in self._live.values())
+        if by_turn.total() >= most or by_turn[turn] >= share_of(most):
+            many = f"{most} sessions" if by_turn.total() >= most else f"{by_turn[turn]} of your sessions"
+            raise HttpProblem(429, "busy", f"{many} run or wait already; try again later", retry_after=5)
 
     async def _build_verifiable_task(self, request: SessionRequest) -> VerifiableTask:
         text = f"{request.prompt}\n\n{request.context}" if request.context.strip() else request.prompt
@@ -240,7 +254,7 @@ class Sessions:
         """Take a session from the queue to its end. Never raises: the session's row says how it ended."""
         session, outcome = live.session, SessionOutcome()
         try:
-            async with self._slots:
+            async with self._slots.hold(live.turn, live.is_background):
                 if self._closing:
                     live.request_stop(Status.INTERRUPTED)
                     raise asyncio.CancelledError
@@ -282,7 +296,7 @@ class Sessions:
             seed=request.seed,
             learn=request.learn,
             metrics=self.metrics,
-            owner=live.session.owner,
+            owner=live.turn,
         )
 
     def _convergence_threshold(self, live: LiveSession) -> float:
@@ -384,3 +398,8 @@ class Sessions:
             return list(live.experiences)
         page = partial(self.store.experiences, session_id=session_id, limit=MOST_ANSWERS, tokens=False)
         return await self.wait_out(lambda: self._writer.run(page))
+
+
+def turn_of(owner: str, is_background: bool) -> str:
+    """By what sessions take turns: by their keys; without keys, those that a client waits for beside the others."""
+    return owner or ("background" if is_background else "waited for")

@@ -1,0 +1,135 @@
+"""Slots and threads that owners share: those that wait take turns (`rlvr.core.fair_queue`), and no owner has them all.
+
+    slots = FairSlots(20)                 # on one event loop
+    async with slots.hold("key-1", "batch-7"):
+        ...
+
+    threads = FairThreads(80, "work")     # a thread pool, for `asyncio.to_thread` too
+    loop.set_default_executor(threads)
+
+One owner gets three quarters, so that another one never waits for work of the first to end. Work without an owner gets
+all: it shares with no one. Exercised by tests/test_fair_queue.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rlvr.core.fair_queue import FairQueue, current_owner
+
+
+def share_of(count: int) -> int:
+    """How many of `count` places one owner gets: three quarters, rounded up."""
+    return (3 * count + 3) // 4
+
+
+@dataclass(eq=False)
+class _Turn:
+    owner: str
+    come: asyncio.Future[None]
+    has_slot: bool = False
+
+
+class FairSlots:
+    """`count` slots, of which one owner gets `share`. All methods belong to one event loop."""
+
+    def __init__(self, count: int, share: int | None = None) -> None:
+        self._count, self._share = count, share or share_of(count)
+        self._waiting, self._held = FairQueue[_Turn](), Counter[str]()
+
+    def waiting(self, owner: str | None = None) -> int:
+        """How many wait, of one owner or of all."""
+        return len(self._waiting) if owner is None else self._waiting.count(owner)
+
+    @asynccontextmanager
+    async def hold(self, owner: str, group: Hashable = None) -> AsyncIterator[None]:
+        """Wait for a slot and hold it. The groups of an owner take turns too."""
+        turn = _Turn(owner, asyncio.get_running_loop().create_future())
+        self._waiting.add(owner, group, turn)
+        self._admit()
+        try:
+            await turn.come
+        except BaseException:
+            self._waiting.remove(lambda other: other is turn)
+            if turn.has_slot:  # it was cancelled at the moment at which its turn came
+                self._release(owner)
+            raise
+        try:
+            yield
+        finally:
+            self._release(owner)
+
+    def refuse_waiting(self, error: Exception) -> None:
+        """Raise `error` in all that wait."""
+        for turn in self._waiting.remove(lambda turn: True):
+            if not turn.come.done():
+                turn.come.set_exception(error)
+
+    def _release(self, owner: str) -> None:
+        self._held[owner] -= 1
+        self._held += Counter()  # drops owners at zero
+        self._admit()
+
+    def _admit(self) -> None:
+        """Give free slots to those who are next in turn."""
+        while self._held.total() < self._count:
+            turn = self._waiting.pop(lambda turn: not turn.owner or self._held[turn.owner] < self._share)
+            if turn is None:
+                return
+            if not turn.come.done():
+                self._held[turn.owner] += 1
+                turn.has_slot = True
+                turn.come.set_result(None)
+
+
+class FairThreads(ThreadPoolExecutor):
+    """A thread pool whose work belongs to the `current_owner` of the call that submits it."""
+
+    def __init__(self, count: int, name: str) -> None:
+        super().__init__(count, thread_name_prefix=name)
+        self._share, self._turns = share_of(count), threading.Lock()
+        self._waiting, self._running = FairQueue[tuple[str, Future[Any], Callable[[], Any]]](), Counter[str]()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        owner, future = current_owner(), Future[Any]()
+        with self._turns:
+            super().submit(self._run_waiting)  # waits for the lock; RuntimeError after a shutdown
+            self._waiting.add(owner, None, (owner, future, partial(fn, *args, **named)))
+        return future
+
+    def _run_waiting(self) -> None:
+        """Run what is next in turn until nothing is. What an owner's share keeps waiting runs when one of it ends."""
+        while (taken := self._take()) is not None:
+            owner, future, work = taken
+            try:
+                if future.set_running_or_notify_cancel():
+                    _complete(future, work)
+            finally:
+                with self._turns:
+                    self._running[owner] -= 1
+                    self._running += Counter()
+            del taken, future, work  # or a thread that waits would keep the result
+
+    def _take(self) -> tuple[str, Future[Any], Callable[[], Any]] | None:
+        with self._turns:
+            taken = self._waiting.pop(lambda one: not one[0] or self._running[one[0]] < self._share)
+            if taken is not None:
+                self._running[taken[0]] += 1
+            return taken
+
+
+def _complete(future: Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        result = work()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
