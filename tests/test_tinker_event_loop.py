@@ -31,6 +31,7 @@ from rlvr.tinker_server.http.schemas import (
 )
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
 from rlvr.tinker_server.open_api import open_replies, served_text
+from rlvr.tinker_server.open_api.open_sampling import OpenSampling
 from rlvr.tinker_server.open_api.served_text import ServedText
 from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.web import json_bodies
@@ -175,6 +176,32 @@ def test_one_owner_computes_one_thing_at_a_time_and_all_together_two() -> None:
         assert sorted(begun) == list("aaabc")
 
     asyncio.run(run())
+
+
+def test_thousands_of_results_that_are_there_leave_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing: Any = None
+    sampling = OpenSampling(nothing, nothing, [], futures=[nothing] * 1_000)
+    ended_on: list[threading.Thread] = []
+    rounds = 0
+
+    async def result(*_: Any, **__: Any) -> str:
+        return "there"
+
+    async def others() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        task = asyncio.create_task(others())
+        assert len(await sampling.results()) == 1_000
+        task.cancel()
+
+    monkeypatch.setattr(sampling, "_result", result)
+    monkeypatch.setattr(sampling, "cancel", lambda: ended_on.append(threading.current_thread()))
+    asyncio.run(run())
+    assert rounds >= 15 and ended_on != [threading.current_thread()]
 
 
 def test_an_answer_is_written_in_pieces_as_json_is(monkeypatch: pytest.MonkeyPatch) -> None:

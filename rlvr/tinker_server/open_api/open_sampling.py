@@ -21,6 +21,7 @@ from rlvr.tinker_server.request_futures import Pending, RequestFailure, ResultFu
 from rlvr.tinker_server.storage.server_store import Row
 
 _LOOK_SECONDS = 0.5  # between looks at whether the client is still there
+_ROUND = 64  # results taken, or samples ended, before the event loop turns to others
 
 
 @dataclass(eq=False)
@@ -75,8 +76,16 @@ class OpenSampling:
         try:
             await self.caller.call(queue)
         except BaseException:
-            self.cancel()
+            self._end()
             raise
+
+    def _end(self) -> None:
+        """`cancel` on the event loop: thousands of samples are ended on a thread."""
+        if len(self.futures) <= _ROUND:
+            self.cancel()
+        else:
+            with suppress(RuntimeError):  # the server stops, and so do its samples
+                asyncio.get_running_loop().run_in_executor(None, self.cancel)
 
     def cancel(self) -> None:
         for future in self.futures:
@@ -85,11 +94,17 @@ class OpenSampling:
     async def results(self) -> list[SampleResponse]:
         """One response per prompt. Raises the first failure, and `UserError` when the client has left."""
         try:
-            return [await self._result(future) for future in self.futures]
+            return [response async for response in self._take_results()]
         finally:
-            self.cancel()
+            self._end()
 
-    async def _result(self, future: ResultFuture, *, looks: bool = True) -> SampleResponse:
+    async def _take_results(self, *, looks: bool = True) -> AsyncIterator[SampleResponse]:
+        for number, future in enumerate(self.futures, 1):
+            yield await self._result(future, looks=looks)
+            if not number % _ROUND:
+                await asyncio.sleep(0)  # a result that is there is no wait
+
+    async def _result(self, future: ResultFuture, *, looks: bool) -> SampleResponse:
         caller = self.caller
         while True:
             try:
@@ -120,12 +135,12 @@ class OpenSampling:
             await waiting
         finally:
             waiting.cancel()
-            self.cancel()
+            self._end()
 
     async def _finish(self) -> None:
         try:
-            for future in self.futures:
-                await self._result(future, looks=False)
+            async for _ in self._take_results(looks=False):
+                pass
         finally:
             self._news.set()
 
