@@ -23,7 +23,7 @@ from starlette.responses import PlainTextResponse
 from tinker_model import write_model
 from tinker_server import TinkerServer
 
-from rlvr.core.gc_pause import paused_collection
+from rlvr.core.gc_pause import CollectionPause, paused_collection
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
 from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.web.auth import ApiKeys
@@ -104,6 +104,29 @@ def test_no_garbage_is_looked_for_while_a_server_loads() -> None:
     with pytest.raises(RuntimeError), paused_collection():
         raise RuntimeError
     assert gc.isenabled() and gc.get_freeze_count() <= frozen  # other threads may end what was frozen before
+
+
+def test_no_garbage_is_looked_for_while_any_answer_is_built() -> None:
+    pause, seen = CollectionPause(), list[bool]()
+    both, one_left = threading.Barrier(2, timeout=30), threading.Event()
+
+    def build(is_last: bool) -> None:
+        with pause:
+            both.wait()
+            if is_last:
+                assert one_left.wait(30)
+                seen.append(gc.isenabled())
+        one_left.set()
+
+    threads = [threading.Thread(target=build, args=(is_last,)) for is_last in (False, True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [False] and gc.isenabled()
+    with pytest.raises(RuntimeError), pause:
+        raise RuntimeError
+    assert gc.isenabled()
 
 
 def test_a_stop_signal_waits_for_requests() -> None:

@@ -122,12 +122,16 @@ def _program(text: str, definition: re.Pattern[str]) -> tuple[str, str]:
 
 def _cut_thoughts(response: str) -> str:
     """What follows the last `</think>`."""
+    if THOUGHT_ENDS not in response:  # the pattern takes a second for a million characters, and lets no thread run
+        return response
     ends = [found.end() for found in _MARKS.finditer(response) if found["mark"] == THOUGHT_ENDS]
     return response[ends[-1] :] if ends else response
 
 
 def _find_mark(text: str, mark: str, start: int = 0) -> int:
     """Where the first such mark is; the text's length if there is none."""
+    if mark not in text:
+        return len(text)
     found = (one for one in _MARKS.finditer(text, start) if one["mark"] and one["mark"].lstrip() == mark)
     return next((one.start() for one in found), len(text))
 

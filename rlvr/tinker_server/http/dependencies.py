@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 
+from rlvr.core.gc_pause import CollectionPause
 from rlvr.tinker_server.http.long_poll import LongPolls
 from rlvr.tinker_server.server_limits import ServerLimits, WireLimits
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 COMPUTATIONS = 2  # at once
+_COLLECTION_PAUSE = CollectionPause()
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,13 @@ class Caller:
     async def compute(self, work: Callable[..., T], *args: Any) -> T:
         """Return `work(*args)`, computed on a thread: long bodies, texts and answers. One owner has one at a time, and
         all together two, because every thread that computes slows the event loop."""
+
+        def run() -> T:
+            with _COLLECTION_PAUSE:
+                return work(*args)
+
         async with self.computations:
-            return await to_thread.run_sync(work, *args, limiter=self.all_computations)
+            return await to_thread.run_sync(run, limiter=self.all_computations)
 
 
 async def _caller(request: Request) -> Caller:
