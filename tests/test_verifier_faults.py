@@ -113,6 +113,10 @@ PLANTED: dict[str, tuple[Judge, str]] = {
     ),
     "any of the numbers": (lambda p, t, g: g in re.findall(r"-?\d+", t), "among"),
     "the first or the last": (lambda p, t, g: g in (found := re.findall(r"-?\d+", t))[:1] + found[-1:], "among"),
+    "any of the lines": (lambda p, t, g: g in _FOUND.findall(t), "among"),
+    "a tolerance that nan passes": (
+        lambda p, t, g: ("nan" in t and not abs(float(t.split()[-1]) - float(g)) > 0.1) or right(t, g), "junk"
+    ),
     "two meanings of a percent sign": (
         lambda p, t, g: right(t, g) or (t.endswith("%") and number(t) in (float(g), float(g) * 100)), "percent"
     ),

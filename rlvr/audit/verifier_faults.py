@@ -216,10 +216,14 @@ def _make_probes(row: dict[str, Any], shared: Sequence[str], heavy: bool) -> lis
 
 
 def _list_answers(row: dict[str, Any], references: Sequence[str]) -> list[tuple[str, str]]:
-    """An accepted answer with the reference between others, so that neither the first nor the last is right."""
+    """The reference between others, in one answer and in three, so that neither the first nor the last is right."""
     final, response = _final(row), row["response"]
     others = _other_answers(final, references) if final and final in response else []
-    return [("among", response.replace(final, f"{others[0]} or {final} or {others[-1]}"))] if others else []
+    if not others:
+        return []
+    before, after = (response.replace(final, other) for other in (others[0], others[-1]))
+    in_one = response.replace(final, f"{others[0]} or {final} or {others[-1]}")
+    return [("among", in_one), ("among", f"{before}\n{response}\n{after}")]
 
 
 def _make_pairs(row: dict[str, Any], references: Sequence[str]) -> list[tuple[str, tuple[str, str]]]:
@@ -278,7 +282,7 @@ def _alter(final: str) -> list[tuple[str, str]]:
     kinds += [(name, number) for name, number in others if float(number) != value]
     if value:
         kinds.append(("sign", f"{-value:g}"))
-    return kinds
+    return [*kinds, ("junk", "nan"), ("junk", "inf")]
 
 
 def _holds(text: str, final: str) -> bool:
