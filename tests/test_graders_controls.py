@@ -87,6 +87,8 @@ IN_JSON = {"answer": 7, "prompt": "3 + 4? Reply in JSON."}
         (MARK, WORKED, "3 + 4 = 7\n#### seven", FAILED),
         (JSON.replace("['answer']", "['r']", 1), {"answer": 7, "control_answer": '{"r": 7}'}, "7", FAILED),
         (JSON.replace("['answer']", "['r']", 1), {"answer": 7, "control_answer": '{"r": 7}'}, '{"r":7', FAILED),
+        (JSON.replace("['answer']", "['r']", 1), {"answer": 7, "control_answer": {"r": 7}}, "7", FAILED),
+        (JSON.replace("['answer']", "['r']", 1), {"answer": 7, "control_answer": {"r": 7}}, '{"r":7', FAILED),
         # the form that the task asks for is the one that the grader cannot read
         (INT, IN_JSON, '{"answer": 7}', ERROR),
         (INT, IN_JSON, "seven", FAILED),

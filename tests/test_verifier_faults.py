@@ -112,6 +112,15 @@ PLANTED: dict[str, tuple[Judge, str]] = {
         "separators",
     ),
     "any of the numbers": (lambda p, t, g: g in re.findall(r"-?\d+", t), "among"),
+    "the first or the last": (lambda p, t, g: g in (found := re.findall(r"-?\d+", t))[:1] + found[-1:], "among"),
+    "any of the lines": (lambda p, t, g: g in _FOUND.findall(t), "among"),
+    "a tolerance that nan passes": (
+        lambda p, t, g: ("nan" in t and not abs(float(t.split()[-1]) - float(g)) > 0.1) or right(t, g), "junk"
+    ),
+    "two meanings of a percent sign": (
+        lambda p, t, g: right(t, g) or (t.endswith("%") and number(t) in (float(g), float(g) * 100)), "percent"
+    ),
+    "the reference of any row": (lambda p, t, g: number(t) in NUMBERS, "other"),
     "any of the choices": (lambda p, t, g: g in re.split(" or |: ", t), "among"),
     "takes an unfinished number": (
         lambda p, t, g: bool((f := _FOUND.search(t)) and f[1][0] != "-" and g.startswith(f[1])), "cut"
@@ -154,6 +163,7 @@ PLANTED_IN_WORDS: dict[str, tuple[Callable[[str, str], bool], str]] = {
         "cut",
     ),
     "takes one of many": (lambda t, g: g in read_word(t).split(" or "), "among"),
+    "the word of any row": (lambda t, g: read_word(t) in CITIES, "other"),
     "looks inside words": (lambda t, g: g in read_word(t), "word"),
 }
 
@@ -254,7 +264,7 @@ def test_faults_that_no_row_allows_to_look_for_are_not_called_absent() -> None:
     never = resolve_reward(lambda prompt, response, meta: False)
     assert find_faults(ROWS, never).tried == {"unstable", "order", "company"}
     words = find_faults(WORDS, resolve_reward(lambda prompt, response, meta: read_word(response) == meta["answer"]))
-    assert words.not_tried == ["shared", "near", "sign", "separators"]
+    assert words.not_tried == ["shared", "near", "sign", "separators", "percent"]
 
 
 def test_every_fault_has_a_planted_verifier() -> None:

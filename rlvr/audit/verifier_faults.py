@@ -4,7 +4,8 @@
 
 Each row is judged alone twice in a row, alone in a shuffled order, and in one batch with all others; some accepted ones
 beside themselves and beside malformed answers. Probes are answers that solve nothing, made from the rows: the prompt, a
-phrase that accepted answers share, a true answer with another reference in it.
+phrase that accepted answers share, a true answer with another reference in it. Of a pair of probes one may be accepted,
+never both: 42% and 4200% for 42.
 `python -m pytest tests/test_verifier_faults.py` exercises it.
 """
 
@@ -41,8 +42,10 @@ FAULTS = {
     "near": "accepts a number near the reference",
     "sign": "accepts the reference with the other sign",
     "separators": "accepts a number that has the reference's digits and other separators",
+    "percent": "accepts the reference as two different percentages",
     "case": "accepts the reference in another case",
     "among": "accepts the reference among other answers",
+    "other": "accepts the references of other rows",
     "refuses_long": "refuses an accepted answer after a long text",
     "no_verdict": "gives malformed answers no verdict",
     "slow": "is slow on malformed answers",
@@ -95,7 +98,8 @@ def find_faults(rows: Sequence[dict[str, Any]], reward: Reward, slow_s: float = 
     references = list(dict.fromkeys(_final(row) for row in accepted))
     for place, row in enumerate(accepted[:MAX_TASKS]):
         probes = _make_probes(row, shared, place < MAX_HEAVY) + _list_answers(row, references)
-        search.tried.update((name for name, _ in probes), ("no_verdict", "slow", "leak", "refuses_long"))
+        pairs = _make_pairs(row, references)
+        search.tried.update((name for name, _ in (*probes, *pairs)), ("no_verdict", "slow", "leak", "refuses_long"))
         for name, text in probes:
             score, seconds = _time(reward, make_case(row, text))
             if score.outcome is Outcome.PASSED:
@@ -111,6 +115,10 @@ def find_faults(rows: Sequence[dict[str, Any]], reward: Reward, slow_s: float = 
                 _, seconds = _time(reward, make_case(row, text))
             if seconds > bound:
                 add("slow", f"{seconds:.1f} s for {len(text):,} characters, {text[:40]!r}; a row takes {usual_s:.3f} s")
+        for name, pair in pairs:
+            scores = [reward.judge_all([make_case(row, text)])[0] for text in pair]
+            if all(score.outcome is Outcome.PASSED for score in scores):
+                add(name, f"{pair[0][-60:]!r} and {pair[1][-60:]!r} for {_reference(row)[-40:]!r}")
         if place < MAX_HEAVY:
             _try_company(row, [text for _, text in probes], reward, add)
             _try_long_text(row, reward, add)
@@ -208,21 +216,55 @@ def _make_probes(row: dict[str, Any], shared: Sequence[str], heavy: bool) -> lis
 
 
 def _list_answers(row: dict[str, Any], references: Sequence[str]) -> list[tuple[str, str]]:
-    """An accepted answer with the reference between others, so that neither the first nor the last is right."""
+    """The reference between others, in one answer and in three, so that neither the first nor the last is right."""
+    final, response = _final(row), row["response"]
+    others = _other_answers(final, references) if final and final in response else []
+    if not others:
+        return []
+    before, after = (response.replace(final, other) for other in (others[0], others[-1]))
+    in_one = response.replace(final, f"{others[0]} or {final} or {others[-1]}")
+    return [("among", in_one), ("among", f"{before}\n{response}\n{after}")]
+
+
+def _make_pairs(row: dict[str, Any], references: Sequence[str]) -> list[tuple[str, tuple[str, str]]]:
+    """(the fault of accepting both, two answers that exclude each other)."""
     final, response = _final(row), row["response"]
     if not final or final not in response:
         return []
-    if len(final) <= MAX_DIGITS and _NUMBER.fullmatch(final):
+    pairs: list[tuple[str, tuple[str, str]]] = []
+    if _is_number(final) and float(final):
+        pairs.append(("percent", (f"{final}%", f"{float(final) * 100:.15g}%")))
+    for other in _other_answers(final, references)[:1]:
+        pairs.append(("among", (f"{final} or {other}", f"{other} or {final}")))
+    others = [other for other in references if _differ(final, other)]
+    if others and (second := next((other for other in others if _differ(others[0], other)), None)):
+        pairs.append(("other", (others[0], second)))
+    return [(name, (response.replace(final, one), response.replace(final, two))) for name, (one, two) in pairs]
+
+
+def _other_answers(final: str, references: Sequence[str]) -> list[str]:
+    if _is_number(final):
         others = [f"{float(final) + more:g}" for more in (1, 2)]
     else:  # a part of the reference beside it may be the same answer
         others = [other for other in references if other and other not in final and final not in other][:2]
-    others = [other for other in others if other != final]
-    return [("among", response.replace(final, f"{others[0]} or {final} or {others[-1]}"))] if others else []
+    return [other for other in others if other != final]
+
+
+def _differ(one: str, two: str) -> bool:
+    """Whether no verifier may take one for the other: two numbers, or words none of which is in the other."""
+    if _is_number(one) and _is_number(two):
+        return float(one) != float(two)
+    one, two = one.casefold(), two.casefold()
+    return bool(_WORDS.fullmatch(one) and _WORDS.fullmatch(two)) and one not in two and two not in one
+
+
+def _is_number(text: str) -> bool:
+    return len(text) <= MAX_DIGITS and _NUMBER.fullmatch(text) is not None
 
 
 def _alter(final: str) -> list[tuple[str, str]]:
     """(the fault of accepting it, another reference that is made from this one)."""
-    if len(final) > MAX_DIGITS or not _NUMBER.fullmatch(final):
+    if not _is_number(final):
         kinds = [("word", f"qq{final}qq")]
         if _WORDS.fullmatch(final):
             kinds += [("begins", f"{final}zz"), ("case", final.swapcase())]
@@ -240,7 +282,7 @@ def _alter(final: str) -> list[tuple[str, str]]:
     kinds += [(name, number) for name, number in others if float(number) != value]
     if value:
         kinds.append(("sign", f"{-value:g}"))
-    return kinds
+    return [*kinds, ("junk", "nan"), ("junk", "inf")]
 
 
 def _holds(text: str, final: str) -> bool:

@@ -51,8 +51,10 @@ class Control(NamedTuple):
 
 
 def _find_stated(item: Mapping[str, Any]) -> str:
+    """The item's `control_answer`: a text as it stands, anything else as JSON; "" if there is none."""
     stated = item.get("control_answer")
-    return stated if isinstance(stated, str) and stated.strip() else ""
+    text = stated if isinstance(stated, str) or stated is None else json.dumps(stated, default=str)
+    return text if text and text.strip() else ""
 
 
 def make_controls(item: Mapping[str, Any]) -> list[Control]:
