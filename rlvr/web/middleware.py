@@ -29,7 +29,7 @@ from starlette.responses import Response
 from rlvr.web.auth import ApiKeys
 from rlvr.web.errors import HttpError
 from rlvr.web.logs import FieldLogger, bind_ids, clear_ids
-from rlvr.web.turns import Turns
+from rlvr.web.request_turns import Turns
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

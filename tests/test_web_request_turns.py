@@ -27,7 +27,7 @@ from rlvr.tinker_server.sampling.sample_requests import _encode_protobuf
 from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.web.auth import ApiKeys, owner_of
 from rlvr.web.json_bodies import read_json
-from rlvr.web.turns import Turns
+from rlvr.web.request_turns import Turns
 
 ANNA, BOB = "tml-anna-has-a-key", "tml-bob-has-another"
 
