@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import cmp_to_key, partial
 from io import StringIO
-from operator import attrgetter, itemgetter, methodcaller
+from operator import attrgetter, methodcaller
 from pathlib import PurePosixPath
 from random import Random
 from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, ModuleType
@@ -33,54 +33,26 @@ from typing import Any
 
 from rlvr.sandbox.assertion_methods import MOCK_ASSERTIONS, check_almost_equal, check_mock, same_items
 from rlvr.sandbox.counter_values import COLLISIONS, WINDOW, shift_all, shuffle_range, vary
+from rlvr.sandbox.function_kinds import (
+    EXECUTING,
+    GETTERS,
+    IDENTITY,
+    JUDGES,
+    KEY_WRAPPER,
+    LOOK_AT_TYPE,
+    NATIVE_LOCALLY_FINE,
+    NATIVE_MODULES,
+    ORDERING,
+    REVEALING,
+    STRUCTURAL,
+    WHOLE,
+    executes,
+)
 from rlvr.sandbox.operators import COMPARISONS, OPERATORS, in_place
 from rlvr.sandbox.order_questions import OrderQuestions
 from rlvr.sandbox.remote import CONTAINERS, TEST, Link, Remote, find_remotes, library_path
 from rlvr.sandbox.remote_contexts import RemoteAsyncContext, RemoteContext, RemoteLogs, RemoteWarnings
 from rlvr.sandbox.value_flow import CAPTURING
-
-REVEALING = {"sub", "truediv", "floordiv", "mod", "and_", "or_", "xor", "lshift", "rshift"}
-# Library functions that only look at their argument's structure: what they get beside it reveals no expected value.
-STRUCTURAL = {
-    "len", "iter", "next", "list", "tuple", "set", "frozenset", "dict", "sorted", "reversed", "enumerate", "zip", "str",
-    "repr", "bool", "int", "float", "complex", "bytes", "type", "isinstance", "issubclass", "callable", "hasattr",
-    "getattr", "setattr", "delattr", "hash", "id", "dir", "vars", "sum", "min", "max", "abs", "round", "format", "map",
-    "filter", "islice", "chain", "takewhile", "dropwhile", "zip_longest", "tee", "groupby", "accumulate", "starmap",
-    "product", "permutations", "combinations", "pairwise", "deque", "Counter", "reduce", "nlargest", "nsmallest",
-    "gather", "run", "wait_for", "closing", "wraps", "partial", "defaultdict", "OrderedDict", "Thread", "all", "any",
-    "aiter", "anext", "super", "iscoroutinefunction", "isgeneratorfunction",
-}  # fmt: skip
-JUDGES = {
-    "match", "fullmatch", "search", "fnmatch", "fnmatchcase",
-    "isclose", "eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not", "contains", "countOf", "indexOf",
-    "compare_digest",
-}  # fmt: skip
-WHOLE = {
-    "max", "min", "sorted", "sum", "list", "tuple", "set", "frozenset", "dict", "Counter", "reduce", "deque", "join",
-}  # fmt: skip
-# Functions that run what an argument holds: never here if it may come from the answer.
-EXECUTING = {
-    "builtins:eval", "builtins:exec", "builtins:compile", "builtins:__import__", "importlib:import_module",
-    "_pickle:loads", "_pickle:load", "pickle:_loads", "pickle:_load", "marshal:loads", "marshal:load",
-    "runpy:run_path", "runpy:run_module", "logging.config:dictConfig",
-}  # fmt: skip
-LOOK_AT_TYPE = {
-    "type", "isinstance", "issubclass", "callable", "hasattr", "str", "repr", "format", "hash", "dir", "vars",
-}  # fmt: skip
-NATIVE_MODULES = (
-    "doctest", "code", "timeit", "asyncio", "logging", "threading", "queue", "weakref", "contextlib", "concurrent",
-    "unittest.mock", "warnings", "io", "_io", "_thread", "_queue", "_asyncio", "_weakref", "os", "posix", "genericpath",
-    "tempfile", "shutil", "glob",
-)  # fmt: skip
-NATIVE_LOCALLY_FINE = {
-    "suppress", "nullcontext", "contextmanager", "asynccontextmanager", "run", "urandom", "fspath", "fsencode",
-    "fsdecode",
-}  # fmt: skip
-ORDERING = {"sorted", "max", "min", "nlargest", "nsmallest"}
-KEY_WRAPPER = type(cmp_to_key(lambda left, right: 0))
-GETTERS = (attrgetter, itemgetter, methodcaller)
-IDENTITY = {"heappush", "heappop", "heapify", "heappushpop", "heapreplace", "insort", "insort_left", "insort_right",
-            "shuffle", "copy", "deepcopy", "setattr", "delattr", "next", "iter", "id"}  # fmt: skip
 
 
 class Operations:
@@ -649,11 +621,6 @@ class Operations:
 
     def await_value(self, value: Any) -> Awaitable[Any]:
         return ready(self.ask("await_value", value)) if type(value) is Remote else value
-
-
-def executes(value: Any) -> bool:
-    """Whether a value is a function that runs what it is given: `eval` as a key of `sorted`, say."""
-    return type(value) in (BuiltinMethodType, FunctionType) and library_path(value) in EXECUTING
 
 
 async def ready(value: Any) -> Any:
