@@ -25,11 +25,14 @@ LOAD = "unittest.defaultTestLoader.loadTestsFromTestCase({})"
 
 def simplify(tree: ast.Module, text: str) -> ast.Module:
     """The tree of a test, changed where its text may need it."""
+    rewriters = list[ast.NodeTransformer]()
     if "__name__" in text or "unittest.main" in text:
-        tree = MainProgram(tree).visit(tree)
+        rewriters.append(MainProgram(tree))
     if "match" in text:
-        tree = MatchLowering().visit(tree)
-    return ast.fix_missing_locations(tree)
+        rewriters.append(MatchLowering())
+    for rewriter in rewriters:
+        tree = rewriter.visit(tree)
+    return ast.fix_missing_locations(tree) if rewriters else tree
 
 
 class MainProgram(ast.NodeTransformer):
