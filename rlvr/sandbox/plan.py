@@ -173,7 +173,8 @@ def make_plan(
     if parts.hidden:
         raise BadTest(f"a class of the setup uses {min(parts.hidden)!r} of it, which the answer must not see")
     own = set().union(*(bound_names(tree) for tree in trees), imported, bound_names(parts.here))
-    free = {name for tree in trees for name in used_names(tree)} - own - BUILTINS - SUPPLIED.keys()
+    names = {name for tree in trees for name in used_names(tree)}
+    free = names - own - BUILTINS - SUPPLIED.keys()
     calls = [node.func for tree in trees for node in nodes(tree) if isinstance(node, ast.Call)]
     called = {function.id for function in calls if isinstance(function, ast.Name)}
     if not free and not entry_point and not parts.needs_answer:
@@ -203,7 +204,8 @@ def make_plan(
             raise BadTest(f"the test compares with {unmet[0]!r}, which neither it nor its setup defines")
     if fault := find_vacuous_test(trees, after, free | parts.built, entry_point):
         raise BadTest(fault)
-    of_setup = used_names(parts.here) - own - BUILTINS - inner_names([parts.here])
+    in_setup = used_names(parts.here)
+    of_setup = in_setup - own - BUILTINS - inner_names([parts.here])
     scope = (free | of_setup) - (MODULES - called) - inner
     classes = {node.name for node in after.body if isinstance(node, ast.ClassDef)}
     native, tainted, held, deciding = set[str](), scope | classes, set[str](), set[str]()
@@ -230,7 +232,7 @@ def make_plan(
             f"{self_report}: add an assertion that compares what it returns with plain data, or accept such tests "
             "(self_reports)"
         )
-    if fault := find_file_oracle(everything, scope | classes):
+    if (binds or "open" in names | in_setup) and (fault := find_file_oracle(everything, scope | classes)):
         raise BadTest(fault)
     if binds and (filled := find_filled(everything, tainted) - tainted):
         tainted = find_tainted(everything, scope | classes | held | filled, native)
