@@ -153,6 +153,5 @@ def kto(h: Any, preferred: Any, beta: float, divergence: float | None = None) ->
     """
     import torch
 
-    z = h.detach().mean().clamp(min=0) if divergence is None else torch.tensor(divergence)
-    side = torch.where(preferred, 1.0, -1.0)
-    return (1 - torch.sigmoid(beta * side * (h - z))).mean(), {"divergence": z}
+    z = h.detach().mean().clamp(min=0) if divergence is None else h.new_tensor(divergence)
+    return (1 - torch.sigmoid(beta * torch.where(preferred, h - z, z - h))).mean(), {"divergence": z}
