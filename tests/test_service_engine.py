@@ -23,6 +23,7 @@ from rlvr.service.learning.credit import DISCOUNT
 from rlvr.service.learning.session_learner import POINTER, RATE, WARM_UP, WINDOW, LearnerOptions, SessionLearner
 from rlvr.service.service_options import SessionRequest
 from rlvr.service.sessions.session_rewards import assign_rewards, session_advantages
+from rlvr.service.settings import ServiceLimits
 from rlvr.store.records import Status
 from tests.session_fixtures import open_sessions, run_session, settings_of
 
@@ -97,7 +98,8 @@ def test_a_session_is_a_group_of_episodes_and_the_best_answer_is_the_solution(tm
 
 def test_sessions_are_learned_from_in_batches_and_a_restart_continues_bit_exactly(tmp_path: Path):
     async def life(number: int, client: MockTrainingClient) -> tuple[str, dict[str, Any]]:
-        async with open_sessions(settings_of(tmp_path), generator=engine(tmp_path, client=client)) as sessions:
+        room = settings_of(tmp_path, limits=ServiceLimits(sessions=4, queue=8))
+        async with open_sessions(room, generator=engine(tmp_path, client=client)) as sessions:
             await ready(sessions.generator)  # pyright: ignore[reportArgumentType]
             begun = [await sessions.start(ASK, "me") for _ in range(8)] if number == 0 else []
             for one in begun:
