@@ -219,16 +219,16 @@ def running_server(kind: str, keys: Sequence[str]) -> Iterator[Any]:
 def report_each(kind: str, server: Any, prober: Receiver, only: str) -> float:
     sender, largest = tenant(server.port, "tml-mallory-0001", kind), 0.0
     print(f"{'request':<52} {'status':>6} {'seconds':>8} {'probe median':>13} {'maximum':>9}")
-    print_row("an idle server", *measured(prober, partial(time.sleep, 5.0)))
+    print_row("an idle server", *measure_probe(prober, partial(time.sleep, 5.0)))
     for hostile in requests(kind, only):
         body = hostile.make(sender)
-        status, *found = measured(prober, partial(send_hostile, hostile, sender, body))
+        status, *found = measure_probe(prober, partial(send_hostile, hostile, sender, body))
         print_row(hostile.name, status, *found)
         largest = max(largest, found[-1])
     return largest
 
 
-def measured(prober: Receiver, act: Callable[[], Any]) -> tuple[Any, float, float, float]:
+def measure_probe(prober: Receiver, act: Callable[[], Any]) -> tuple[Any, float, float, float]:
     """What an act returns, its seconds, and the median and maximum of the probes meanwhile."""
     time.sleep(SETTLED)
     first, began = len(prober.waits), time.monotonic()

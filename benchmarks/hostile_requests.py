@@ -155,7 +155,7 @@ def ids(length: int) -> Callable[[], list[int]]:
     return lambda: [7 * i % 300 for i in range(length)]
 
 
-def said(text: str, times: int = 1) -> Callable[[], list[dict[str, str]]]:
+def ask(text: str, times: int = 1) -> Callable[[], list[dict[str, str]]]:
     return lambda: [{"role": "user", "content": text}] * times
 
 
@@ -219,17 +219,17 @@ def engine_requests() -> list[Hostile]:
         completion("100,000 stop_token_ids", ids(8), stop_token_ids=ids(100_000), max_tokens=4),
         completion("streamed, n=64, logprobs=20", ids(8), stream=True, n=64, logprobs=20, max_tokens=200),
         completion("a million ids of no vocabulary", lambda: [10**9] * 290_000),
-        chat("50,000 messages", said("hi", 50_000)),
-        chat("9,000 messages", said("hi", 9_000)),
-        chat("9,000 messages of 100 characters", said(words * 7, 9_000)),
-        chat("message of 3.8 MB", said(words * 270_000)),
+        chat("50,000 messages", ask("hi", 50_000)),
+        chat("9,000 messages", ask("hi", 9_000)),
+        chat("9,000 messages of 100 characters", ask(words * 7, 9_000)),
+        chat("message of 3.8 MB", ask(words * 270_000)),
         chat("message of many parts", lambda: [
             {"role": "user", "content": [{"type": "text", "text": "a"}] * 15_000}
         ]),
-        chat("tools of 900 levels", said("hi"), tools=lambda: [tool("t", nested(450))]),
-        chat("tools of 100 levels", said("hi"), tools=lambda: [tool("t", nested(50))]),
-        chat("1,000 tools", said("hi"), tools=lambda: [tool(f"t{i}", {"a": words * 9}) for i in range(1_000)]),
-        chat("one tool of 20,000 fields", said("hi"), tools=lambda: [tool("t", {f"f{i}": 0 for i in range(20_000)})]),
+        chat("tools of 900 levels", ask("hi"), tools=lambda: [tool("t", nested(450))]),
+        chat("tools of 100 levels", ask("hi"), tools=lambda: [tool("t", nested(50))]),
+        chat("1,000 tools", ask("hi"), tools=lambda: [tool(f"t{i}", {"a": words * 9}) for i in range(1_000)]),
+        chat("one tool of 20,000 fields", ask("hi"), tools=lambda: [tool("t", {f"f{i}": 0 for i in range(20_000)})]),
         chat("10,000 calls of tools", lambda: [{
             "role": "assistant", "content": "",
             "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}] * 10_000,
@@ -238,7 +238,7 @@ def engine_requests() -> list[Hostile]:
             "role": "assistant", "content": "",
             "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "[" + "1," * 1_500_000 + "1]"}}],
         }]),
-        chat("logprobs of 20, n=64", said("hi"), logprobs=True, top_logprobs=20, n=64, max_tokens=200),
+        chat("logprobs of 20, n=64", ask("hi"), logprobs=True, top_logprobs=20, n=64, max_tokens=200),
         post("/inference: 8,000 ids, n=64, logprobs=128", "/inference/v1/generate", lambda: {
             "token_ids": ids(8_000)(), "sampling_params": {"n": 64, "logprobs": 128, "max_tokens": 60}
         }),

@@ -33,7 +33,7 @@ def batch(spread: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return p.requires_grad_(), p.detach() - spread * torch.tensor(rng.normal(size=len(row))), A, mask, row
 
 
-def clipped(ratio: Tensor, A: float) -> Tensor:
+def clip_loss(ratio: Tensor, A: float) -> Tensor:
     """Schulman 2017, arXiv:1707.06347, with the dual clip of arXiv:1912.09729: at most c |A| is lost where A < 0."""
     if A >= 0:
         return -A * (ratio if ratio.item() <= HIGH else torch.tensor(HIGH))
@@ -47,7 +47,7 @@ def formula(loss: str, p: Tensor, q: Tensor, A: Tensor, mask: Tensor, row: Tenso
     for i, a in enumerate(A.tolist()):
         r = (p[i] - q[i]).exp()
         if loss == "ppo":
-            total = total + clipped(r, a)
+            total = total + clip_loss(r, a)
         elif loss == "importance_sampling":
             total = total - r * a
         elif loss == "cispo":
@@ -57,7 +57,7 @@ def formula(loss: str, p: Tensor, q: Tensor, A: Tensor, mask: Tensor, row: Tenso
         elif loss == "gspo":  # GSPO-token, arXiv:2507.18071: sg(s) p / sg(p)
             own = [j for j in range(len(p)) if row[j] == row[i] and mask[j]]
             s = math.exp(sum(float(p[j].detach() - q[j]) for j in own) / len(own)) if own else 1.0
-            total = total + clipped(s * (p[i] - p[i].detach()).exp(), a)
+            total = total + clip_loss(s * (p[i] - p[i].detach()).exp(), a)
         else:
             total = total - a * p[i]
     return total

@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytest.importorskip("google.protobuf", reason="the extra [serve] is not installed")
 
+from rlvr.core.fair_slots import LoopTurns
 from rlvr.core.messages import SampledSequence, SampleResponse
 from rlvr.core.types import StopReason
 from rlvr.engine import sampling
@@ -27,7 +28,6 @@ from rlvr.tinker_server.sampling.sample_requests import _encode_protobuf
 from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.web.auth import ApiKeys, owner_of
 from rlvr.web.json_bodies import read_json
-from rlvr.web.request_turns import Turns
 
 ANNA, BOB = "tml-anna-has-a-key", "tml-bob-has-another"
 
@@ -134,7 +134,7 @@ def test_bodies_that_end_at_once_are_refused_one_by_one(fate: str) -> None:
 
 def test_a_turn_that_is_not_wanted_any_more_goes_to_the_next() -> None:
     async def run() -> None:
-        turns = Turns()
+        turns = LoopTurns()
         await turns.take("anna")
         waiting = [asyncio.ensure_future(turns.take("anna")) for _ in range(3)]
         await asyncio.sleep(0)
@@ -171,12 +171,12 @@ def test_a_long_text_is_read_number_by_number() -> None:
 
 
 def test_likeliest_tokens_go_place_by_place_once_they_are_encoded() -> None:
-    def made() -> SampleResponse:
+    def build_response() -> SampleResponse:
         sampled = SampledSequence(StopReason.LENGTH, [1, 2], [-1.0, -2.0], 0, [[(1, -1.0)], [(2, -2.0)]])
         return SampleResponse([sampled], [None, -1.0], topk_prompt_logprobs=[None, [(3, -3.0)]])
 
-    response = made()
-    assert _encode_protobuf(None, response) == ProtoResult(encode_samples(made()))
+    response = build_response()
+    assert _encode_protobuf(None, response) == ProtoResult(encode_samples(build_response()))
     assert response.sequences[0].topk_logprobs == [[], []] and response.topk_prompt_logprobs == [None, []]
 
 

@@ -162,9 +162,8 @@ class TinkerBackend:
         trimmed_at = time.monotonic()
         while not self._closing.wait(min(5.0, self.limits.session_seconds / 4)):
             try:
-                if (
-                    time.monotonic() - trimmed_at > TRIM_SECONDS
-                ):  # an engine does it when it is idle, which may be never
+                # An engine gives memory back when it is idle, which may be never.
+                if time.monotonic() - trimmed_at > TRIM_SECONDS:
                     trimmed_at = time.monotonic()
                     release_free_memory(KEPT_BYTES)
                 self.sampling.cancel_absent_clients()

@@ -26,10 +26,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from rlvr.core.fair_slots import LoopTurns
 from rlvr.web.auth import ApiKeys
 from rlvr.web.errors import HttpError
 from rlvr.web.logs import FieldLogger, bind_ids, clear_ids
-from rlvr.web.request_turns import Turns
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -68,7 +68,7 @@ class Middleware:
         self._app, self._keys, self._log, self._loopback_only = app, keys, log, loopback_only
         self._count = count
         self._open: Counter[str] = Counter()  # owner -> requests that are not answered
-        self._turns = Turns()
+        self._turns = LoopTurns()
         self._arriving: Counter[str] = Counter()  # owner -> bytes of bodies that are being received and read
 
     # Rules
