@@ -1,0 +1,1 @@
+"""What the command line answers to some hundred configurations: recorded from two trees and compared."""
