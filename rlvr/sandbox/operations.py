@@ -28,6 +28,7 @@ from io import StringIO
 from operator import attrgetter, methodcaller
 from pathlib import PurePosixPath
 from random import Random
+from re import Pattern
 from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
@@ -50,7 +51,7 @@ from rlvr.sandbox.function_kinds import (
 )
 from rlvr.sandbox.operators import COMPARISONS, OPERATORS, in_place
 from rlvr.sandbox.order_questions import OrderQuestions
-from rlvr.sandbox.remote import CONTAINERS, TEST, Link, Remote, find_remotes, library_path
+from rlvr.sandbox.remote import CACHED, CONTAINERS, TEST, Link, Remote, find_remotes, library_path
 from rlvr.sandbox.remote_contexts import RemoteAsyncContext, RemoteContext, RemoteLogs, RemoteWarnings
 from rlvr.sandbox.value_flow import CAPTURING
 
@@ -213,7 +214,9 @@ class Operations:
         if not both and not self.uses_objects:
             raise self.refuse(left, right)
         if name not in ("eq", "ne"):
-            return self.ask(name, left, right) if both else self.orders.ask(self, name, left, right)
+            if both:
+                return self.orders.pair(self, name, left, right, other, side)
+            return self.orders.ask(self, name, left, right)
         if type(left) is type(right) and type(left) in (list, tuple, dict):
             return self.is_equal_by_parts(left, right, other, side) is (name == "eq")
         if not both:
@@ -456,11 +459,17 @@ class Operations:
             return function(*map(self.localize, args), **{key: self.localize(one) for key, one in words.items()})
         if judged or name in JUDGES:
             raise self.refuse(*remotes)
+        if name in ("sub", "subn") and type(getattr(function, "__self__", None)) is Pattern:
+            return self.link.call_method(function.__self__, name, args, words)  # its matches cannot travel
         if not path:
             return self.call_here(function, args, words)
-        if not self.uses_objects and name not in STRUCTURAL and has_data([*args, *words.values()]):
+        is_named = all(one._target[0] == "n" for one in remotes) and not path.startswith("_operator")
+        if not self.uses_objects and name not in STRUCTURAL and not is_named and has_data([*args, *words.values()]):
             raise self.refuse(*remotes)
-        return self.link.call_library(path, args, words)
+        value = self.link.call_library(path, args, words)
+        if function is sorted and not words.get("key"):
+            self.orders.check_sorted(self, value, bool(words.get("reverse")))
+        return value
 
     def call_here(self, function: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
         """Call a method of a library's object that the test has made: `random.Random(0).choice(xs)`.
@@ -543,7 +552,8 @@ class Operations:
 
     def is_local(self, function: Any) -> bool:
         """Whether it is a function that runs here, with its assertions."""
-        return type(function) in (FunctionType, MethodType) and self.is_of_test(function)
+        kind = type(function)
+        return (kind in (FunctionType, MethodType) or kind.__name__ == CACHED) and self.is_of_test(function)
 
     def is_of_test(self, function: Any) -> bool:
         return (

@@ -19,7 +19,7 @@ import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakValueDictionary
 
 from rlvr.sandbox.channel import NO_FRAME, Channel, ExchangeEnd
@@ -33,6 +33,7 @@ EXCEPTIONS = {name: kind for name, kind in vars(builtins).items() if isinstance(
 EXCEPTIONS = {name: kind for name, kind in EXCEPTIONS.items() if issubclass(kind, BaseException)}
 CONTAINERS = (list, tuple, set, frozenset, dict, deque, Counter, OrderedDict, defaultdict)
 REDUCED = ("attrgetter", "itemgetter", "methodcaller", "partial")
+CACHED = "_lru_cache_wrapper"  # the type of a function that `functools.lru_cache` has wrapped
 NOT_SENT = "an argument cannot be sent to the answer"
 
 
@@ -358,6 +359,8 @@ class Link:
                 ]
             if isinstance(made, type):
                 return ["make", f"operator:{kind.__name__}", [self.encode(one) for one in args], self.encode({})]
+        if kind.__name__ == "Pattern" and kind.__module__ == "re":
+            return ["make", "re:compile", [self.encode(value.pattern), value.flags], self.encode({})]
         if is_iterator(value):
             return ["iter", place_of(value, self.callbacks)]
         if kind.__name__ == "Random" and kind.__module__ == "random":
@@ -374,7 +377,7 @@ class Link:
             return ["m", value.__name__]
         if getattr(value, "__module__", TEST) != TEST and (path := library_path(value)):
             return ["lib", path]
-        if isinstance(value, (FunctionType, MethodType, BuiltinFunctionType, type)):
+        if isinstance(value, (FunctionType, MethodType, BuiltinFunctionType, type)) or kind.__name__ == CACHED:
             key = next((key for key, one in enumerate(self.callbacks) if one == value), len(self.callbacks))
             self.callbacks[key:] = self.callbacks[key:] or [value]
             if key < CALLBACKS:
@@ -419,11 +422,11 @@ class Names(dict):
 class Remote:
     """A reference to an object of the answer's process. What Python itself asks of it (truth, items) is asked there."""
 
-    __slots__ = ("__weakref__", "_exact", "_kind", "_link", "_requests", "_snapshot", "_target")
+    __slots__ = ("__weakref__", "_exact", "_is_key", "_kind", "_link", "_requests", "_snapshot", "_target")
 
     def __init__(self, link: Link, target: list[Any], kind: str) -> None:
         self._link, self._target, self._kind = link, target, kind
-        self._exact, self._snapshot, self._requests = 0, None, -1
+        self._exact, self._snapshot, self._requests, self._is_key = 0, None, -1, False
         self._snapshot: Any
 
     def __del__(self) -> None:
@@ -468,11 +471,19 @@ class Remote:
             self._link.failed = failed or self._link.failed
             return f"<{self._kind}>"
 
-    def __eq__(self, other: object) -> NoReturn:
-        raise self._link.fail("opaque", f"a {self._kind} of the answer is used where the checker needs plain data")
+    def __eq__(self, other: object) -> bool:
+        """Only for a key that was found by its hash: elsewhere `Operations.compare` asks about other values too."""
+        if type(other) is not Remote or not (self._is_key and other._is_key):
+            raise self._link.fail("opaque", f"a {self._kind} of the answer is used where the checker needs plain data")
+        return self._link.op("eq", self, other) is True
 
-    def __hash__(self) -> NoReturn:
-        raise self._link.fail("opaque", "an object of the answer cannot be a key here")
+    def __hash__(self) -> int:
+        """As a key of a library's object of the test, which holds nothing expected: a `functools.cache`, say."""
+        value = self._link.call_library("builtins:hash", [self], {})
+        if type(value) is not int:
+            raise self._link.fail("opaque", "an object of the answer cannot be a key here")
+        self._is_key = True
+        return hash(value)
 
 
 def find_remotes(value: Any, depth: int = 4) -> list[Remote]:
