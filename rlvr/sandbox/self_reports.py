@@ -49,7 +49,7 @@ def assigned_values(trees: list[ast.Module]) -> dict[str, list[ast.expr]]:
 
 
 def find_own_objects(trees: list[ast.Module], values: dict[str, list[ast.expr]], free: set[str]) -> set[str]:
-    """Names that hold objects of the answer's classes by the text: `a = Money(5)`, of which `a.b` or `a % 5` is used."""
+    """Names that hold objects of the answer's classes by the text: `a = Money(5)`, with `a.b` or `a % 5` somewhere."""
     everything = [node for tree in trees for node in nodes(tree)]
     used = [node.value for node in everything if isinstance(node, ast.Attribute)]
     used += [one for node in everything if isinstance(node, ast.BinOp) for one in (node.left, node.right)]
