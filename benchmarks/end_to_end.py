@@ -23,6 +23,7 @@ from benchmarks.step_shape import (
     CODE,
     LATE,
     LONG,
+    PRETRAINED,
     SHORT,
     StepShape,
     local_client,
@@ -36,15 +37,17 @@ from rlvr.core import rng
 
 def cases(setting: BenchSettings) -> list[BenchmarkCase]:
     """short (early and late in a run), long and code-like, with the same dtype on both sides."""
-    shapes = [SHORT, LATE, LONG, CODE]
+    shapes = [SHORT, LATE, LONG, CODE, PRETRAINED]
     if setting.quick:
         shapes = [replace(SHORT, groups=32, steps=2), replace(LONG, groups=1), replace(CODE, groups=1)]
     return [case(setting, shape) for shape in shapes if setting.model is None or shape.prompt]
 
 
 def case(setting: BenchSettings, shape: StepShape) -> BenchmarkCase:
-    size = "the given model" if setting.model else "3 M parameters" if not shape.prompt else "25 M parameters"
-    prompts = f"{shape.prompt}-token prompts" if shape.prompt else "3-digit sums"
+    size = "3 M parameters" if not shape.prompt else "25 M parameters"
+    if setting.model or shape.model:
+        size = "the given model" if setting.model else f"{shape.model} under an adapter of rank {shape.lora}"
+    prompts = f"{shape.prompt}-token prompts" if shape.prompt else "sums in a chat" if shape.model else "3-digit sums"
     work = f"{shape.groups} {prompts} x {shape.size} answers of at most {shape.answer} tokens"
     peers = {"trl": partial(peer, setting, shape)}
     # In one case only: TRL with our process settings, and with its own continuous batching.
@@ -57,10 +60,10 @@ def case(setting: BenchSettings, shape: StepShape) -> BenchmarkCase:
         work=f"{size}, {setting.dtype}, {work}",
         ours=partial(ours, setting, shape),
         peers=peers,
-        aim=0.8 if shape.prompt else 10.0,
+        aim=0.8 if shape.prompt else 8.0 if shape.model else 10.0,
         of_bound=bool(shape.prompt),
         curve="mean reward",
-        most_rounds=2 if shape.prompt else 0,
+        most_rounds=2 if shape.prompt else 3 if shape.model else 0,
     )
 
 
@@ -76,7 +79,8 @@ def ours(setting: BenchSettings, shape: StepShape) -> TrainerTurn:
     from rlvr.training.training_job import freeze_collector
     from rlvr.training.training_options import LearningRateSchedule, TrainingOptions
 
-    client, engine = local_client(start_folder(setting, shape), setting.dtype, setting.threads, setting.scratch)
+    folder = start_folder(setting, shape)
+    client, engine = local_client(folder, setting.dtype, setting.threads, setting.scratch, shape.lora)
     tasks, reward = tasks_and_reward(shape, client.get_tokenizer())
     source = OrderedPrompts(shape.name, tasks, [], "")
     options = TrainingOptions(

@@ -1,9 +1,9 @@
-"""Thousands of connections, runs and sessions of one owner on a running `rlvr serve engine`, and what others notice.
+"""Thousands of connections, runs and sessions of one owner on a running server, and what others notice.
 
-    python benchmarks/hostile_numbers.py                 # every scenario, on one server after the other
-    python benchmarks/hostile_numbers.py --only half-sent --count 3000
+    python benchmarks/hostile_numbers.py engine          # every scenario, on one server after the other
+    python benchmarks/hostile_numbers.py service --only half-sent --count 3000
 
-Each scenario prints how long the probe of `benchmarks/hostile_load.py` and an honest client that samples waited
+Each scenario prints how long the probe of `benchmarks/hostile_load.py` and an honest client waited
 meanwhile, and the server's memory and descriptors before it, at the peak, and `--settle` seconds after its end.
 Connections are of a process of their own. Needs what that benchmark needs.
 """
@@ -26,7 +26,7 @@ from typing import Any
 from hostile_load import PROBES, Receiver, be_honest, print_waits, probe, resources, running_server, spawn, tenant
 
 CREATE, BATCH = "/api/v1/create_session", "/api/v1/forward_backward"
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, TRAIN, GRADE = "/v1/completions", "/train", "/grade"
 KEYS = [f"tml-mallory-{number:04d}" for number in range(8)]
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Statuses = collections.Counter[str]
@@ -88,13 +88,12 @@ async def idle(port: int, count: int) -> Statuses:
     return await on_each(port, count, act)
 
 
-async def slow_readers(port: int, count: int, body: dict[str, Any]) -> Statuses:
-    given = json.dumps(body).encode()
+async def slow_readers(port: int, count: int, request: bytes) -> Statuses:
 
     async def act(number: int, connection: Connection) -> str:
         reader, writer = connection
         writer.transport.get_extra_info("socket").setsockopt(1, 8, 4_096)  # SO_RCVBUF
-        writer.write(head("POST", COMPLETIONS, len(given)) + given)
+        writer.write(request)
         status = await status_of(reader, 120)
         for _ in range(30):
             await asyncio.sleep(1)
@@ -105,10 +104,8 @@ async def slow_readers(port: int, count: int, body: dict[str, Any]) -> Statuses:
     return await on_each(port, count, act)
 
 
-async def cancelled(port: int, count: int) -> Statuses:
+async def cancelled(port: int, count: int, whole: bytes) -> Statuses:
     """Requests whose client leaves: within the head or the body, at once, a little later, within the answer."""
-    given = json.dumps({"model": "model", "prompt": list(range(200)), "max_tokens": 200, "n": 4, "stream": True})
-    whole = head("POST", COMPLETIONS, len(given)) + given.encode()
 
     async def act(number: int, connection: Connection) -> str:
         reader, writer = connection
@@ -129,6 +126,14 @@ async def cancelled(port: int, count: int) -> Statuses:
 
 async def many_runs(port: int, count: int, rank: int) -> Statuses:
     return await asyncio.to_thread(_make, port, count, lambda sender, number: make_run(sender, number, rank))
+
+
+async def many_sessions(port: int, count: int) -> Statuses:
+    def make(sender: Any, number: int) -> str:
+        given = {"task_id": f"task-{number % 10}", "prompt": "Say something.", "max_iterations": 1}
+        return str(sender.send("POST", f"{TRAIN}?background=true", json.dumps(given).encode(), JSON)[0])
+
+    return await asyncio.to_thread(_make, port, count, make, "service")
 
 
 async def many_samplers(port: int, count: int) -> Statuses:
@@ -154,10 +159,10 @@ def make_run(sender: Any, number: int, rank: int) -> str:
     return str(status) if b'"error"' not in answer[:20] else answer[:160].decode()
 
 
-def _make(port: int, count: int, make: Callable[[Any, int], str]) -> Statuses:
+def _make(port: int, count: int, make: Callable[[Any, int], str], kind: str = "engine") -> Statuses:
     """From eight connections at once."""
     found, lock, numbers = Statuses(), threading.Lock(), iter(range(1, count + 1))
-    first = tenant(port, KEYS[0], "engine")
+    first = tenant(port, KEYS[0], kind)
 
     def work() -> None:
         sender = tenant(port, KEYS[0], "service")
@@ -178,43 +183,74 @@ def _make(port: int, count: int, make: Callable[[Any, int], str]) -> Statuses:
     return found
 
 
-def scenarios(count: int) -> dict[str, Callable[[int], Coroutine[Any, Any, Statuses]]]:
-    large = {"model": "model", "prompt": list(range(4_000)), "echo": True, "logprobs": 60, "max_tokens": 1}
-    stream = {"model": "model", "prompt": [1, 2, 3], "n": 16, "logprobs": 20, "max_tokens": 400, "stream": True}
-    one, several, mib = KEYS[:1], KEYS, 1 << 20
+def post(path: str, body: dict[str, Any]) -> bytes:
+    given = json.dumps(body).encode()
+    return head("POST", path, len(given)) + given
 
-    def half(path: str, announced: int, sent: int, keys: list[str]) -> Callable[[int], Coroutine[Any, Any, Statuses]]:
+
+Scenario = Callable[[int], Coroutine[Any, Any, Statuses]]
+
+
+def scenarios(kind: str, count: int) -> dict[str, Scenario]:
+    one, several, mib = KEYS[:1], KEYS, 1 << 20
+    small, large, largest = (CREATE, BATCH, 60 * mib) if kind == "engine" else (TRAIN, GRADE, 3 * mib)
+
+    def half(path: str, announced: int, sent: int, keys: list[str]) -> Scenario:
         return partial(half_sent, count=count, path=path, announced=announced, sent=sent, keys=keys)
 
     return {
-        "half-sent, no key": half(CREATE, mib, mib // 2, [""]),
-        "half-sent, one owner": half(CREATE, mib, mib // 2, one),
-        "half-sent, one owner, little": half(CREATE, mib, 1_000, one),
-        "half-sent, one owner, 60 MB": half(BATCH, 60 * mib, mib, one),
-        "half-sent, eight owners": half(CREATE, mib, mib // 2, several),
+        "half-sent, no key": half(small, mib, mib // 2, [""]),
+        "half-sent, one owner": half(small, mib, mib // 2, one),
+        "half-sent, one owner, little": half(small, mib, 1_000, one),
+        "half-sent, one owner, the largest": half(large, largest, mib, one),
+        "half-sent, eight owners": half(small, mib, mib // 2, several),
         "idle connections": partial(idle, count=count),
-        "slow readers of large answers": partial(slow_readers, count=max(1, count // 75), body=large),
-        "slow readers of streams": partial(slow_readers, count=max(1, count // 30), body=stream),
-        "cancelled": partial(cancelled, count=count),
+        **(engine_scenarios(count) if kind == "engine" else service_scenarios(count)),
+    }
+
+
+def engine_scenarios(count: int) -> dict[str, Scenario]:
+    large = {"model": "model", "prompt": list(range(4_000)), "echo": True, "logprobs": 60, "max_tokens": 1}
+    stream = {"model": "model", "prompt": [1, 2, 3], "n": 16, "logprobs": 20, "max_tokens": 400, "stream": True}
+    left = {"model": "model", "prompt": list(range(200)), "max_tokens": 200, "n": 4, "stream": True}
+    return {
+        "slow readers of large answers": partial(
+            slow_readers, count=max(1, count // 75), request=post(COMPLETIONS, large)
+        ),
+        "slow readers of streams": partial(slow_readers, count=max(1, count // 30), request=post(COMPLETIONS, stream)),
+        "cancelled": partial(cancelled, count=count, whole=post(COMPLETIONS, left)),
         "sampling sessions": partial(many_samplers, count=count),
         "runs of rank 1": partial(many_runs, count=count, rank=1),
         "runs of rank 256": partial(many_runs, count=max(1, count // 12), rank=256),
     }
 
 
-def attack(port: int, name: str, count: int, results: Any) -> None:
+def service_scenarios(count: int) -> dict[str, Scenario]:
+    graded = {"answer": "144", "answers": ["\\boxed{144} " + "x" * 4_000] * 64}
+    left = {"task_id": "left", "prompt": "Say something.", "max_iterations": 2}
+    return {
+        "slow readers of large answers": partial(
+            slow_readers, count=max(1, count // 10), request=head("GET", "/openapi.json")
+        ),
+        "cancelled, of /train": partial(cancelled, count=count, whole=post(TRAIN, left)),
+        "cancelled, of /grade": partial(cancelled, count=count, whole=post(GRADE, graded)),
+        "sessions": partial(many_sessions, count=count),
+    }
+
+
+def attack(port: int, kind: str, name: str, count: int, results: Any) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65_536), hard))
-    results.send(asyncio.run(scenarios(count)[name](port)))
+    results.send(asyncio.run(scenarios(kind, count)[name](port)))
 
 
-def run_scenario(server: Any, name: str, count: int, settle: float) -> None:
-    prober, honest = Receiver(probe, server.port, PROBES["engine"]), Receiver(be_honest, server.port, "engine", 0)
+def run_scenario(server: Any, kind: str, name: str, count: int, settle: float) -> None:
+    prober, honest = Receiver(probe, server.port, PROBES[kind]), Receiver(be_honest, server.port, kind, 0)
     time.sleep(5)
     before = peak = resources(server)
     receiving, sending = spawn.Pipe(duplex=False)
     first, began = (len(prober.waits), len(honest.waits)), time.monotonic()
-    process = spawn.Process(target=attack, args=(server.port, name, count, sending), daemon=True)
+    process = spawn.Process(target=attack, args=(server.port, kind, name, count, sending), daemon=True)
     process.start()
     while process.is_alive() and not receiving.poll(0.2):
         peak = tuple(map(max, peak, resources(server)))
@@ -224,7 +260,7 @@ def run_scenario(server: Any, name: str, count: int, settle: float) -> None:
     print(f"{name}: {took:.1f} s, {dict(found)}")
     time.sleep(1)
     print_waits("  probe", prober.waits[first[0] :])
-    print_waits("  honest client that samples", honest.waits[first[1] :])
+    print_waits("  honest client", honest.waits[first[1] :])
     print(f"  its statuses: {dict(honest.statuses)}")
     time.sleep(settle)
     prober.end()
@@ -235,16 +271,17 @@ def run_scenario(server: Any, name: str, count: int, settle: float) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=sorted(PROBES))
     parser.add_argument("--only", default="", help="scenarios whose name has this in it")
     parser.add_argument("--count", type=int, default=3_000)
     parser.add_argument("--settle", type=float, default=60.0)
     given = parser.parse_args()
     from hostile_load import HONEST
 
-    for name in scenarios(given.count):
+    for name in scenarios(given.kind, given.count):
         if given.only in name:
-            with running_server("engine", [*HONEST, *KEYS]) as server:
-                run_scenario(server, name, given.count, given.settle)
+            with running_server(given.kind, [*HONEST, *KEYS]) as server:
+                run_scenario(server, given.kind, name, given.count, given.settle)
     return 0
 
 

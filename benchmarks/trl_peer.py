@@ -78,6 +78,7 @@ def peer(setting: BenchSettings, shape: StepShape, continuous: bool = False, set
         train_dataset=datasets.Dataset.from_list([{"prompt": str(t.prompt), **t.meta} for t in tasks]),
         processing_class=tokenizer,
         callbacks=[steps.callback()],
+        peft_config=adapter(shape.lora) if shape.lora else None,
     )
     if settings:
         from rlvr.engine import malloc
@@ -86,6 +87,13 @@ def peer(setting: BenchSettings, shape: StepShape, continuous: bool = False, set
         malloc.keep_freed_memory()
         steps.settings.enter_context(freeze_collector())
     return steps.start(trainer, tokenizer)
+
+
+def adapter(rank: int) -> Any:
+    """Ours: on all linear layers but the head, scaled by 1."""
+    from peft import LoraConfig
+
+    return LoraConfig(r=rank, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def room(shape: StepShape, tasks: list[Task], tokenizer: Any) -> dict[str, int]:

@@ -1,15 +1,17 @@
 """What the benchmarks compute on: models with random weights, tasks, and rewards.
 
 Both sides use the same objects: a reward here has TRL's signature, which `rlvr` accepts as it is, and a model is a
-folder that both load. Tested by `tests/test_bench.py`. Left out on purpose: pretrained weights. Time depends on their
-size, not on what they know; `rlvr bench --model FOLDER` takes the user's own.
+folder that both load. Time depends on the size of weights, not on what they know, so they are random but for one case;
+`rlvr bench --model FOLDER` takes the user's own. Tested by `tests/test_bench.py`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from rlvr.core import rng
 from rlvr.core.types import Task
 from rlvr.envs.row_source import RowSource
 from rlvr.envs.rpn_arithmetic import RPNArithmetic
+from rlvr.envs.small_tasks import SmallTasks
 
 _SHAPE = {"model_type": "qwen3", "head_dim": 64, "tie_word_embeddings": True}
 QWEN_3M = _SHAPE | {
@@ -78,6 +81,12 @@ def even_words(prompts: list[str], completions: list[str], **_: Any) -> list[flo
     return [float(2 * sum(len(word) % 2 == 0 for word in text.split()) > len(text.split())) for text in completions]
 
 
+def last_number(prompts: list[str], completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """1 if the last number of the completion is the answer."""
+    found = [re.findall(r"\d+", text) for text in completions]
+    return [float(numbers[-1:] == [right]) for numbers, right in zip(found, answer, strict=True)]
+
+
 def read_rows(file: Path, keys: set[str], rows: str) -> list[dict[str, Any]]:
     """The JSON objects of a file of lines; ValueError unless the first has these keys."""
     try:
@@ -96,6 +105,14 @@ def sums(count: int) -> list[Task]:
         a, b, plus = (rng.integer(n, rng.key("bench-sums", index, i)) for i, n in enumerate((1000, 1000, 2)))
         tasks.append(Task(f"sum-{index}", f"{a}{'+' if plus else '-'}{b}=", {"answer": str(a + b if plus else a - b)}))
     return tasks
+
+
+def chat_sums(tokenizer: Any) -> list[Task]:
+    """Sums of the environment `small_tasks`, as the text that the tokenizer's chat template makes of them."""
+    source = SmallTasks(["sums"])
+    tasks = (source.train(0, index, "") for index in range(300))
+    render = partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
+    return [replace(task, prompt=render([{"role": "user", "content": str(task.prompt)}])) for task in tasks]
 
 
 def main_job() -> RPNArithmetic:

@@ -162,7 +162,7 @@ def freeze(server: Server) -> Iterator[None]:
 
 @contextmanager
 def make_read_only(url: str) -> Iterator[None]:
-    """A database that takes no writes, as a standby; connections to it are ended."""
+    """A database that takes no writes, as a standby. Connections are ended before; those made meanwhile stay so."""
     import psycopg
 
     with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as admin:
@@ -172,10 +172,10 @@ def make_read_only(url: str) -> Iterator[None]:
             admin.execute(
                 f"ALTER DATABASE {admin.info.dbname} SET default_transaction_read_only = {is_read_only}".encode()
             )
-            others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            admin.execute(f"SELECT pg_terminate_backend(pid) {others}".encode())
 
         set_read_only(True)
+        others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        admin.execute(f"SELECT pg_terminate_backend(pid) {others}".encode())
         try:
             yield
         finally:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 from dashboard_fixtures import experience, fill_store
 
+from rlvr.service.dashboard import dashboard_routes
 from rlvr.service.dashboard.dashboard_data import Query
 from rlvr.service.dashboard.dashboard_routes import OpenPage, store_rating
-from rlvr.service.dashboard.element_tree import texts
+from rlvr.service.dashboard.element_tree import Page, texts
 from rlvr.service.dashboard.pages.work_pages import overview
 from rlvr.service.dashboard.session_source import StoreSource
 from rlvr.store import ExperienceStore, Session, Status
@@ -209,6 +212,27 @@ def test_a_database_that_is_down_is_shown_on_the_page_and_logged_once(postgres: 
     page = looking.refresh()
     assert page is not None and page.status == 200
     store.close()
+
+
+def test_a_page_whose_table_is_locked_says_so_before_the_server_gives_up(
+    postgres: Any, monkeypatch: pytest.MonkeyPatch
+):
+    psycopg = pytest.importorskip("psycopg")
+    url = postgres.database()
+    with closing(fill_store(url)) as store:
+        looking = OpenPage(StoreSource(store), overview, {})
+
+        async def look() -> list[Page]:
+            with psycopg.connect(url) as other:
+                other.execute("LOCK TABLE rlvr_sessions IN ACCESS EXCLUSIVE MODE")
+                with monkeypatch.context() as soon:
+                    soon.setattr(dashboard_routes, "DATA_S", 0.3)
+                    locked = await looking.wait_for_page()
+            return [locked, await looking.wait_for_page()]
+
+        locked, free = asyncio.run(look())
+    assert locked.status == 503 and "the database is locked, or does not answer" in " ".join(texts(locked.main))
+    assert free.status == 200
 
 
 def test_a_failed_session_shows_the_reason(store: ExperienceStore):

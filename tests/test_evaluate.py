@@ -19,6 +19,7 @@ from rlvr.core.task_statistics import mean_interval, share_interval
 from rlvr.core.types import Task
 from rlvr.envs import PromptEnv, resolve_environment
 from rlvr.reward import resolve_reward
+from rlvr.tracking.run_report import final_table
 from rlvr.training.errors import TrainingStoppedError
 from rlvr.training.evaluate import (
     Evaluation,
@@ -130,6 +131,26 @@ def test_evaluation_counts_per_task_and_repeats_to_the_bit() -> None:
     ]
     assert compare(result, result)["p_value"] == 1.0
     assert math.isfinite(result.metrics()["mean_reward"].low)
+
+
+def test_families_are_reported_beside_the_whole() -> None:
+    """Two families by hand; one alone, or thirteen, are not listed."""
+
+    def of(families: list[str], passed: int) -> Evaluation:
+        results = [
+            TaskResult(str(i), "", passed, 4, passed / 4, features={"family": name, "prompt words": "3"})
+            for i, name in enumerate(families)
+        ]
+        return Evaluation(results, k=4)
+
+    both = ["sums", "sums", "records"]
+    compared = compare(of(both, 1), of(both, 3))
+    assert {
+        name: (one["tasks"], one["baseline"]["pass@1"]["value"], one["final"]["pass@1"]["value"])
+        for name, one in compared["by_family"].items()
+    } == {"records": (1, 0.25, 0.75), "sums": (2, 0.25, 0.75)}
+    assert "pass@1, family sums (n = 2)" in final_table(compared)
+    assert of(["sums"] * 3, 1).by_family() == of([str(i) for i in range(13)], 1).by_family() == {}
 
 
 def test_a_verifier_that_fails_now_and_then_cannot_make_a_perfect_score() -> None:

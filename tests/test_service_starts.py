@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 import threading
@@ -14,6 +15,10 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 from rlvr_service import RlvrService, scripted_service
 
+from rlvr.engine import malloc
+from rlvr.service.serve_service import build, lifespan
+from rlvr.service.settings import Settings
+from rlvr.web.auth import ApiKeys
 from tests.forked_process import run_forked
 from tests.server_process import FRESH
 
@@ -114,3 +119,24 @@ def test_a_failed_start_is_one_message(
         done = run_forked(["-m", "rlvr.cli.main", "serve", *given], env=environment, timeout=60)
     assert done.returncode == 2, done.stderr
     assert said.replace("TAKEN", port) in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_running_service_returns_the_memory_that_large_requests_left_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else malloc keeps it: after thousands of bodies the process stays as large as they were together."""
+    returned: list[int] = []
+    monkeypatch.setattr(malloc, "TRIM_SECONDS", 0.001)
+    monkeypatch.setattr(malloc, "release_free_memory", returned.append)
+    service = build(Settings(state=tmp_path, dashboard=False), ApiKeys.load(None), 0)
+
+    async def live() -> None:
+        async with lifespan(service, lambda _: None):
+            while len(returned) < 2:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(live())
+    service.store.close()
+    if service.name_lock is not None:
+        service.name_lock.close()
+    assert set(returned) == {malloc.KEPT_BYTES}

@@ -6,13 +6,18 @@ import itertools
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import event
 
 from rlvr.store import Experience, ExperienceStore, Session, Status, open_store
+from rlvr.store.tables import sessions
 
 unit = st.one_of(st.none(), st.sampled_from([0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 1.0]), st.floats(0, 1, width=32))
 rewards = st.one_of(st.none(), st.floats(-5, 5, width=32), st.sampled_from([0.0, 1.0]))
@@ -165,3 +170,23 @@ def test_the_tasks_with_the_most_sessions_come_first(store: ExperienceStore):
     for i, task in enumerate(["b", "a", "c", "c"]):
         store.add_session(Session(f"s{i}", task, "p"))
     assert list(store.aggregates()) == ["c", "a", "b"] and list(store.aggregates(limit=2)) == ["c", "a"]
+
+
+def test_the_work_for_the_aggregates_grows_with_the_sessions_and_not_with_their_square(tmp_path: Path):
+    """Counted in thousands of SQLite's instructions."""
+    instructions: list[int] = []
+
+    def count(connection: Any, *_: Any) -> None:
+        connection.set_progress_handler(lambda: instructions.append(1_000) or 0, 1_000)
+
+    spent: list[int] = []
+    with closing(open_store(tmp_path / "store.db")) as store:
+        event.listen(store._engine, "checkout", count)
+        for tasks in (range(200), range(200, 800)):
+            with store.write() as connection:
+                rows = [vars(Session(f"s{i}", f"t{i}", "p", final_confidence=0.5, created=1.0)) for i in tasks]
+                connection.execute(sa.insert(sessions), rows)
+            instructions.clear()
+            assert len(store.aggregates()) == tasks.stop
+            spent.append(sum(instructions))
+    assert spent[1] < 8 * spent[0]  # four times as many sessions

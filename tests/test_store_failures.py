@@ -103,11 +103,32 @@ def test_a_connection_that_is_cut_in_the_middle_leaves_nothing_half_written(remo
 def test_a_server_that_takes_no_writes_for_a_while_is_read_only(
     remote: ExperienceStore, write: Callable[[ExperienceStore], Any]
 ):
-    """A standby after a failover, or maintenance."""
-    with make_read_only(remote.url.render_as_string()), pytest.raises(StoreDown) as caught:
-        write(remote)
+    """A standby after a failover, or maintenance. What was connected meanwhile is read-only for good."""
+    with make_read_only(remote.url.render_as_string()):
+        remote.sessions()
+        with pytest.raises(StoreDown) as caught:
+            write(remote)
     assert caught.value.reason == "read-only"
     write(remote)
+
+
+def test_a_file_system_that_takes_no_writes_for_a_while_is_read_only(tmp_path: Path):
+    """SQLite opens a file that it may not write for reading alone, and never again otherwise."""
+    mount = ["mount", "--bind", str(tmp_path), str(tmp_path)]
+    with closing(open_store(tmp_path / "store.db")) as store:
+        store.add_session(Session("s", "t", "p"))
+        if subprocess.run(mount, capture_output=True).returncode != 0:
+            pytest.skip("mounting is not permitted here")
+        try:
+            subprocess.run(["mount", "-o", "remount,bind,ro", str(tmp_path)], check=True)
+            store._engine.dispose()  # what is open may go on to write
+            assert store.session("s") is not None
+            with pytest.raises(StoreDown) as caught:
+                store.add_session(Session("lost", "t", "p"))
+        finally:
+            subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+        assert caught.value.reason == "read-only"
+        assert store.add_session(Session("again", "t", "p"))
 
 
 FROZEN = """

@@ -258,6 +258,7 @@ def _evaluate(
     return {
         **result.intervals(),
         "by_level": {level: result.intervals(level) for level in result.levels},
+        "by_family": {name: one.intervals() for name, one in result.by_family().items()},
         "beside": {
             name: {**extra.intervals(), **_count_tasks(extra, len(heldout.extra[name]))}
             for name, extra in result.extra_heldout.items()

@@ -18,6 +18,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 NEVER = -1
 LARGEST = 32 << 20  # bytes: larger blocks are not taken from the heap (malloc reaches this bound after a few frees)
 LARGE = 1 << 20  # bytes that are worth a system call
+TRIM_SECONDS, KEPT_BYTES = 60.0, 256 << 20  # how often a server returns its free memory, if it has more than this
 SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 
 

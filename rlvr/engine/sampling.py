@@ -10,16 +10,18 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rlvr.core.messages import NonFiniteError, PromptTargets
 from rlvr.core.rng import GOLDEN, MIX1, MIX2
 from rlvr.engine.losses import token_logprobs
 
-# Inverse CDF needs one random draw a row, Gumbel-max one a token. Above this many tokens rounding in the cumulative sum
+# Inverse CDF needs one random draw a row, Gumbel-max one a value. Above this many tokens rounding in the cumulative sum
 # flips more choices than Gumbel-max does.
 GUMBEL_ABOVE = 4096
-# Probabilities per draw: their fp64 copies stay in a core's cache, or fill a device.
-AT_ONCE, AT_ONCE_ON_DEVICE = 1 << 16, 1 << 24
+BLOCK = 256  # tokens that Gumbel-max first draws as one
+# Probabilities per draw: the fp64 copies of the inverse CDF stay in a core's cache; blocks, or a device, want more.
+AT_ONCE, AT_ONCE_IN_BLOCKS, AT_ONCE_ON_DEVICE = 1 << 16, 1 << 20, 1 << 24
 TOP_ROWS = 64  # rows of likeliest tokens that become numbers of Python in one call, which keeps other threads waiting
 
 
@@ -62,20 +64,38 @@ def filter_logprobs(logprobs_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p
 
 def pick(logprobs_RV: Tensor, keys_N: Tensor, positions_N: Tensor, of_N: Tensor | None = None) -> Tensor:
     """Sample a token for each [N] from exp(logprobs) of its row, in fp64. The probabilities need not sum to one."""
-    at_once = AT_ONCE if logprobs_RV.device.type == "cpu" else AT_ONCE_ON_DEVICE
-    rows = max(1, at_once // logprobs_RV.shape[-1])
-    draw = _draw_by_gumbel if logprobs_RV.shape[-1] > GUMBEL_ABOVE else _draw_by_cdf
+    size = logprobs_RV.shape[-1]
+    draw, at_once = (_draw_by_gumbel, AT_ONCE_IN_BLOCKS) if size > GUMBEL_ABOVE else (_draw_by_cdf, AT_ONCE)
+    rows = max(1, (at_once if logprobs_RV.device.type == "cpu" else AT_ONCE_ON_DEVICE) // size)
     tables = logprobs_RV.split(rows) if of_N is None else (logprobs_RV[of] for of in of_N.split(rows))
     parts = zip(tables, keys_N.split(rows), positions_N.split(rows), strict=True)
     return torch.cat([draw(*part) for part in parts])
 
 
 def _draw_by_gumbel(logprobs_RV: Tensor, keys_R: Tensor, positions_R: Tensor) -> Tensor:
+    """A block of tokens by its probability, then a token of it by its share (B = blocks, S = tokens of one).
+
+    Two Gumbel-max draws over V / S and S values are the same distribution as one over V, whose noise takes longer on a
+    processor than the model's head.
+    """
+    rows, size = logprobs_RV.shape
+    blocks = -(-size // BLOCK)
+    table_RBS = pad(logprobs_RV, (0, blocks * BLOCK - size), value=-torch.inf).view(rows, blocks, BLOCK)
     # A sub-key for each (row, position): the draws of a position must not be those of the row's tokens.
-    row_keys = (uniform(keys_R, positions_R) * 2.0**62).long()
-    noise_RV = uniform(row_keys[:, None], torch.arange(logprobs_RV.shape[-1], device=logprobs_RV.device)[None])
-    noise_RV.log_().neg_().log_()
-    return noise_RV.neg_().add_(logprobs_RV).argmax(-1)
+    row_keys = (uniform(keys_R, positions_R) * 2.0**62).long()[:, None]
+    places = torch.arange(max(blocks, BLOCK), device=logprobs_RV.device)[None]
+    block_R = _take_by_gumbel(table_RBS.exp().sum(-1).log(), row_keys, places[:, :blocks])
+    token_R = _take_by_gumbel(
+        table_RBS[torch.arange(rows, device=places.device), block_R],
+        row_keys,
+        blocks + block_R[:, None] * BLOCK + places[:, :BLOCK],  # counters that no block has
+    )
+    return block_R * BLOCK + token_R
+
+
+def _take_by_gumbel(logprobs_RN: Tensor, keys_R1: Tensor, places_RN: Tensor) -> Tensor:
+    noise_RN = uniform(keys_R1, places_RN).log_().neg_().log_().neg_()
+    return noise_RN.add_(logprobs_RN).argmax(-1)
 
 
 def _draw_by_cdf(logprobs_RV: Tensor, keys_R: Tensor, positions_R: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from rlvr.core.fair_slots import FairThreads
 from rlvr.core.gc_pause import paused_collection
+from rlvr.engine import malloc
 from rlvr.service.http.app import create_app
 from rlvr.service.settings import Settings
 from rlvr.web.auth import ApiKeys
@@ -95,7 +96,8 @@ async def lifespan(service: Service, say: Callable[[str], None]) -> AsyncIterato
     await service.sessions.open()
     if service.judge is not None:
         service.judge.start()
-    tasks = [asyncio.create_task(prune_periodically(service)), asyncio.create_task(report_loading(service, say))]
+    beside = (prune_periodically(service), report_loading(service, say), return_memory_periodically())
+    tasks = [asyncio.create_task(work) for work in beside]
     try:
         yield
     finally:
@@ -131,6 +133,13 @@ async def prune_periodically(service: Service) -> None:
         except StoreDown as error:
             get_logger("rlvr.service").warning("nothing pruned", reason=str(error))
         await asyncio.sleep(PRUNE_SECONDS)
+
+
+async def return_memory_periodically() -> None:
+    """Give back the memory that large requests left free, which malloc would keep for the next ones."""
+    while True:
+        await asyncio.sleep(malloc.TRIM_SECONDS)
+        await asyncio.to_thread(malloc.release_free_memory, malloc.KEPT_BYTES)
 
 
 def startup_lines(service: Service, url: str) -> list[str]:

@@ -57,33 +57,32 @@ class AnalysisQueries(Database):
         final answer was judged, the best of which (the first of equals) is `best_session_id`. `limit` keeps the tasks
         with the most sessions.
         """
-        mine = _s.kind == "train"
-        ended = _s.status.in_([status for status in Status if status.final])
-        total = sa.func.count().label("total")
-        grouped = (
-            sa.select(
-                _s.task_id,
-                total,
-                sa.func.avg(_s.final_confidence).label("confidence"),
-                sa.func.avg(sa.case((ended, _s.iterations * 1.0))).label("iterations"),
-                _success_rate(_s.outcome, _s.final_confidence).label("success"),
-            )
-            .where(mine)
-            .group_by(_s.task_id)
-            .order_by(total.desc(), _s.task_id)
-            .limit(limit)
-            .subquery()
-        )
         place = sa.func.row_number().over(
-            partition_by=_s.task_id, order_by=(_s.final_confidence.desc(), _s.created, _s.id)
+            partition_by=_s.task_id, order_by=(_s.final_confidence.desc().nulls_last(), _s.created, _s.id)
         )
-        ranked = sa.select(_s.task_id, _s.id, _s.final_confidence, place.label("place"))
-        ranked = ranked.where(mine, _s.final_confidence.is_not(None)).subquery()
-        best = sa.select(ranked).where(ranked.c.place == 1).subquery()
-        joined = sa.select(grouped, best.c.id, best.c.final_confidence)
-        joined = joined.select_from(grouped.outerjoin(best, grouped.c.task_id == best.c.task_id))
+        # One pass: to join the tasks with their best sessions takes time with the square of their number.
+        row = (
+            sa.select(
+                *(_s.task_id, _s.id, _s.final_confidence, _s.iterations, _s.status, _s.outcome), place.label("place")
+            )
+            .where(_s.kind == "train")
+            .subquery()
+            .c
+        )
+        ended = row.status.in_([status for status in Status if status.final])
+        is_best = sa.and_(row.place == 1, row.final_confidence.is_not(None))
+        total = sa.func.count().label("total")
+        grouped = sa.select(
+            row.task_id,
+            total,
+            sa.func.avg(row.final_confidence),
+            sa.func.avg(sa.case((ended, row.iterations * 1.0))),
+            _success_rate(row.outcome, row.final_confidence),
+            sa.func.max(sa.case((is_best, row.id))),
+            sa.func.max(sa.case((is_best, row.final_confidence))),
+        ).group_by(row.task_id)
         with self.read() as connection:
-            rows = connection.execute(joined.order_by(grouped.c.total.desc(), grouped.c.task_id)).all()
+            rows = connection.execute(grouped.order_by(total.desc(), row.task_id).limit(limit)).all()
         return {
             task: {
                 "task_id": task,

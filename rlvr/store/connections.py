@@ -14,6 +14,7 @@ tests/test_store.py, tests/test_store_failures.py and tests/test_store_frozen.py
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import tempfile
@@ -159,7 +160,12 @@ class Database:
         except exc.DBAPIError as error:
             # SQLite raises the bare DatabaseError for a damaged or foreign file.
             is_away = isinstance(error, _AWAY) or error.connection_invalidated
-            is_read_only = getattr(error.orig, "sqlstate", None) == _READ_ONLY
+            is_read_only = getattr(error.orig, "sqlstate", None) == _READ_ONLY or "readonly" in str(error.orig)
+            if is_read_only:
+                # What was opened in this time stays read-only when the database takes writes again; of SQLite's
+                # connections one is enough to make all new ones of this process read-only.
+                self._engine.dispose()
+                gc.collect()  # the pool that was in use until now, with its connections, is a cycle
             if is_away or is_read_only or type(error) is exc.DatabaseError:
                 raise StoreDown(f"{self.where}: {first_line(error.orig)}") from error
             raise

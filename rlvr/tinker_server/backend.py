@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlvr.core.file_lock import lock_file
-from rlvr.engine.malloc import release_free_memory
+from rlvr.engine.malloc import KEPT_BYTES, TRIM_SECONDS, release_free_memory
 from rlvr.tinker_server.client_sessions import ClientSessions
 from rlvr.tinker_server.request_futures import FutureRegistry, LiveOutcome, Outcome, Pending, lost_error
 from rlvr.tinker_server.runs.adapter_cache import AdapterCache
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from rlvr.engine.engine import Engine
 
 log = logging.getLogger(__name__)
-TRIM_SECONDS, KEPT_BYTES = 60.0, 256 << 20  # how often more free memory than this goes back to the system
 
 
 class TinkerBackend:

@@ -27,10 +27,11 @@ def final_table(summary: Mapping[str, Any]) -> str:
     """Baseline against trained: each metric with its 95 % interval, the difference, and the paired test.
 
     `summary` holds `baseline` and `final` (`{"pass@1": {"value", "low", "high"}, ..., "mean_reward": ...}`), `p_value`,
-    and where known `by_level` (`{level: {"baseline": {"pass@1": ...}, "final": ...}}`), `beside` (the same for extra
-    held-out sets), `tasks`, `samples`, `seconds`, `mode` (what trained: rlvr or sft), `steps` (0: nothing was trained,
-    so there is one column), `stopped` (why it ended before the last step), `report` and `best` (of which policy the
-    last evaluation is) `incomplete` (tasks left out of all numbers) and `unjudged` (completions, likewise).
+    and where known `by_level` (`{level: {"baseline": {"pass@1": ...}, "final": ...}}`), `by_family` and `beside` (the
+    same for families of tasks and extra held-out sets), `tasks`, `samples`, `seconds`, `mode` (what trained: rlvr or
+    sft), `steps` (0: nothing was trained, so there is one column), `stopped` (why it ended before the last step),
+    `report` and `best` (of which policy the last evaluation is), `incomplete` (tasks left out of all numbers) and
+    `unjudged` (completions, likewise).
     Rates are percentages and their differences percentage points; rewards stay decimals.
     """
     trained = "SFT" if summary.get("mode") == "sft" else "RLVR"
@@ -64,12 +65,13 @@ def final_table(summary: Mapping[str, Any]) -> str:
 
 
 def comparison_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """(name, baseline, trained, change) as text, for every metric, then for every level and extra held-out set."""
+    """(name, baseline, trained, change) as text, for every metric, then every level, family and extra held-out set."""
     baseline, final = summary["baseline"], summary["final"]
     rows = [
         _comparison_row(_LABELS.get(name) or name, baseline[name], final[name]) for name in baseline if name in final
     ]
     parts = [(f"level {level}", both) for level, both in (summary.get("by_level") or {}).items()]
+    parts += [(f"family {name}", both) for name, both in (summary.get("by_family") or {}).items()]
     parts += (summary.get("beside") or {}).items()
     return rows + [
         _comparison_row(
@@ -100,11 +102,12 @@ def stored_summary(folder: Path) -> dict[str, Any]:
 
 
 def evaluation_table(result: Mapping[str, Any]) -> str:
-    """One evaluation by itself, as `rlvr evaluate` returns it: each metric with its 95 % interval, then by level, then
-    on the extra held-out sets.
+    """One evaluation by itself, as `rlvr evaluate` returns it: each metric with its 95 % interval, then by level and
+    family, then on the extra held-out sets.
     """
     parts: list[tuple[str, Mapping[str, Any]]] = [("", result)]
     parts += [(f", level {level}", measured) for level, measured in (result.get("by_level") or {}).items()]
+    parts += [(f", family {name}", measured) for name, measured in (result.get("by_family") or {}).items()]
     parts += [(f", {name}", measured) for name, measured in (result.get("beside") or {}).items()]
     rows = [("Metric", "Value [95% interval]")]
     for part, measured in parts:

@@ -24,6 +24,8 @@ from rlvr.training.answer_form import MOST_TASKS, AnswerForm, examine_form
 from rlvr.training.errors import check_error_budget
 from rlvr.training.judged_tasks import JudgedTask, TaskResult, sample_and_judge
 
+MOST_FAMILIES = 12  # that a table shows
+
 
 @dataclass(frozen=True)
 class EvaluationOptions:
@@ -104,6 +106,16 @@ class Evaluation:
     @property
     def levels(self) -> list[str]:
         return sorted({r.level for r in self.results if r.level}, key=lambda level: (len(level), level))
+
+    def by_family(self) -> dict[str, Evaluation]:
+        """The evaluation of each family that the tasks' source names, if there are 2 to `MOST_FAMILIES`."""
+        families: dict[str, list[TaskResult]] = {}
+        for result in self.results:
+            families.setdefault(result.features.get("family", ""), []).append(result)
+        families.pop("", None)
+        if not 2 <= len(families) <= MOST_FAMILIES:
+            return {}
+        return {name: replace(self, results=found, extra_heldout={}) for name, found in sorted(families.items())}
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(replace(self, extra_heldout={}))
@@ -249,14 +261,14 @@ def _paired_changes(before: Evaluation, after: Evaluation) -> list[float]:
 
 
 def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
-    """The part of `summary.json` about the gain: both evaluations, each level, the paired change and its p-value.
+    """The part of `summary.json` about the gain: both evaluations, by level and family too, the change, its p-value.
 
     Tasks of which one evaluation could not judge k completions are left out of both (`incomplete` is their number).
     """
     common = {r.id for r in before.complete} & {r.id for r in after.complete}
     incomplete = len({r.id for r in (*before.results, *after.results)} - common)
     before, after = (replace(e, results=[r for r in e.results if r.id in common]) for e in (before, after))
-
+    families = before.by_family()
     return {
         "baseline": before.intervals(),
         "final": after.intervals(),
@@ -269,6 +281,10 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
                 "final": after.intervals(level),
             }
             for level in after.levels
+        },
+        "by_family": {
+            name: {"tasks": len(one.results), "baseline": families[name].intervals(), "final": one.intervals()}
+            for name, one in after.by_family().items()
         },
         "tasks": len(after.results),
         "incomplete": incomplete,

@@ -25,7 +25,8 @@ from rlvr.service.dashboard.pages.work_pages import overview, work_page
 
 LOGGER = logging.getLogger("rlvr")
 REFRESH_S = 2.0  # between two checks for changes
-SLOWEST_S = 30.0  # that a page may take
+SLOWEST_S = 30.0  # that a page may take: NiceGUI then answers 500
+DATA_S = 20.0  # that the data of a page may take: a database that is locked or frozen takes longer
 LONGEST = 2000  # characters of a parameter in an address
 View = Callable[[Source, Mapping[str, str]], Page]
 
@@ -48,7 +49,7 @@ class TreeElement(Element, component="assets/tree.js", esm={"rlvr-dashboard": "a
 
 
 class OpenPage:
-    """One open page: what it shows, and whether that changed. Methods block and are called in threads."""
+    """One open page: what it shows, and whether that changed. `page` and `refresh` block and are called in threads."""
 
     def __init__(self, source: Source, view: View, parameters: dict[str, str]) -> None:
         self.source, self.view, self.parameters = source, view, parameters
@@ -63,11 +64,22 @@ class OpenPage:
             if not self._failed:
                 LOGGER.exception("the dashboard cannot make a page")
             self._failed, self._seen = True, None
-            text = f"This page cannot be shown now ({type(error).__name__}); the log says why. It retries by itself."
-            note = h("p", text, class_="note problem", role="alert")
-            return frame_page(self.source, "Not available", "", note, status=503)
+            return self._not_available(f"({type(error).__name__}); the log says why")
         self._failed = False
         return page
+
+    async def wait_for_page(self) -> Page:
+        """The page; where its data does not come in time, one that says so. The thread that reads it goes on."""
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(self.page), DATA_S)
+        except TimeoutError:
+            return self._not_available(f"(no data within {DATA_S:g} s); the database is locked, or does not answer")
+
+    def _not_available(self, why: str) -> Page:
+        note = h(
+            "p", f"This page cannot be shown now {why}. It retries by itself.", class_="note problem", role="alert"
+        )
+        return frame_page(self.source, "Not available", "", note, status=503)
 
     def refresh(self) -> Page | None:
         """The page if something changed since the last call, or if it cannot be shown; else None."""
@@ -100,7 +112,7 @@ async def _serve_page(request: Request, view: View) -> None:
             )
             element.show((await asyncio.to_thread(current.page)).main)
 
-    page = await asyncio.to_thread(current.page)
+    page = await current.wait_for_page()
     if page.status != 200:
         ui.status_code(page.status)
     ui.page_title(page.title)

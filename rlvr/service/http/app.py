@@ -28,6 +28,7 @@ from rlvr.service.problems import store_unavailable
 from rlvr.store import StoreDown
 from rlvr.web.errors import HttpProblem
 from rlvr.web.middleware import register_error_handlers
+from rlvr.web.openapi_route import add_openapi_route
 from rlvr.web.prometheus import Prometheus
 
 ABOUT = (
@@ -57,7 +58,7 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 def create_app(service: Service, lifespan: Lifespan | None = None) -> ServiceMiddleware:
     app = FastAPI(
-        title="RLVR service", version=__version__, description=ABOUT, docs_url=None, redoc_url=None,
+        title="RLVR service", version=__version__, description=ABOUT, openapi_url=None,
         lifespan=lifespan or _no_lifespan, responses=REFUSALS, redirect_slashes=False,
     )  # fmt: skip
     app.openapi = lambda: build_openapi(app, service)
@@ -65,6 +66,7 @@ def create_app(service: Service, lifespan: Lifespan | None = None) -> ServiceMid
     app.state.readers = CapacityLimiter(READERS)
     for routes in (routes_train, routes_read, routes_sessions):
         app.include_router(routes.router)
+    add_openapi_route(app)
     register_error_handlers(app, describe_failure, FAILURES)
     settings, keys, has_own_auth = service.settings, service.keys, None
     if settings.dashboard:

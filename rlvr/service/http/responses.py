@@ -181,6 +181,8 @@ class TaskAggregate(ResponseModel):
 
 
 class MetricsResponse(BaseModel):
+    """By task, of the 1,000 tasks with the most training sessions."""
+
     task_aggregates: dict[str, TaskAggregate]
     timestamp: IsoTime
 

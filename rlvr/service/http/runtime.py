@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rlvr.service.sessions.sessions import Sessions
 
 T = TypeVar("T")
+MOST_TASKS = 1_000  # in the JSON of the metrics: it is written on the event loop
 PATTERNS_S = 10.0  # the most often that the patterns over all tasks are computed: they read every answer
 PROBE_S = 1.5  # how long health and metrics wait for the database: their callers give up after a few seconds
 THREADS = 16  # for calls of the database
@@ -55,6 +56,8 @@ class CoalescedQuery(Generic[T]):
             return await asyncio.shield(self._current)
         if self._next is None:
             self._next = asyncio.create_task(self._after(self._current))
+            # Its callers may all have left when it fails: asyncio would log that as an error.
+            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._next)
 
     async def _after(self, before: asyncio.Task[T] | None) -> T:
@@ -88,7 +91,7 @@ class Service:
         store = self.store
         self.readiness = Readiness(store, self.generator, self._run_once)
         self.counts = CoalescedQuery(lambda: self._run_once(store.count_sessions))
-        self.aggregates = CoalescedQuery(lambda: self.run_blocking(store.aggregates))
+        self.aggregates = CoalescedQuery(lambda: self.run_blocking(store.aggregates, MOST_TASKS))
         self.totals = CoalescedQuery(lambda: self.run_blocking(lambda: (store.buffer(), store.global_stats())))
         self.patterns = CoalescedQuery(lambda: self.run_blocking(describe_patterns, store), PATTERNS_S)
         self._measured = CoalescedQuery(lambda: self.run_blocking(self.sessions.verifier_accuracy))

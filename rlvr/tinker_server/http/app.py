@@ -30,6 +30,7 @@ from rlvr.tinker_server.open_api import open_routes
 from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.web.auth import ApiKeys
 from rlvr.web.middleware import register_error_handlers
+from rlvr.web.openapi_route import add_openapi_route
 
 if TYPE_CHECKING:
     from rlvr.tinker_server.backend import TinkerBackend
@@ -50,7 +51,7 @@ def create_app(
 
 def create_routes(backend: TinkerBackend, middleware: TinkerMiddleware) -> FastAPI:
     """What the middleware protects."""
-    app = FastAPI(title="rlvr: the Tinker protocol", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="rlvr: the Tinker protocol", version=__version__, openapi_url=None)
     app.state.backend, app.state.middleware = backend, middleware
     app.state.threads, app.state.computations, app.state.all_computations = {}, {}, CapacityLimiter(COMPUTATIONS)
     for routes in (routes_session, routes_training, routes_sampling, routes_rest):
@@ -58,6 +59,7 @@ def create_routes(backend: TinkerBackend, middleware: TinkerMiddleware) -> FastA
     app.include_router(routes_operation.router)
     app.state.texts = {}
     app.include_router(open_routes.router)
+    add_openapi_route(app)
     register_error_handlers(app, describe_failure, (BadRequest, RequestValidationError, ClientDisconnect, Exception))
     return app
 
