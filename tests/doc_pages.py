@@ -76,6 +76,7 @@ SMALLER = {
         for name in ("dataset", "jsonl")
     },
     "gsm8k": [*STEPS, *LOOKS, "evaluation.k=2", "rollout.max_tokens=8", "env.kwargs.path=gsm8k", "engine.threads=1"],
+    "smollm": [*STEPS, *LOOKS, "evaluation.k=2", "rollout.max_tokens=8", "model.name=my-model", "engine.threads=1"],
     **{
         f"gsm8k_{size}b": [*STEPS, *LOOKS, "rollout.max_tokens=8", "env.kwargs.path=gsm8k", "engine.threads=1"]
         for size in (0.5, 1.5)

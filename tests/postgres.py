@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -151,13 +151,15 @@ def freeze(server: Server) -> Iterator[None]:
     stopped = list[int]()
     try:
         while new := [pid for pid in family(server.process.pid) if pid not in stopped]:
+            stopped += new  # first: what is stopped is continued also when this loop fails
             for pid in new:
-                os.kill(pid, signal.SIGSTOP)
-            stopped += new
+                with suppress(ProcessLookupError):  # a worker of autovacuum may have ended meanwhile
+                    os.kill(pid, signal.SIGSTOP)
         yield
     finally:
         for pid in reversed(stopped):
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager

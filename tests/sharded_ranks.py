@@ -29,7 +29,7 @@ def tiny_policy(kind: str = "qwen3", lora: LoraConfig | None = None, dtype: str 
     return ShardedPolicy(build, lora, 0, EngineLimits(**limits))
 
 
-def start(policy: ShardedPolicy, folder: Path, ranks: int = 2, timeout_s: float = 120.0) -> ShardedTrainingClient:
+def start(policy: ShardedPolicy, folder: Path, ranks: int = 2, timeout_s: float = 600.0) -> ShardedTrainingClient:
     return start_ranks(policy, ShardingOptions(ranks, timeout_s), folder / f"{ranks}-ranks")
 
 

@@ -23,7 +23,7 @@ SMALL = [
 def test_a_stopped_run_of_the_recipe_ends_with_the_weights_of_one_that_was_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And its summary has each family, its model card where the weights are from."""
+    """And its summary has each family."""
     monkeypatch.chdir(tmp_path)
     command = ["train", "--config-name=smollm", "run.checkpoint_every=1", *SMALL]
     assert run([*command, "run.name=whole"]) == 0

@@ -40,7 +40,7 @@ from tests.local_ray import open_cluster
 from tests.tiny_run import TINY
 
 ROWS = group_rows([12, 9, 12, 40, 7, 3])
-OPTIONS = ShardingOptions(2, timeout_s=120.0, ray="local")
+OPTIONS = ShardingOptions(2, timeout_s=600.0, ray="local")
 
 
 def test_the_interface_of_an_address_is_found() -> None:

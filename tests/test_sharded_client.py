@@ -29,7 +29,7 @@ from rlvr.engine.memory import read_shape
 from rlvr.engine.tokenizer import load_tokenizer
 from tests.tiny_run import TINY, RunKilled, attempt, stored_steps
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROWS = group_rows([12, 9, 12, 7])
 ADAM = AdamParams(0.01)
 TIMES = {"ranks/transfer_s", "ranks/publish_s"}

@@ -25,7 +25,7 @@ from rlvr.clients.sharded.sharding_options import RankError, ShardingOptions
 from rlvr.core.files import find_damage
 from rlvr.core.messages import AdamParams, Datum, NonFiniteError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROWS = group_rows([12, 9, 12, 7])
 
 

@@ -149,12 +149,18 @@ def test_one_owner_computes_one_thing_at_a_time_and_all_together_two() -> None:
     from rlvr.tinker_server.http.dependencies import COMPUTATIONS, Caller
 
     begun: list[str] = []
-    release, lock = threading.Event(), threading.Lock()
+    release, lock = {owner: threading.Event() for owner in "abc"}, threading.Lock()
 
     def work(owner: str) -> None:
         with lock:
             begun.append(owner)
-        assert release.wait(30)
+        assert release[owner].wait(30)
+
+    async def begin(count: int) -> None:
+        while len(begun) < count:
+            await asyncio.sleep(0.001)
+        for _ in range(100):  # time for the others to begin, if they may
+            await asyncio.sleep(0)
 
     async def run() -> None:
         every: Any = CapacityLimiter(COMPUTATIONS)
@@ -165,14 +171,14 @@ def test_one_owner_computes_one_thing_at_a_time_and_all_together_two() -> None:
             return Caller(nothing, owner, nothing, nothing, nothing, nothing, nothing, own[owner], every)
 
         tasks = [asyncio.create_task(caller(owner).compute(work, owner)) for owner in "aaabc"]
-        while len(begun) < COMPUTATIONS:
-            await asyncio.sleep(0.001)
-        for _ in range(100):  # time for the others to begin, if they may
-            await asyncio.sleep(0)
+        await begin(COMPUTATIONS)
         assert sorted(begun) == ["a", "b"]
-        release.set()
+        release["a"].set()
+        await begin(COMPUTATIONS + 1)
+        assert begun[2:] == ["c"], "the first owner's next turn comes after those of the others"
+        for event in release.values():
+            event.set()
         await asyncio.gather(*tasks)
-        assert begun[2] == "c", "the first owner's next turn comes after those of the others"
         assert sorted(begun) == list("aaabc")
 
     asyncio.run(run())

@@ -160,10 +160,10 @@ class Database:
         except exc.DBAPIError as error:
             # SQLite raises the bare DatabaseError for a damaged or foreign file.
             is_away = isinstance(error, _AWAY) or error.connection_invalidated
-            is_read_only = getattr(error.orig, "sqlstate", None) == _READ_ONLY or "readonly" in str(error.orig)
-            if is_read_only:
-                # What was opened in this time stays read-only when the database takes writes again; of SQLite's
-                # connections one is enough to make all new ones of this process read-only.
+            is_read_only = _is_read_only(error.orig)
+            if is_read_only and self.is_sqlite:
+                # One connection that was opened in this time makes all new ones of this process read-only, also when
+                # the file takes writes again.
                 self._engine.dispose()
                 gc.collect()  # the pool that was in use until now, with its connections, is a cycle
             if is_away or is_read_only or type(error) is exc.DatabaseError:
@@ -217,7 +217,16 @@ class Database:
             connection.execute(unset).close()
             connection.commit()
 
+        @event.listens_for(engine, "handle_error")
+        def leave_read_only(context: Any) -> None:
+            # Connections of a read-only time stay read-only: each is closed when it is next asked for, as after a loss.
+            context.is_disconnect = context.is_disconnect or _is_read_only(context.original_exception)
+
         return engine
+
+
+def _is_read_only(error: BaseException | None) -> bool:
+    return getattr(error, "sqlstate", None) == _READ_ONLY or "readonly" in str(error)
 
 
 def parse_url(given: str | os.PathLike[str]) -> sa.URL:
