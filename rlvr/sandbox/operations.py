@@ -214,9 +214,7 @@ class Operations:
         if not both and not self.uses_objects:
             raise self.refuse(left, right)
         if name not in ("eq", "ne"):
-            if both:
-                return self.orders.pair(self, name, left, right, other, side)
-            return self.orders.ask(self, name, left, right)
+            return self.ask(name, left, right) if both else self.orders.ask(self, name, left, right)
         if type(left) is type(right) and type(left) in (list, tuple, dict):
             return self.is_equal_by_parts(left, right, other, side) is (name == "eq")
         if not both:
@@ -466,10 +464,7 @@ class Operations:
         is_named = all(one._target[0] == "n" for one in remotes) and not path.startswith("_operator")
         if not self.uses_objects and name not in STRUCTURAL and not is_named and has_data([*args, *words.values()]):
             raise self.refuse(*remotes)
-        value = self.link.call_library(path, args, words)
-        if function is sorted and not words.get("key"):
-            self.orders.check_sorted(self, value, bool(words.get("reverse")))
-        return value
+        return self.link.call_library(path, args, words)
 
     def call_here(self, function: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
         """Call a method of a library's object that the test has made: `random.Random(0).choice(xs)`.

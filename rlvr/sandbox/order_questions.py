@@ -10,14 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 from rlvr.sandbox.counter_values import COLLISIONS, WINDOW, far_values, shuffle_range, vary
-from rlvr.sandbox.remote import Remote, find_remotes
-
-OPPOSITES = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
-MOST_SORTED = 50  # of sorted objects, that are asked about
+from rlvr.sandbox.remote import Remote
 
 
 class OrderQuestions:
@@ -40,62 +36,22 @@ class OrderQuestions:
         below, above = self.bounds if key == self.bounds_of else ([], [])
         here, result = os.urandom(1)[0] % WINDOW, None
         shifts = [-WINDOW, WINDOW, *(place - here for place in range(WINDOW))]
-        questions = [(operator, k) for k in shifts for operator in (name, OPPOSITES[name])]
-        for operator, k in (questions[place] for place in shuffle_range(len(questions))):
+        for k in (shifts[place] for place in shuffle_range(len(shifts))):
             one = vary(plain, k)
             try:
-                says = operations.ask(operator, *((left, one) if remote is left else (one, right)))
+                says = operations.ask(name, *((left, one) if remote is left else (one, right)))
             except Exception:
-                if (operator, k) == (name, 0):
+                if k == 0:
                     raise
                 continue
-            if (operator, k) == (name, 0):
+            if k == 0:
                 result = says
             if says is True:
-                (above if is_above is (operator == name) else below).append(one)
+                (above if is_above else below).append(one)
         self.bounds, self.bounds_of = (below, above), (*key[:2], operations.link.changes)
         if result is True and below and above and max(above) > min(below):
             raise operations.link.fail("opaque", "an object of the answer is both above and below the same values")
         return result
-
-    def pair(
-        self, operations: Any, name: str, left: Any, right: Any, other: Callable[[int], Any] | None, side: str
-    ) -> Any:
-        """`left < right` or the like for two objects of the answer, which must not agree with the opposite too.
-
-        Only two that are equal may be each below or at the other: then `other(k)`, the operand on `side` with its
-        constants shifted by k, must not be both as well.
-        """
-
-        def ask_both(k: int) -> tuple[Any, bool]:
-            one = other(k) if other and k else None
-            pair = (left, right) if one is None else (left, one) if side == "right" else (one, right)
-            said: list[Any] = [None, False]
-            for place in shuffle_range(2):
-                try:
-                    said[place] = operations.ask(name, *(reversed(pair) if place else pair))
-                except Exception:
-                    if not place and not k:
-                        raise
-            return said[0], said[1] is True
-
-        result, is_opposite = ask_both(0)
-        agrees = result is True and is_opposite
-        if agrees and name in ("le", "ge"):
-            agrees = other is not None and all(ask_both(k) == (True, True) for k in (WINDOW, -WINDOW))
-        if agrees:
-            raise operations.link.fail("opaque", "objects of the answer are below and above each other")
-        return result
-
-    def check_sorted(self, operations: Any, items: Any, is_reversed: bool) -> None:
-        """Raise if objects that sorted themselves do not say the same of neighbours."""
-        if type(items) is not Remote or items._exact == 1:
-            return
-        found = list(operations.iterate(items))[:MOST_SORTED]
-        for before, after in pairwise(found):
-            pair = (before, after) if is_reversed else (after, before)
-            if find_remotes(pair) and operations.compare("lt", *pair) is True:
-                raise operations.link.fail("opaque", "sorted objects of the answer are not in the order that they give")
 
     def contains(self, operations: Any, container: Any, item: Any) -> bool:
         """`item in container` for an object that must not hold every item of the kind."""

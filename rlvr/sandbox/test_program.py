@@ -19,7 +19,6 @@ from typing import Any
 
 from rlvr.sandbox.differences import BOUND, DIFFERENCE, Difference, find_condition, find_difference, load
 from rlvr.sandbox.native_parts import is_formula
-from rlvr.sandbox.operators import COMPARISONS
 from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, nodes, used_names, walk
 from rlvr.sandbox.value_flow import DISPLAYS, base_names, parameters, runs_whole
 
@@ -366,7 +365,7 @@ class TestProgram(ast.NodeTransformer):
             other = self.counterpart(right) or self.counterpart(node.left)
             side = "right" if self.counterpart(right) else "left"
             args = [ast.Constant(names[0]), self.visit(node.left), self.visit(right)]
-            if other is not None and names[0] in COMPARISONS:
+            if other is not None and names[0] in ("eq", "ne"):
                 args += [make_thunk(self.visit(other), "_k_"), ast.Constant(side)]
             return operation("compare", *args)
         rest = [
