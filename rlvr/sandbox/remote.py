@@ -14,6 +14,7 @@ import builtins
 import contextlib
 import importlib
 import inspect
+import re
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -359,8 +360,10 @@ class Link:
                 ]
             if isinstance(made, type):
                 return ["make", f"operator:{kind.__name__}", [self.encode(one) for one in args], self.encode({})]
-        if kind.__name__ == "Pattern" and kind.__module__ == "re":
+        if kind is re.Pattern:
             return ["make", "re:compile", [self.encode(value.pattern), value.flags], self.encode({})]
+        if kind is re.Match and (found := find_again(value)):
+            return ["match", self.encode(value.re), *found]
         if is_iterator(value):
             return ["iter", place_of(value, self.callbacks)]
         if kind.__name__ == "Random" and kind.__module__ == "random":
@@ -420,7 +423,7 @@ class Names(dict):
 
 
 class Remote:
-    """A reference to an object of the answer's process. What Python itself asks of it (truth, items) is asked there."""
+    """A reference to an object of the answer's process. What Python and its library ask of it (truth, items) is asked there."""
 
     __slots__ = ("__weakref__", "_exact", "_is_key", "_kind", "_link", "_requests", "_snapshot", "_target")
 
@@ -456,6 +459,15 @@ class Remote:
             yield item
         if length is not None and count != length:  # an empty object must not pass `len(r) == 2` and a loop
             raise link.fail("opaque", f"an object of the answer gave a length of {length}, and {count} items")
+
+    def __len__(self) -> int:
+        return self._link.call_library("builtins:len", [self], {})
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._link.op("getitem", self, index)
+
+    def __index__(self) -> int:
+        return self._link.call_library("operator:index", [self], {})
 
     def __str__(self) -> str:
         return self._text("builtins:str")
@@ -548,6 +560,18 @@ def draw(items: Any, given: Any) -> tuple[bool, Any]:
         return True, end.value
 
 
+def find_again(match: re.Match[Any]) -> list[Any] | None:
+    """How to find a match again: the pattern's method, the text, where to begin and to end; None if none finds it."""
+    text, start, end = match.string, match.start(), match.endpos
+    if type(text) not in (str, bytes):
+        return None
+    for name, *place in (("search", match.pos, end), ("match", start, end), ("fullmatch", start, match.end())):
+        found = getattr(match.re, name)(text, *place)
+        if found and found.regs == match.regs:
+            return [name, text, *place]
+    return None
+
+
 def describe_exception(error: BaseException) -> list[Any]:
     """An exception of a test, for its stand-in beside the answer: its library base, name, text, arguments, fields."""
     classes = type(error).__mro__
@@ -568,7 +592,9 @@ def describe_exception(error: BaseException) -> list[Any]:
 def describe_function(function: Any) -> list[Any]:
     """The name, the documentation and the parameters of a test's function, for its stand-in beside the answer."""
     try:
-        signature = str(inspect.signature(function))
+        found = inspect.signature(function)
+        named = [one.replace(annotation=name_annotation(one.annotation)) for one in found.parameters.values()]
+        signature = str(found.replace(parameters=named))
     except (TypeError, ValueError):
         signature = ""
     return [
@@ -576,6 +602,12 @@ def describe_function(function: Any) -> list[Any]:
         function.__doc__ if type(function.__doc__) is str else None,
         signature,
     ]
+
+
+def name_annotation(annotation: Any) -> Any:
+    """An annotation that is written as the name that the answer has for it."""
+    is_name = type(annotation) is Remote and annotation._target[0] == "n"
+    return type(annotation._target[1], (), {"__module__": "builtins"}) if is_name else annotation
 
 
 def has_containers(values: list[Any]) -> bool:
