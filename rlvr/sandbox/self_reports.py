@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 
-from rlvr.sandbox.differences import find_condition, find_difference, is_bare
 from rlvr.sandbox.setup_parts import BUILTINS, nodes, used_names
 from rlvr.sandbox.value_flow import LOOK_AT_FILES
 
@@ -49,10 +48,9 @@ def assigned_values(trees: list[ast.Module]) -> dict[str, list[ast.expr]]:
 
 
 def find_own_objects(trees: list[ast.Module], values: dict[str, list[ast.expr]], free: set[str]) -> set[str]:
-    """Names that hold objects of the answer's classes by the text: `a = Money(5)`, with `a.b` or `a % 5` somewhere."""
+    """Names that hold objects of the answer's classes by the text: `a = Money(5)`, where `a.add(1)` is used too."""
     everything = [node for tree in trees for node in nodes(tree)]
     used = [node.value for node in everything if isinstance(node, ast.Attribute)]
-    used += [one for node in everything if isinstance(node, ast.BinOp) for one in (node.left, node.right)]
     classes = {name for name in free if name[:1].isupper() and "_" not in name}
     return {
         one.id
@@ -74,8 +72,6 @@ def is_self_report(node: ast.expr, tainted: set[str], values: dict[str, list[ast
     def recurse(part: ast.expr) -> bool:
         return is_self_report(part, tainted, values, objects)
 
-    if find_condition(node):  # whose objects are asked about other differences too
-        return False
     if is_own_object(node, objects):  # its truth
         return True
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -94,9 +90,6 @@ def is_self_report(node: ast.expr, tainted: set[str], values: dict[str, list[ast
         sides = [node.left, node.comparators[0]]
         if any(isinstance(side, ast.Constant) and type(side.value) is bool for side in sides):
             return any(isinstance(side, ast.Call) and recurse(side) for side in sides)
-        if isinstance(node.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE)):  # one bound of a difference of such an object
-            found = [find_difference(side) for side in sides]
-            return any(one and is_bare(one) and is_own_object(one.left, objects) for one in found)
         if isinstance(node.ops[0], (ast.Is, ast.IsNot)):
             names_builtin = any(isinstance(side, ast.Name) and side.id in BUILTINS for side in sides)
             constant = any(isinstance(side, ast.Constant) for side in sides)
