@@ -423,7 +423,7 @@ class Names(dict):
 
 
 class Remote:
-    """A reference to an object of the answer's process. What Python and its library ask of it (truth, items) is asked there."""
+    """A reference to an object of the answer's process. What Python asks of it (truth, items) is asked there."""
 
     __slots__ = ("__weakref__", "_exact", "_is_key", "_kind", "_link", "_requests", "_snapshot", "_target")
 
