@@ -37,7 +37,8 @@ TESTS = [
     "from functools import lru_cache\ncalls = []\n@lru_cache\ndef value(x):\n  calls.append(x)\n  return x.v\n"
     "assert [value(Num(3)), value(Num(3)), value(Num(4))] == [3, 3, 4] and len(calls) == 2",
     "import unittest\nclass T(unittest.TestCase):\n  def test_x(self):\n"
-    "    self.assertAlmostEqual(Num(1), Num(1.00000001))\n    self.assertNotAlmostEqual(Num(1), Num(1.5))\nT('test_x').debug()",
+    "    self.assertAlmostEqual(Num(1), Num(1.00000001))\n"
+    "    self.assertNotAlmostEqual(Num(1), Num(1.5))\nT('test_x').debug()",
     "import re\nassert re.sub('[0-9]+', double, 'a1 b22') == 'a2 b44'",
     "import re\nassert re.compile('[0-9]+').sub(double, 'x5 6', count=1) == 'x10 6'",
     "import re\nassert [place(m) for m in re.finditer('(?<=a)b|ab$', 'cabab')] == [(2, 3), (3, 5)]",
