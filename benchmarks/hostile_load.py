@@ -51,6 +51,7 @@ from benchmarks.hostile_requests import (  # noqa: E402
 PROBES = {"engine": "/api/v1/healthz", "service": "/health/live"}
 EVERY = 0.05  # seconds between two probes
 SETTLED = 0.3  # seconds before and after a request that count as its own
+LATE = 0.1  # seconds: the aim for a probe
 PATIENCE = 300.0  # seconds for an answer
 PAUSE = 0.2  # seconds between two requests of an honest client
 CONTEXT = 8_192
@@ -194,7 +195,7 @@ def requests(kind: str, only: str) -> list[Hostile]:
 
 
 @contextlib.contextmanager
-def running_server(kind: str, keys: Sequence[str]) -> Iterator[Any]:
+def running_server(kind: str, keys: Sequence[str], words: Sequence[str]) -> Iterator[Any]:
     """A server in a new interpreter, with a random model or a scripted endpoint."""
     from benchmarks.service_load import endpoint
     from benchmarks.tinker_server import write_random
@@ -206,7 +207,7 @@ def running_server(kind: str, keys: Sequence[str]) -> Iterator[Any]:
         state = Path(scratch) / "state"
         if kind == "engine":
             write_random(Path(scratch) / "model", "3m", CONTEXT)
-            server: Any = TinkerServer({"model": Path(scratch) / "model"}, state, keys=",".join(keys))
+            server: Any = TinkerServer({"model": Path(scratch) / "model"}, state, *words, keys=",".join(keys))
         else:
             unlimited: Any = {"RLVR_REQUESTS_PER_MINUTE": "0", "RLVR_READS_PER_MINUTE": "0", "RLVR_LOG": "warning"}
             url = stack.enter_context(endpoint(0.05))
@@ -260,10 +261,15 @@ def report_mixed(kind: str, server: Any, prober: Receiver, seconds: float, clien
         for number in range(1, clients + 1)
     ]
     peak, until = started, time.monotonic() + seconds
+    ended = started
     while time.monotonic() < until:
         time.sleep(min(1.0, seconds / 10))
-        peak = tuple(map(max, peak, resources(server)))
-    ended = resources(server)
+        try:
+            ended = resources(server)
+        except (OSError, StopIteration):
+            print(f"THE SERVER ENDED after {time.monotonic() - alone:.0f} s; its last memory: {ended[0]:.0f} MB")
+            return math.inf
+        peak = tuple(map(max, peak, ended))
     for receiver in hostile:
         receiver.end()
     time.sleep(min(60.0, seconds / 4))
@@ -289,7 +295,7 @@ def print_waits(name: str, waits: Waits) -> float:
     largest = max(seconds)
     print(
         f"{name:<40} {len(seconds):7,} answers   median {1e3 * p50:7.1f} ms   99 % {1e3 * p99:7.1f} ms   "
-        f"maximum {1e3 * largest:7.0f} ms",
+        f"maximum {1e3 * largest:7.0f} ms   {sum(one > LATE for one in seconds):,} above {1e3 * LATE:.0f} ms",
         flush=True,
     )
     return largest
@@ -308,12 +314,13 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="requests whose name has this in it")
-    parser.add_argument("--most", type=float, default=0.1, help="seconds that the probe may wait")
-    given = parser.parse_args()
+    parser.add_argument("--most", type=float, default=LATE, help="seconds that the probe may wait")
+    parser.add_argument("words", nargs="*", help="settings of the engine server, such as limits.cache_share=0.2")
+    given = parser.parse_intermixed_args()
     if given.each == (given.seconds > 0):
         parser.error("give --each, or --seconds N")
     keys = [*HONEST, *(f"tml-mallory-{number:04d}" for number in range(1, given.clients + 1))]
-    with running_server(given.kind, keys) as server:
+    with running_server(given.kind, keys, given.words) as server:
         prober = Receiver(probe, server.port, PROBES[given.kind])
         if given.each:
             largest = report_each(given.kind, server, prober, given.only)

@@ -142,6 +142,18 @@ def test_random_numbers_are_no_right_answers():
     assert form.best is None and form.describe() is None
 
 
+@pytest.mark.parametrize(("hits", "is_named"), [(6, False), (7, True)])
+def test_a_handful_of_right_answers_among_many_wrong_ones_may_be_chance(hits: int, is_named: bool):
+    """None with another task's reference: by the sign test 1/64 is no proof, and 1/128 is."""
+    rows: Rows = [
+        (q, a, ["No idea."] * 15 + [f"I say {a}." if i < hits else "No idea."]) for i, (q, a, _) in enumerate(CHATTY)
+    ]
+    form = examine(rows)
+    tried = {r.setting: r for r in form.rewards}["reward.type=gsm8k_flexible"]
+    assert (tried.accepted, tried.by_chance, form.failed) == (hits, 0, 144)
+    assert (form.best is not None) is is_named
+
+
 def test_one_of_two_answers_is_right_half_of_the_time():
     """The references of other tasks are accepted as often, which says nothing where there are only two."""
     texts = ["The answer is yes.", "The answer is no."]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from rlvr.cli.main import run
+import rlvr
+from tests.tiny_run import RunKilled, attempt
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,16 +20,17 @@ SMALL = [
 ]  # fmt: skip
 
 
-def test_a_stopped_run_of_the_recipe_ends_with_the_weights_of_one_that_was_not(
+def test_a_killed_run_of_the_recipe_ends_with_the_weights_of_one_that_was_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And its summary has each family."""
     monkeypatch.chdir(tmp_path)
-    command = ["train", "--config-name=smollm", "run.checkpoint_every=1", *SMALL]
-    assert run([*command, "run.name=whole"]) == 0
-    assert run([*command, "run.name=parts", "training.steps=1"]) == 0
-    assert run([*command, "run.name=parts"]) == 0
-    whole, parts = (json.loads(Path("runs", name, "summary.json").read_text()) for name in ("whole", "parts"))
+    recipe = str(Path(rlvr.__file__).parent / "configs" / "smollm.yaml")
+    words = ["run.checkpoint_every=1", *SMALL]
+    whole = attempt(recipe, "run.name=whole", *words)
+    with pytest.raises(RunKilled):
+        attempt(recipe, "run.name=parts", *words, killed_at=2)
+    parts = attempt(recipe, "run.name=parts", *words)
     assert whole["weights_sha256"] == parts["weights_sha256"]
     assert set(whole["by_family"]) == {"sums", "records", "short_texts"}
     assert whole["final"] == parts["final"]

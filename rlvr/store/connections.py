@@ -17,6 +17,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import sqlite3
 import tempfile
 import threading
 import time
@@ -226,7 +227,8 @@ class Database:
 
 
 def _is_read_only(error: BaseException | None) -> bool:
-    return getattr(error, "sqlstate", None) == _READ_ONLY or "readonly" in str(error)
+    primary_code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return getattr(error, "sqlstate", None) == _READ_ONLY or primary_code == sqlite3.SQLITE_READONLY
 
 
 def parse_url(given: str | os.PathLike[str]) -> sa.URL:

@@ -13,6 +13,7 @@ earn it by listing answers. And it must accept far more than by chance, which sh
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +34,8 @@ MOST_TASKS = 64  # whose completions are examined
 MOST_CONTROLS = 8  # other references that each accepted completion is judged with
 MOST_WRONG = 0.05  # share of controls that a reward may accept
 FEWEST = 3  # completions that another reward must accept
-MANY = 0.2  # share of the failed ones that is no chance
+MANY = 0.2  # share of the failed ones that is no chance: of two possible answers another task's is as often the own
+CHANCE = 0.01  # the largest p-value that is no chance: text at random holds the answer "7" now and then
 LEAST_SIGNAL = 0.1  # expected share of groups with signal below which a policy hardly learns
 EXACT = "reward.type=exact_match"
 SHORT = 2  # characters of a reference that counts in its own case only
@@ -90,13 +92,14 @@ class AnswerForm:
     @property
     def best(self) -> Acceptance | None:
         """The reward that accepts most, of those that tell right from wrong and accept more than random text earns."""
-        many = MANY * self.failed  # of two possible answers another task's is as often the own one's
-        fits = [
-            r
-            for r in self.rewards
-            if r.tells_right_from_wrong and r.accepted >= max(FEWEST, min(many, 2 * r.by_chance))
-        ]
+        fits = [r for r in self.rewards if r.tells_right_from_wrong and r.accepted >= FEWEST and self._is_no_chance(r)]
         return max(fits, key=lambda r: r.accepted, default=None)
+
+    def _is_no_chance(self, reward: Acceptance) -> bool:
+        """Whether it accepts a good part of all, or twice as many as with other references, by an exact sign test."""
+        both = reward.accepted + reward.by_chance
+        tail = sum(math.comb(both, hits) for hits in range(reward.accepted, both + 1)) / 2**both
+        return reward.accepted >= MANY * self.failed or (reward.accepted >= 2 * reward.by_chance and tail <= CHANCE)
 
     def describe(self) -> Finding | None:
         """The answers stand in another form than the reward reads; None if they do not."""
