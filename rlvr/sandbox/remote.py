@@ -23,6 +23,7 @@ from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, Metho
 from typing import Any
 from weakref import WeakValueDictionary
 
+from rlvr.sandbox.argument_changes import has_containers, update
 from rlvr.sandbox.channel import NO_FRAME, Channel, ExchangeEnd
 from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, CodecError, Decoder, Encoder, ValueTooLarge, is_iterator
 
@@ -610,10 +611,6 @@ def name_annotation(annotation: Any) -> Any:
     return type(annotation._target[1], (), {"__module__": "builtins"}) if is_name else annotation
 
 
-def has_containers(values: list[Any]) -> bool:
-    return any(type(one) in MUTABLE or type(one).__name__ in CHANGED_WHOLE for one in values)
-
-
 def _library_class(module: str, name: str) -> Any:
     """An exception class of the standard library; None if there is none at that place.
 
@@ -636,57 +633,3 @@ def _bare(kind: type, args: Any) -> Any:
         return error
     except Exception:
         return None
-
-
-def update(old: Any, new: Any, pairs: dict[int, Any]) -> None:
-    """Change the test's object as the answer changed it; parts of unchanged type keep their identity.
-
-    `pairs`: objects that were changed already, by identity: one that stands in two places is changed once.
-    """
-    if id(old) in pairs or not is_alike(old, new):
-        return
-    kind: Any = type(old)
-    if kind in MUTABLE:
-        pairs[id(old)] = old
-    if kind in (list, deque):
-        items = list(new)
-        for place, (was, now) in enumerate(zip(old, new, strict=False)):
-            if is_alike(was, now) and can_change(was):
-                update(was, now, pairs)
-                items[place] = was
-        old.clear()
-        old.extend(items)
-    elif issubclass(kind, dict):
-        items = dict(new)
-        for key, now in new.items():
-            if can_change(old.get(key)) and is_alike(old[key], now):
-                update(old[key], now, pairs)
-                items[key] = old[key]
-        old.clear()
-        old.update(items)
-    elif kind.__name__ == "array":
-        old[:] = new
-    elif kind is memoryview:
-        if not old.readonly and old.nbytes == new.nbytes and old.format == new.format:
-            old[:] = new
-    elif kind.__name__ == "Random":
-        old.setstate(new.getstate())
-    elif kind in (set, bytearray):
-        old.clear()
-        (old.update if kind is set else old.extend)(new)
-    elif kind is tuple:
-        for was, now in zip(old, new, strict=False):
-            update(was, now, pairs)
-
-
-def is_alike(old: Any, new: Any) -> bool:
-    return type(old) is type(new) or (isinstance(old, dict) and isinstance(new, dict))
-
-
-def can_change(value: Any) -> bool:
-    """Whether an object, or a part of it, may be changed in place."""
-    return type(value) in (*MUTABLE, tuple) or type(value).__name__ in CHANGED_WHOLE
-
-
-CHANGED_WHOLE = ("array", "memoryview", "Random")
-MUTABLE = (list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict)
