@@ -23,12 +23,12 @@ STRUCTURAL = {
     "filter", "islice", "chain", "takewhile", "dropwhile", "zip_longest", "tee", "groupby", "accumulate", "starmap",
     "product", "permutations", "combinations", "pairwise", "deque", "Counter", "reduce", "nlargest", "nsmallest",
     "gather", "run", "wait_for", "closing", "wraps", "partial", "defaultdict", "OrderedDict", "Thread", "all", "any",
-    "aiter", "anext", "super", "iscoroutinefunction", "isgeneratorfunction",
+    "aiter", "anext", "super", "iscoroutinefunction", "isgeneratorfunction", "dump", "dumps", "load", "loads",
 }  # fmt: skip
 JUDGES = {
     "match", "fullmatch", "search", "fnmatch", "fnmatchcase",
     "isclose", "eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not", "contains", "countOf", "indexOf",
-    "compare_digest",
+    "compare_digest", "SequenceMatcher", "get_close_matches",
 }  # fmt: skip
 WHOLE = {
     "max", "min", "sorted", "sum", "list", "tuple", "set", "frozenset", "dict", "Counter", "reduce", "deque", "join",

@@ -13,6 +13,7 @@ from typing import Any
 
 from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, IMPORTS, bound_names, nodes, used_names, walk
 from rlvr.sandbox.value_flow import (
+    DISPATCHING,
     NATIVE_MODULES,
     THREADING,
     find_objects,
@@ -35,6 +36,11 @@ def find_native_classes(trees: list[ast.Module], free: set[str]) -> set[str]:
     made_there = [one for one in NATIVE_MODULES if one != "random"]
     from_there = free.union(*(native_names(node, made_there) for node in everything))
     native = {name for name, node in classes.items() if set().union(*map(used_names, node.bases)) & from_there}
+    native |= {
+        name
+        for name, node in classes.items()
+        if {getattr(one, "id", getattr(one, "attr", "")) for one in walk(node)} & DISPATCHING
+    }
     made = find_made(everything, free)
     memberships = (ast.In, ast.NotIn)
     operators = [one for one in everything if not isinstance(one, ast.Compare) or isinstance(one.ops[0], memberships)]

@@ -50,9 +50,9 @@ from rlvr.sandbox.function_kinds import (
 )
 from rlvr.sandbox.operators import COMPARISONS, OPERATORS, in_place
 from rlvr.sandbox.order_questions import OrderQuestions
-from rlvr.sandbox.remote import CONTAINERS, TEST, Link, Remote, find_remotes, library_path
+from rlvr.sandbox.remote import CACHED, CONTAINERS, TEST, Link, Remote, find_remotes, library_path
 from rlvr.sandbox.remote_contexts import RemoteAsyncContext, RemoteContext, RemoteLogs, RemoteWarnings
-from rlvr.sandbox.value_flow import CAPTURING
+from rlvr.sandbox.value_flow import CAPTURING, DISPATCHING
 
 
 class Operations:
@@ -454,16 +454,16 @@ class Operations:
         judged = any(getattr(one, "__module__", "") == "_operator" and one.__name__ in JUDGES for one in args)
         if name in JUDGES and all(self.link.data(one)[0] for one in remotes):
             return function(*map(self.localize, args), **{key: self.localize(one) for key, one in words.items()})
-        if judged or name in JUDGES:
+        judged |= name in JUDGES
+        reveals = not self.uses_objects and name not in STRUCTURAL | IDENTITY and has_data([*args, *words.values()])
+        if path and not judged and not reveals:
+            return self.link.call_library(path, args, words)
+        if path and not all(self.link.data(one)[0] or self.is_callable(one) for one in remotes):
             raise self.refuse(*remotes)
-        if not path:
-            return self.call_here(function, args, words)
-        if not self.uses_objects and name not in STRUCTURAL and has_data([*args, *words.values()]):
-            raise self.refuse(*remotes)
-        return self.link.call_library(path, args, words)
+        return self.call_here(function, args, words)
 
     def call_here(self, function: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
-        """Call a method of a library's object that the test has made: `random.Random(0).choice(xs)`.
+        """Call what must not run beside the answer: `random.Random(0).choice(xs)`, a library's function that judges.
 
         It gets data, functions that call the answer's, lists with references, else the reference itself.
         """
@@ -479,15 +479,25 @@ class Operations:
                 return items
             if known:
                 return data
-            if self.link.call_library("builtins:callable", [value], {}) is True:
-                return lambda *args, **words: self.call(value, args, words)
-            return value
+            return partial(self.call_for_data, value) if self.is_callable(value) else value
 
+        key = words.get("key")
+        if self.is_local(key) or (type(key) is Remote and self.is_callable(key)):
+            words = {**words, "key": self.sort_key(key)}
         result = function(*map(stand_in, args), **{key: stand_in(one) for key, one in words.items()})
         for remote, items, before in lists:
             if list(map(id, items)) != list(map(id, before)):
                 self.ask("setitem", remote, slice(None), items)
         return result
+
+    def call_for_data(self, function: Remote, *args: Any, **words: Any) -> Any:
+        """What a function of the answer returns, as a library's function needs it: data if it can be read as such."""
+        value = self.call(function, args, words)
+        known, data = self.readable(value)
+        return data if known else value
+
+    def is_callable(self, value: Remote) -> bool:
+        return self.link.call_library("builtins:callable", [value], {}) is True
 
     def get(self, getter: Any, owner: Any) -> Any:
         """What `attrgetter`, `itemgetter` or `methodcaller` gets from an object."""
@@ -543,7 +553,8 @@ class Operations:
 
     def is_local(self, function: Any) -> bool:
         """Whether it is a function that runs here, with its assertions."""
-        return type(function) in (FunctionType, MethodType) and self.is_of_test(function)
+        kind = type(function)
+        return (kind in (FunctionType, MethodType) or kind.__name__ == CACHED) and self.is_of_test(function)
 
     def is_of_test(self, function: Any) -> bool:
         return (
@@ -553,7 +564,7 @@ class Operations:
 
     def is_native(self, path: str, name: str) -> bool:
         module = path.rpartition(":")[0]
-        return (
+        return name in DISPATCHING or (
             any(module == one or module.startswith(one + ".") for one in NATIVE_MODULES)
             and name not in NATIVE_LOCALLY_FINE
         )

@@ -14,14 +14,16 @@ import builtins
 import contextlib
 import importlib
 import inspect
+import re
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakValueDictionary
 
+from rlvr.sandbox.argument_changes import has_containers, update
 from rlvr.sandbox.channel import NO_FRAME, Channel, ExchangeEnd
 from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, CodecError, Decoder, Encoder, ValueTooLarge, is_iterator
 
@@ -33,6 +35,7 @@ EXCEPTIONS = {name: kind for name, kind in vars(builtins).items() if isinstance(
 EXCEPTIONS = {name: kind for name, kind in EXCEPTIONS.items() if issubclass(kind, BaseException)}
 CONTAINERS = (list, tuple, set, frozenset, dict, deque, Counter, OrderedDict, defaultdict)
 REDUCED = ("attrgetter", "itemgetter", "methodcaller", "partial")
+CACHED = "_lru_cache_wrapper"  # the type of a function that `functools.lru_cache` has wrapped
 NOT_SENT = "an argument cannot be sent to the answer"
 
 
@@ -358,6 +361,10 @@ class Link:
                 ]
             if isinstance(made, type):
                 return ["make", f"operator:{kind.__name__}", [self.encode(one) for one in args], self.encode({})]
+        if kind is re.Pattern:
+            return ["make", "re:compile", [self.encode(value.pattern), value.flags], self.encode({})]
+        if kind is re.Match and (found := find_again(value)):
+            return ["match", self.encode(value.re), *found]
         if is_iterator(value):
             return ["iter", place_of(value, self.callbacks)]
         if kind.__name__ == "Random" and kind.__module__ == "random":
@@ -374,7 +381,7 @@ class Link:
             return ["m", value.__name__]
         if getattr(value, "__module__", TEST) != TEST and (path := library_path(value)):
             return ["lib", path]
-        if isinstance(value, (FunctionType, MethodType, BuiltinFunctionType, type)):
+        if isinstance(value, (FunctionType, MethodType, BuiltinFunctionType, type)) or kind.__name__ == CACHED:
             key = next((key for key, one in enumerate(self.callbacks) if one == value), len(self.callbacks))
             self.callbacks[key:] = self.callbacks[key:] or [value]
             if key < CALLBACKS:
@@ -417,13 +424,13 @@ class Names(dict):
 
 
 class Remote:
-    """A reference to an object of the answer's process. What Python itself asks of it (truth, items) is asked there."""
+    """A reference to an object of the answer's process. What Python asks of it (truth, items) is asked there."""
 
-    __slots__ = ("__weakref__", "_exact", "_kind", "_link", "_requests", "_snapshot", "_target")
+    __slots__ = ("__weakref__", "_exact", "_is_key", "_kind", "_link", "_requests", "_snapshot", "_target")
 
     def __init__(self, link: Link, target: list[Any], kind: str) -> None:
         self._link, self._target, self._kind = link, target, kind
-        self._exact, self._snapshot, self._requests = 0, None, -1
+        self._exact, self._snapshot, self._requests, self._is_key = 0, None, -1, False
         self._snapshot: Any
 
     def __del__(self) -> None:
@@ -454,6 +461,15 @@ class Remote:
         if length is not None and count != length:  # an empty object must not pass `len(r) == 2` and a loop
             raise link.fail("opaque", f"an object of the answer gave a length of {length}, and {count} items")
 
+    def __len__(self) -> int:
+        return self._link.call_library("builtins:len", [self], {})
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._link.op("getitem", self, index)
+
+    def __index__(self) -> int:
+        return self._link.call_library("operator:index", [self], {})
+
     def __str__(self) -> str:
         return self._text("builtins:str")
 
@@ -468,11 +484,19 @@ class Remote:
             self._link.failed = failed or self._link.failed
             return f"<{self._kind}>"
 
-    def __eq__(self, other: object) -> NoReturn:
-        raise self._link.fail("opaque", f"a {self._kind} of the answer is used where the checker needs plain data")
+    def __eq__(self, other: object) -> bool:
+        """Only for a key that was found by its hash: elsewhere `Operations.compare` asks about other values too."""
+        if type(other) is not Remote or not (self._is_key and other._is_key):
+            raise self._link.fail("opaque", f"a {self._kind} of the answer is used where the checker needs plain data")
+        return self._link.op("eq", self, other) is True
 
-    def __hash__(self) -> NoReturn:
-        raise self._link.fail("opaque", "an object of the answer cannot be a key here")
+    def __hash__(self) -> int:
+        """As a key of a library's object of the test, which holds nothing expected: a `functools.cache`, say."""
+        value = self._link.call_library("builtins:hash", [self], {})
+        if type(value) is not int:
+            raise self._link.fail("opaque", "an object of the answer cannot be a key here")
+        self._is_key = True
+        return hash(value)
 
 
 def find_remotes(value: Any, depth: int = 4) -> list[Remote]:
@@ -537,6 +561,18 @@ def draw(items: Any, given: Any) -> tuple[bool, Any]:
         return True, end.value
 
 
+def find_again(match: re.Match[Any]) -> list[Any] | None:
+    """How to find a match again: the pattern's method, the text, where to begin and to end; None if none finds it."""
+    text, start, end = match.string, match.start(), match.endpos
+    if type(text) not in (str, bytes):
+        return None
+    for name, *place in (("search", match.pos, end), ("match", start, end), ("fullmatch", start, match.end())):
+        found = getattr(match.re, name)(text, *place)
+        if found and found.regs == match.regs:
+            return [name, text, *place]
+    return None
+
+
 def describe_exception(error: BaseException) -> list[Any]:
     """An exception of a test, for its stand-in beside the answer: its library base, name, text, arguments, fields."""
     classes = type(error).__mro__
@@ -557,7 +593,9 @@ def describe_exception(error: BaseException) -> list[Any]:
 def describe_function(function: Any) -> list[Any]:
     """The name, the documentation and the parameters of a test's function, for its stand-in beside the answer."""
     try:
-        signature = str(inspect.signature(function))
+        found = inspect.signature(function)
+        named = [one.replace(annotation=name_annotation(one.annotation)) for one in found.parameters.values()]
+        signature = str(found.replace(parameters=named))
     except (TypeError, ValueError):
         signature = ""
     return [
@@ -567,8 +605,10 @@ def describe_function(function: Any) -> list[Any]:
     ]
 
 
-def has_containers(values: list[Any]) -> bool:
-    return any(type(one) in MUTABLE or type(one).__name__ in CHANGED_WHOLE for one in values)
+def name_annotation(annotation: Any) -> Any:
+    """An annotation that is written as the name that the answer has for it."""
+    is_name = type(annotation) is Remote and annotation._target[0] == "n"
+    return type(annotation._target[1], (), {"__module__": "builtins"}) if is_name else annotation
 
 
 def _library_class(module: str, name: str) -> Any:
@@ -593,57 +633,3 @@ def _bare(kind: type, args: Any) -> Any:
         return error
     except Exception:
         return None
-
-
-def update(old: Any, new: Any, pairs: dict[int, Any]) -> None:
-    """Change the test's object as the answer changed it; parts of unchanged type keep their identity.
-
-    `pairs`: objects that were changed already, by identity: one that stands in two places is changed once.
-    """
-    if id(old) in pairs or not is_alike(old, new):
-        return
-    kind: Any = type(old)
-    if kind in MUTABLE:
-        pairs[id(old)] = old
-    if kind in (list, deque):
-        items = list(new)
-        for place, (was, now) in enumerate(zip(old, new, strict=False)):
-            if is_alike(was, now) and can_change(was):
-                update(was, now, pairs)
-                items[place] = was
-        old.clear()
-        old.extend(items)
-    elif issubclass(kind, dict):
-        items = dict(new)
-        for key, now in new.items():
-            if can_change(old.get(key)) and is_alike(old[key], now):
-                update(old[key], now, pairs)
-                items[key] = old[key]
-        old.clear()
-        old.update(items)
-    elif kind.__name__ == "array":
-        old[:] = new
-    elif kind is memoryview:
-        if not old.readonly and old.nbytes == new.nbytes and old.format == new.format:
-            old[:] = new
-    elif kind.__name__ == "Random":
-        old.setstate(new.getstate())
-    elif kind in (set, bytearray):
-        old.clear()
-        (old.update if kind is set else old.extend)(new)
-    elif kind is tuple:
-        for was, now in zip(old, new, strict=False):
-            update(was, now, pairs)
-
-
-def is_alike(old: Any, new: Any) -> bool:
-    return type(old) is type(new) or (isinstance(old, dict) and isinstance(new, dict))
-
-
-def can_change(value: Any) -> bool:
-    """Whether an object, or a part of it, may be changed in place."""
-    return type(value) in (*MUTABLE, tuple) or type(value).__name__ in CHANGED_WHOLE
-
-
-CHANGED_WHOLE = ("array", "memoryview", "Random")
-MUTABLE = (list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict)

@@ -404,6 +404,9 @@ class AnswerServer:
             return self.of_test[kind, key]
         if kind == "make":
             return name_of(*key.split(":"))(*map(self.decode, rest[0]), **self.decode(rest[1]))
+        if kind == "match":
+            name, *given = rest
+            return getattr(self.decode(key), name)(*given)
         if kind == "random":
             made = importlib.import_module("random").Random()
             made.setstate(self.decode(key))

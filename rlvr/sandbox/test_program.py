@@ -39,6 +39,7 @@ OF_TWO = {
     "assertNotIn": ast.NotIn, "assertGreater": ast.Gt, "assertGreaterEqual": ast.GtE, "assertLess": ast.Lt,
     "assertLessEqual": ast.LtE,
 }  # fmt: skip
+ALMOST = ("assertAlmostEqual", "assertAlmostEquals", "assertNotAlmostEqual")
 OF_ONE = ("assertTrue", "assertFalse", "assertIsNone", "assertIsNotNone")
 
 
@@ -156,6 +157,8 @@ class TestProgram(ast.NodeTransformer):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and self.is_tainted(call):
             if call.func.attr == "assertCountEqual" and len(call.args) > 1:
                 return ast.copy_location(ast.Assert(self.same_items(*call.args[:2]), None), node)
+            if almost := self.almost_equal(call):
+                return almost
             condition = unittest_condition(call)
             if condition is not None:
                 return self.visit(ast.Assert(condition, None))
@@ -370,6 +373,32 @@ class TestProgram(ast.NodeTransformer):
             for name, part in zip(names, node.comparators, strict=True)
         ]
         return operation("chain", self.visit(node.left), *rest)
+
+    def almost_equal(self, call: ast.Call) -> list[ast.stmt]:
+        """`assertAlmostEqual` as the condition that it checks, of two names that hold its values."""
+        words = {word.arg: word.value for word in call.keywords}
+        words |= dict(zip(("places", "msg", "delta"), call.args[2:], strict=False))
+        name = call.func.attr  # type: ignore[attr-defined]
+        starred = any(isinstance(one, ast.Starred) for one in call.args) or None in words
+        if name not in ALMOST or len(call.args) < 2 or starred or {"places", "delta"} <= words.keys():
+            return []
+        self.temporary += 1
+        names = [f"_{side}{self.temporary}_" for side in "lr"]
+        self.tainted |= set(names)
+        done = [assign(one, self.visit(part)) for one, part in zip(names, call.args, strict=False)]
+        for one, part in zip(names, call.args, strict=False):
+            self.values[one] = self.values.get(part.id) if isinstance(part, ast.Name) else part
+        left, right = map(load, names)
+        size = ast.Call(load("abs"), [ast.BinOp(left, ast.Sub(), right)], [])
+        if "delta" in words:
+            near = ast.Compare(size, [ast.LtE()], [words["delta"]])
+        else:
+            rounded = ast.Call(load("round"), [size, words.get("places", ast.Constant(7))], [])
+            near = ast.Compare(rounded, [ast.Eq()], [ast.Constant(0)])
+        condition: ast.expr = ast.BoolOp(ast.Or(), [ast.Compare(left, [ast.Eq()], [right]), near])
+        if name == "assertNotAlmostEqual":
+            condition = ast.UnaryOp(ast.Not(), condition)
+        return [*done, ast.Assert(self.visit(condition), None)]
 
     def same_items(self, left: ast.expr, right: ast.expr) -> ast.expr:
         return operation("same_items", self.visit(left), self.visit(right), *self.find_counterpart(left, right))

@@ -18,7 +18,9 @@ from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, IMPORTS, OF_DATA, boun
 NATIVE_MODULES = (
     "asyncio", "builtins", "code", "concurrent", "contextlib", "doctest", "io", "logging", "queue", "random", "sys",
     "threading", "timeit", "unittest.mock", "warnings", "weakref", "glob", "os", "pathlib", "shutil", "tempfile",
+    "functools.singledispatch", "functools.singledispatchmethod",
 )  # fmt: skip
+DISPATCHING = {"singledispatch", "singledispatchmethod"}  # by the class of an object, which only its process knows
 FILES = ("glob", "os", "pathlib", "shutil", "tempfile")
 LOOK_AT_FILES = {"exists", "is_dir", "is_file", "isdir", "isfile"}
 CAPTURING = {"assertLogs", "assertNoLogs", "assertWarns", "assertWarnsRegex"}  # of what happens beside the answer
@@ -45,6 +47,8 @@ def find_tainted(trees: list[ast.Module], free: set[str], native: set[str]) -> s
         tainted.add("print")
     if any("open" in used_names(tree) for tree in trees):  # files are where the answer is
         tainted.add("open")
+    dispatching = [node for node in everything if isinstance(node, ast.Attribute) and node.attr in DISPATCHING]
+    tainted |= set().union(*(base_names(node) for node in dispatching))  # functools.singledispatch
     functions = {node.name: node for node in everything if isinstance(node, FUNCTIONS)}
     if "check" in functions:
         tainted |= parameters(functions["check"].args)
