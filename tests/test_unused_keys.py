@@ -98,6 +98,23 @@ def test_a_shipped_file_s_reward_is_there_to_be_replaced() -> None:
     assert warnings == []
 
 
+def test_options_of_a_shipped_file_s_environment_are_left_out_under_another_one() -> None:
+    warnings: list[str] = []
+    words = ["env.name=refine", "env.kwargs.inner=small_tasks", "env.kwargs.max_turns=2"]
+    got = build_config(load("smollm", None, words), warnings.append)
+    assert got.env.kwargs == {"inner": "small_tasks", "max_turns": 2}
+    (line,) = warnings
+    assert (
+        line.startswith("of rlvr/configs/smollm.yaml, no effect in this run: env.kwargs.families (")
+        and "refine" in line
+    )
+    with pytest.raises(ValueError, match=r"env\.kwargs\.families \(.*refine has no such option; it takes: .*inner"):
+        build_config(load("smollm", None, [*words, "env.kwargs.families=[sums]"]))
+    assert (
+        build_config(load("smollm", None, [*words, "env.kwargs.iner=x"])).env.kwargs["iner"] == "x"
+    )  # for refine to refuse
+
+
 def test_an_option_that_no_reward_takes_is_left_for_the_reward_to_refuse() -> None:
     assert config("reward: {type: keyword_contains, kwargs: {keyword: [a]}}\n").reward.kwargs == {"keyword": ["a"]}
 

@@ -7,7 +7,7 @@ pytest tests/test_unused_keys.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -17,6 +17,8 @@ from rlvr.algorithms.registry import find_algorithm
 from rlvr.clients.registry import AT_A_SERVER
 from rlvr.config.compose import CLI, SHIPPED_FILES, LoadedConfig
 from rlvr.config.schema import RunConfig
+from rlvr.envs.registry import known_environments
+from rlvr.envs.registry import options_of as environment_options
 from rlvr.reward import known_rewards, options_of
 from rlvr.training.training_options import TrainingOptions
 
@@ -68,11 +70,19 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
         config = replace(config, algorithm=replace(config.algorithm, reduction="constant"))
     if _needs_importance_cap(config):
         config = replace(config, algorithm=replace(config.algorithm, importance_cap=config.sampler.importance_cap))
-    others = _kwargs_of_other_rewards(config.reward.type, config.reward.kwargs)
-    if others:
+    if others := _kwargs_of_others(config.reward.type, config.reward.kwargs, options_of, known_rewards()):
         idle += [(f"reward.kwargs.{key}", f"the reward {config.reward.type} has no such option") for key in others]
-        kept = {key: value for key, value in config.reward.kwargs.items() if key not in others}
-        config = replace(config, reward=replace(config.reward, kwargs=kept))
+        config = replace(config, reward=replace(config.reward, kwargs=_without(config.reward.kwargs, others)))
+    environment = config.env.name
+    if environment in known_environments() and (
+        others := _kwargs_of_others(environment, config.env.kwargs, environment_options, known_environments())
+    ):
+        takes = ", ".join(sorted(environment_options(environment) or ()))
+        idle += [
+            (f"env.kwargs.{key}", f"the environment {environment} has no such option; it takes: {takes}")
+            for key in others
+        ]
+        config = replace(config, env=replace(config.env, kwargs=_without(config.env.kwargs, others)))
     return config, idle
 
 
@@ -99,12 +109,21 @@ def _without_dynamic_sampling(config: RunConfig) -> str:
     return f"{algorithm.name} with {algorithm.advantage} keeps every group"
 
 
-def _kwargs_of_other_rewards(name: str | None, kwargs: Mapping[str, Any]) -> list[str]:
-    """Options that another registered reward takes and this one does not. (Options of no reward are an error.)"""
-    if name is None or not kwargs or (mine := options_of(name)) is None:
+def _kwargs_of_others(
+    name: str | None,
+    kwargs: Mapping[str, Any],
+    options: Callable[[str], set[str] | None],
+    registered: Iterable[str],
+) -> list[str]:
+    """Options that another registered one takes and this one does not. (Options that none takes are an error.)"""
+    if name is None or not kwargs or (mine := options(name)) is None:
         return []
-    others = set[str]().union(*(options_of(other) or set[str]() for other in known_rewards()))
+    others = set[str]().union(*(options(other) or set[str]() for other in registered))
     return [key for key in kwargs if key not in mine and key in others]
+
+
+def _without(kwargs: Mapping[str, Any], dropped: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in kwargs.items() if key not in dropped}
 
 
 def find_unused(config: RunConfig) -> UnusedKeys:

@@ -93,8 +93,8 @@ def read_origin(folder: Path) -> dict[str, Any]:
 def describe_origin(origin: dict[str, Any]) -> str:
     """Where the weights come from, as a sentence."""
     return (
-        f"the weights were read from {origin['file']}, quantized as {origin['quantization']}, into float32: training "
-        "starts from the rounded weights and saves an ordinary model folder"
+        f"the weights were read from {origin['file']}, quantized as {origin['quantization']}, into float32: they "
+        "keep that rounding, and what a run saves is an ordinary model folder"
     )
 
 

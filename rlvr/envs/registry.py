@@ -11,7 +11,7 @@ from types import MethodType
 from typing import Any, TypeVar
 
 from rlvr.core.protocols import TaskSource
-from rlvr.core.registry import Registry, check_kwargs, load_path, named_parameters
+from rlvr.core.registry import Registry, check_kwargs, load_path, named_parameters, takes_any
 
 F = TypeVar("F", bound=Callable[..., Any])
 _environments: Registry[Callable[..., TaskSource]] = Registry("environment")
@@ -47,6 +47,12 @@ def resolve_environment(name: str, /, **kwargs: Any) -> TaskSource:
     source = factory(**kwargs)
     _refuse_missing(name, type(source), [member for member in _REQUIRED if not hasattr(source, member)])
     return source if TaskSource in type(source).__mro__ else _add_defaults(source)
+
+
+def options_of(name: str) -> set[str] | None:
+    """The names of a registered environment's options; None where it takes any."""
+    factory = _environments.get(name)
+    return None if takes_any(factory) else set(named_parameters(factory))
 
 
 def takes_option(name: str, option: str) -> bool:
