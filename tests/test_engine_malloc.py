@@ -57,6 +57,13 @@ def test_much_free_memory_is_returned_and_little_stays() -> None:
     assert measure(first, "malloc.release_free_memory(1 << 40)")[1] < 8
 
 
+def test_a_heap_that_is_mostly_free_is_returned_after_a_step_and_a_used_one_stays() -> None:
+    first = "malloc.keep_freed_memory(); malloc.MOST_FREE = 64 << 20"
+    assert measure(first, "malloc.release_unused_heap()")[1] > 150  # MiB of the 192
+    assert measure(first, "kept = [bytes(8 << 20) for _ in range(16)]; malloc.release_unused_heap()")[1] < 8
+    assert measure("malloc.keep_freed_memory()", "malloc.release_unused_heap()")[1] < 8  # less than a gigabyte
+
+
 @pytest.mark.slow
 def test_an_engine_keeps_and_an_idle_one_gives_back() -> None:
     built = """

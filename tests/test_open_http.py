@@ -182,10 +182,9 @@ def test_calls_of_tools_go_in_and_come_out(port: int, server: tuple[Any, int], m
     monkeypatch.setattr(ServedText, "render", look)
     with monkeypatch.context() as patch:
         patch.setattr(ServedText, "decode", lambda self, tokens, **options: said if tokens else "")
-        _, answer = request(port, CHAT, {"model": NAME, "messages": USER, "tools": [TOOL], "max_tokens": 1})
-        streamed = request(
-            port, CHAT, {"model": NAME, "messages": USER, "tools": [TOOL], "max_tokens": 1, "stream": True}
-        )
+        body = {"model": NAME, "messages": USER, "tools": [TOOL], "max_tokens": 1, "seed": 1}  # 1: not the end token
+        _, answer = request(port, CHAT, body)
+        streamed = request(port, CHAT, body | {"stream": True})
     [choice] = answer["choices"]
     assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "I add."
     [call] = choice["message"]["tool_calls"]

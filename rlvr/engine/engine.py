@@ -335,7 +335,9 @@ class Engine:
         """One step of AdamW, or of Muon for `MuonParams`, with the policy's accumulated gradients."""
         with self.lock:
             self._check_current(policy)
-            return self._learner.optim_step(policy, adam)
+            done = self._learner.optim_step(policy, adam)
+            malloc.release_unused_heap()
+            return done
 
     def _check_current(self, policy: Policy) -> None:
         if self.policies.get(policy.name) is not policy:

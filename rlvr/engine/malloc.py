@@ -18,6 +18,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 NEVER = -1
 LARGEST = 32 << 20  # bytes: larger blocks are not taken from the heap (malloc reaches this bound after a few frees)
 LARGE = 1 << 20  # bytes that are worth a system call
+MOST_FREE = 1 << 30  # bytes that an optimizer step may leave free; to get back a gigabyte takes 0.2 s
 TRIM_SECONDS, KEPT_BYTES = 60.0, 256 << 20  # how often a server returns its free memory, if it has more than this
 SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 
@@ -46,8 +47,20 @@ def _configure(values: Mapping[int, int]) -> None:
 
 def release_free_memory(least: int = 0) -> None:
     """Return free memory to the system if it has at least `least` bytes."""
-    if (library := _glibc()) is not None and (not least or _free_bytes(library) >= least):
+    if (library := _glibc()) is not None and (not least or _read_heap(library)[1] >= least):
         library.malloc_trim(0)
+
+
+def release_unused_heap() -> None:
+    """Return what a step left free if it is `MOST_FREE` or more, and more than what is in use.
+
+    Passes of other lengths cut up what earlier ones freed, so the heap of a large model grows from step to step: with
+    134 M weights the process held 8.6 GB after 28 steps, of which 1.8 were in use between steps.
+    """
+    if (library := _glibc()) is not None:
+        used, free = _read_heap(library)
+        if free >= MOST_FREE and math.inf > free > used:
+            library.malloc_trim(0)
 
 
 class _Mallinfo(ctypes.Structure):
@@ -62,12 +75,13 @@ class _Mallinfo(ctypes.Structure):
     ]
 
 
-def _free_bytes(library: ctypes.CDLL) -> float:
-    """What malloc holds free; infinity where it does not say (glibc before 2.33)."""
+def _read_heap(library: ctypes.CDLL) -> tuple[float, float]:
+    """Bytes of malloc's heaps in use, and free ones; 0 and infinity before glibc 2.33, which cannot say."""
     if not hasattr(library, "mallinfo2"):
-        return math.inf
+        return 0.0, math.inf
     library.mallinfo2.restype = _Mallinfo
-    return library.mallinfo2().fordblks
+    found = library.mallinfo2()
+    return found.uordblks, found.fordblks
 
 
 def _glibc() -> ctypes.CDLL | None:
