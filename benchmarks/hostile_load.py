@@ -195,7 +195,7 @@ def requests(kind: str, only: str) -> list[Hostile]:
 
 
 @contextlib.contextmanager
-def running_server(kind: str, keys: Sequence[str], words: Sequence[str]) -> Iterator[Any]:
+def running_server(kind: str, keys: Sequence[str], words: Sequence[str] = ()) -> Iterator[Any]:
     """A server in a new interpreter, with a random model or a scripted endpoint."""
     from benchmarks.service_load import endpoint
     from benchmarks.tinker_server import write_random
