@@ -319,6 +319,8 @@ def main() -> int:
     given = parser.parse_intermixed_args()
     if given.each == (given.seconds > 0):
         parser.error("give --each, or --seconds N")
+    if given.words and given.kind != "engine":
+        parser.error(f"{given.words[0]}: settings are taken for the engine server alone; leave them out")
     keys = [*HONEST, *(f"tml-mallory-{number:04d}" for number in range(1, given.clients + 1))]
     with running_server(given.kind, keys, given.words) as server:
         prober = Receiver(probe, server.port, PROBES[given.kind])
