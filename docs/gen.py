@@ -63,17 +63,23 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 def choices() -> dict[str, tuple[str, ...]]:
     """The words that a key takes, for every key that takes only some."""
     from rlvr.algorithms import ALGORITHMS
-    from rlvr.algorithms.advantages import ESTIMATORS, REDUCTIONS
-    from rlvr.algorithms.loss_specs import KL_ESTIMATORS, RL_LOSSES
+    from rlvr.algorithms.advantages import ADVANTAGES, REDUCTIONS
+    from rlvr.algorithms.losses import LOSSES
+    from rlvr.algorithms.terms import TERMS
+    from rlvr.core.variants import Variant, setting_of
 
-    tables = {
-        "name": ALGORITHMS,
-        "advantage": ESTIMATORS,
-        "loss": RL_LOSSES,
-        "reduction": REDUCTIONS,
-        "kl_estimator": KL_ESTIMATORS,
+    tables: dict[str, tuple[str, ...]] = {
+        "name": tuple(ALGORITHMS),
+        "advantage": tuple(ADVANTAGES),
+        "loss": tuple(LOSSES),
+        "reduction": tuple(REDUCTIONS),
     }
-    return {**_CHOICES, **{f"algorithm.{cell}": tuple(table) for cell, table in tables.items()}}
+    variants: list[type[Variant]] = [*LOSSES.classes(), *ADVANTAGES.classes(), *TERMS.classes()]
+    for variant in variants:
+        for option in dataclasses.fields(variant):
+            if words := setting_of(option).choices:
+                tables[variant.flat_names()[option.name]] = words
+    return {**_CHOICES, **{f"algorithm.{cell}": table for cell, table in tables.items()}}
 
 
 def results() -> str:
@@ -94,15 +100,20 @@ def algorithms() -> str:
     """The specs by name, in two tables: the six fields that all have, then the others and the source."""
     from rlvr.algorithms import ALGORITHMS, Algorithm
 
-    named = ("name", "advantage", "loss", "reduction", "clip_low", "clip_high", "drop_equal_groups", "source")
-    defaults = {f.name: f.default for f in dataclasses.fields(Algorithm) if f.name not in named}
+    named = ("advantage", "loss", "reduction", "clip_low", "clip_high", "drop_equal_groups")
+    plain = {"equal_by": Algorithm.equal_by, "mask_truncated": Algorithm.mask_truncated}
     rows: list[list[str]] = []
     sources: list[list[str]] = []
     for spec in ALGORITHMS.values():
-        clip = "" if spec.clip_low is None else f"{1 - spec.clip_low:.6g} ... {1 + (spec.clip_high or 0):.6g}"
-        more = [f"`{k}={_yaml(getattr(spec, k))}`" for k, v in defaults.items() if getattr(spec, k) != v]
+        bounds = [f"{bound:.6g}" for name, bound in spec.loss.config().items() if name.startswith("clip_")]
+        clip = " ... ".join(bounds)
+        more = [
+            f"`{key}={_yaml(value)}`"
+            for key, value in spec.flat.items()
+            if key not in named and value is not None and value != plain.get(key, ...)
+        ]
         groups = "dropped" if spec.drop_equal_groups else "kept"
-        words = [f"`{word}`" for word in (spec.name, spec.advantage, spec.loss, spec.reduction)]
+        words = [f"`{word}`" for word in (spec.name, spec.advantage.name, spec.loss.name, spec.reduction)]
         rows.append([*words, clip, groups])
         sources.append([f"`{spec.name}`", _text(", ".join([*more, spec.source]))])
     fields = _table(["name", "advantage", "loss", "reduction", "ratio clip", "equal groups"], rows)
@@ -110,9 +121,9 @@ def algorithms() -> str:
 
 
 def advantages() -> str:
-    from rlvr.algorithms.advantages import ESTIMATORS
+    from rlvr.algorithms.advantages import ADVANTAGES
 
-    return _formulas(ESTIMATORS)
+    return _formulas({variant.name: variant for variant in ADVANTAGES.classes()})
 
 
 def reductions() -> str:
@@ -128,7 +139,7 @@ def loss(name: str) -> str:
 
     spec = LOSS_SPECS[name]
     shape = "[T], or [T, K] with K targets per token" if spec.allows_many_targets else "[T]"
-    users = [f"`{algorithm.name}`" for algorithm in ALGORITHMS.values() if algorithm.loss == name]
+    users = [f"`{algorithm.name}`" for algorithm in ALGORITHMS.values() if algorithm.loss.name == name]
     facts = {
         "Term of a token": _text(spec.formula),
         "Inputs": ", ".join(f"`{i}`" for i in ("target_tokens", *spec.required)) + f", each {shape}",
@@ -141,15 +152,16 @@ def loss(name: str) -> str:
 
 def preferences() -> str:
     """The losses of preferred completions."""
-    from rlvr.algorithms.loss_specs import PREFERENCE_SPECS
+    from rlvr.algorithms.losses import LOSSES
 
-    rows = [[f"`{name}`", _text(spec.formula), f"{spec.config['beta']:g}"] for name, spec in PREFERENCE_SPECS.items()]
+    losses = [loss for loss in LOSSES.classes() if loss.needs_reference]
+    rows = [[f"`{loss.name}`", _text(loss.spec.formula), f"{loss.spec.config['beta']:g}"] for loss in losses]
     return _table(["loss", "of a pair, or of a completion", "`algorithm.beta`"], rows)
 
 
 def gae() -> str:
     """The advantages of a critic."""
-    return _text(read_docstring("rlvr.algorithms.gae.gae"))
+    return _text(read_docstring("rlvr.algorithms.advantages.Gae"))
 
 
 def critic_loss() -> str:
@@ -166,10 +178,19 @@ def kl_penalty() -> str:
 
 
 def options() -> str:
-    """What can be set on any spec, in the words of `Algorithm`."""
+    """What can be set on any spec, in the words of `Algorithm` and of the variants that have options."""
     from rlvr.algorithms import Algorithm
+    from rlvr.algorithms.advantages import ADVANTAGES
+    from rlvr.algorithms.losses import LOSSES
+    from rlvr.algorithms.terms import TERMS
 
-    return _paragraphs(Algorithm)
+    variants = [*TERMS.classes(), *LOSSES.classes(), *ADVANTAGES.classes()]
+    rows = [
+        [f"{variant.kind} `{variant.name}`", ", ".join(f"`{key}`" for key in variant.flat_types()), _cell(variant)]
+        for variant in variants
+        if variant.flat_types()
+    ]
+    return f"{_paragraphs(Algorithm)}\n\n{_table(['of', 'keys', 'what they do'], rows)}"
 
 
 def capabilities() -> str:

@@ -69,13 +69,10 @@ def restore_process() -> Iterator[None]:
     """
     import torch
 
-    from rlvr.algorithms.advantages import BATCH_ESTIMATORS
-
     holders: list[Any] = [os.environ, *registries()]
     before, path, folder = [dict(holder) for holder in holders], list(sys.path), os.getcwd()
-    threads, over_batches = torch.get_num_threads(), set(BATCH_ESTIMATORS)
+    threads = torch.get_num_threads()
     yield
-    BATCH_ESTIMATORS.intersection_update(over_batches)
     for holder, known in zip(holders, before, strict=True):
         for name in [name for name, entry in holder.items() if name not in known and not is_ours(entry)]:
             del holder[name]
@@ -97,7 +94,7 @@ def registries() -> list[dict[str, Any]]:
     from rlvr.reward import registry as rewards
 
     named = [envs._environments._entries, rewards._rewards._entries, clients._registered, interpolate._secrets]
-    return [advantages.ESTIMATORS, registry.ALGORITHMS, *named]
+    return [advantages.ADVANTAGES._known, registry.ALGORITHMS, *named]
 
 
 def is_ours(entry: Any) -> bool:

@@ -11,19 +11,20 @@ from hypothesis import strategies as st
 
 from rlvr.algorithms import resolve_algorithm
 from rlvr.algorithms.advantages import (
-    BATCH_ESTIMATORS,
-    ESTIMATORS,
+    ADVANTAGES,
     REDUCTIONS,
     RunningBaseline,
     has_mixed_rewards,
     register_advantage,
 )
-from rlvr.algorithms.shaping import penalize
+from rlvr.algorithms.penalties import penalize
 from rlvr.core.types import Trajectory
+
+OPTIONS: dict[str, dict[str, float]] = {"pass_at_k": {"k": 2}, "gae": {"lam": 1.0}}
 
 
 def advantages(name: str, trajectories: list[Trajectory]) -> list[float]:
-    ESTIMATORS[name](trajectories, RunningBaseline())
+    ADVANTAGES.find(name)(**OPTIONS.get(name, {})).estimate(trajectories, RunningBaseline())
     return [t.advantage for t in trajectories]
 
 
@@ -53,7 +54,7 @@ BY_HAND = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
 def test_advantages_by_hand(name: str) -> None:
     """Each estimator on the batch above; the unknown reward gets 0 and moves no baseline."""
     assert advantages(name, batch()) == pytest.approx(BY_HAND[name], abs=1e-15)
@@ -76,7 +77,9 @@ def test_reduction_weights_by_hand(name: str) -> None:
     assert REDUCTIONS[name](known, MAX_TOKENS) == pytest.approx(WEIGHTS_BY_HAND[name], abs=1e-15)
 
 
-GROUPED = sorted(set(ESTIMATORS) - BATCH_ESTIMATORS - {"group_mean_batch_std"})  # its deviation is the batch's
+GROUPED = sorted(
+    one.name for one in ADVANTAGES.classes() if not one.of_batch and one.name != "group_mean_batch_std"
+)  # its deviation is the batch's
 
 
 @given(st.lists(REWARDS, min_size=1, max_size=3), st.integers(-5, 5), st.sampled_from(GROUPED))
@@ -173,7 +176,7 @@ EARNED_BY_HAND = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
 def test_every_estimator_judges_the_reward_less_its_penalty(name: str) -> None:
     """Two groups whose rewards are equal and whose penalties are not."""
     items = [trajectory(g, f"{g}{i}", r, 1) for i, (g, r) in enumerate((("a", 1.0), ("b", 0.25)) * 2)]

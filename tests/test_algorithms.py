@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlvr.algorithms import ALGORITHMS, Algorithm, register_algorithm, registry, resolve_algorithm
-from rlvr.algorithms.advantages import REDUCTIONS
-from rlvr.algorithms.loss_specs import PREFERENCE_SPECS, RL_LOSSES, find_loss_spec
+from rlvr.algorithms.advantages import REDUCTIONS, Raw
+from rlvr.algorithms.losses import LOSSES
+from rlvr.algorithms.losses.policy_gradient import ImportanceSampling
 from rlvr.core.types import StopReason, Trajectory
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -113,7 +114,11 @@ def test_rows_by_hand(name: str) -> None:
     expected, thresholds = ROWS_BY_HAND[name]
     assert [f[0] for f in found] == [e[0] for e in expected]
     assert [x for f in found for x in f[1:]] == pytest.approx([x for e in expected for x in e[1:]], abs=1e-15)
-    assert row.thresholds == pytest.approx(thresholds)
+    assert thresholds_of(row) == pytest.approx(thresholds)
+
+
+def thresholds_of(row: Algorithm) -> dict[str, float]:
+    return {name: value for name, value in row.loss.config().items() if name.endswith("threshold")}
 
 
 def describe(row: Algorithm) -> dict[str, Any]:
@@ -122,11 +127,11 @@ def describe(row: Algorithm) -> dict[str, Any]:
     selected = row.select(trajectories)
     place = {id(t): i for i, t in enumerate(trajectories)}
     return {
-        "advantage": row.advantage,
+        "advantage": row.advantage.name,
         "reduction": row.reduction,
-        "loss": row.loss,
-        "thresholds": row.thresholds,
-        "beta": row.beta,
+        "loss": row.loss.name,
+        "thresholds": thresholds_of(row),
+        "beta": row.flat.get("beta"),
         "uses_groups": row.has_group_baseline,
         "selected": [place[id(t)] for t in selected],
         "advantages": [t.advantage for t in trajectories],
@@ -239,10 +244,9 @@ def test_zero_advantage_is_skipped_and_still_counted() -> None:
         ("importance_sampling", {"loss": "ppo"}, "give algorithm.clip_low and algorithm.clip_high"),
         ("reinforce", {"drop_equal_groups": True}, "set it to false"),
         ("reinforce_ema", {"drop_equal_groups": True}, "set it to false"),
-        ("ppo", {"beta": 0.1}, "no other loss has one"),
-        ("dro", {"beta": None}, "need a beta above 0"),
-        ("dro", {"beta": 0.0}, "need a beta above 0"),
-        ("dro", {"beta": math.inf}, "need a beta above 0"),
+        ("ppo", {"beta": 0.1}, "the loss 'ppo' has no beta; leave it out, or use one that has: dpo, dro, ipo, kto"),
+        ("dro", {"beta": 0.0}, "algorithm.beta=0.0, expected a number above 0"),
+        ("dro", {"beta": math.inf}, "algorithm.beta=inf, expected a number above 0"),
         ("ppo", {"kl_estimator": "k4"}, "known: k1, k2, k3"),
         ("ppo", {"kl_in": "rewards"}, r"did you mean 'reward'\?.*known: reward, loss"),
         ("ppo", {"entropy": "full"}, "known: sampled, exact"),
@@ -254,12 +258,10 @@ def test_zero_advantage_is_skipped_and_still_counted() -> None:
         ("ppo", {"importance_cap": 0.5}, r"algorithm.importance_cap=0.5, expected at least 1 \(2 is usual\), or null"),
         ("ppo", {"overlong_buffer": 0}, "algorithm.overlong_buffer=0, expected at least 1 token, or null"),
         ("ppo", {"overlong_penalty": -1.0}, "algorithm.overlong_penalty=-1.0"),
-        ("ppo", {"accept_above": 0.5}, "acceptance and verdict need a finite threshold"),
-        ("raft", {"accept_above": None}, "acceptance and verdict need a finite threshold"),
+        ("ppo", {"accept_above": 0.5}, "the advantage 'group_mean' has no accept_above; .* acceptance, verdict"),
         ("raft", {"accept_above": math.nan}, "algorithm.accept_above=nan"),
-        ("ppo", {"pass_k": 4}, "pass_at_k needs it"),
-        ("pass_at_k", {"pass_k": None}, "pass_at_k needs it"),
-        ("pass_at_k", {"pass_k": 1}, "algorithm.pass_k=1, expected at least 2, or null"),
+        ("ppo", {"pass_k": 4}, "the advantage 'group_mean' has no pass_k; .* pass_at_k"),
+        ("pass_at_k", {"pass_k": 1}, "algorithm.pass_k=1, expected at least 2"),
         ("grpo_process", {"drop_equal_groups": True}, "set it to false"),
         ("raft", {"drop_equal_groups": True}, "set it to false"),
         ("raft", {"kl_coef": 0.1}, "asks only whether a reward is above accept_above: the KL has no gradient; use kl_"),
@@ -270,12 +272,11 @@ def test_zero_advantage_is_skipped_and_still_counted() -> None:
         ("kto", {"entropy_coef": 0.1}, "algorithm.entropy_coef=0.1 has no effect on the loss 'kto'"),
         ("ipo", {"importance_cap": 2.0}, "algorithm.importance_cap=2.0 has no effect"),
         ("dpo", {"kl_coef": 0.1}, "algorithm.kl_coef=0.1 has no effect"),
-        ("dpo", {"beta": None}, "dro, dpo, ipo, kto need a beta above 0"),
-        ("dpo", {"clip_low": 0.1}, "does not clip"),
+        ("dpo", {"clip_low": 0.1}, "the loss 'dpo' has no clip_low; .* cispo, gspo, ppo"),
         ("ppo", {"dual_clip": 1.2}, r"expected a ratio of at least 1 \+ clip_high = 1.28 \(3 is usual\), or null"),
-        ("ppo", {"dual_clip": math.inf}, "algorithm.dual_clip=inf: expected"),
-        ("cispo", {"dual_clip": 5.0}, "the loss 'cispo' has no second bound; leave it out, or .* gspo, ppo"),
-        ("rloo", {"dual_clip": 3.0}, "algorithm.dual_clip=3 has no effect"),
+        ("ppo", {"dual_clip": math.inf}, "algorithm.dual_clip=inf, expected"),
+        ("cispo", {"dual_clip": 5.0}, "the loss 'cispo' has no dual_clip; leave it out, or .* gspo, ppo"),
+        ("rloo", {"dual_clip": 3.0}, "algorithm.dual_clip=3.0 has no effect"),
         ("reinforce_ema", {"baseline_decay": 1.5}, "algorithm.baseline_decay=1.5"),
     ],
 )
@@ -315,23 +316,24 @@ def test_a_clip_out_of_range_is_an_error(bound: str, value: float) -> None:
 def test_cells_can_be_replaced_one_by_one() -> None:
     """A row is the sum of its cells: thresholds are absolute ratios, and the table itself stays."""
     row = resolve_algorithm("ppo", reduction="sequence_mean", clip_low=0.1, clip_high=0.5)
-    assert (row.reduction, row.advantage) == ("sequence_mean", "group_mean")
-    assert row.thresholds == pytest.approx({"clip_low_threshold": 0.9, "clip_high_threshold": 1.5})
+    assert (row.reduction, row.advantage.name) == ("sequence_mean", "group_mean")
+    assert row.loss.config() == pytest.approx({"clip_low_threshold": 0.9, "clip_high_threshold": 1.5})
     assert ALGORITHMS["ppo"].reduction == "token_mean"
 
 
 def test_another_loss_leaves_the_rows_own_clip_behind() -> None:
     """ppo's row with importance_sampling has no thresholds; with cispo it keeps them; asking for both is an error."""
-    assert resolve_algorithm("ppo", loss="importance_sampling").thresholds == {}
-    assert resolve_algorithm("ppo", loss="cispo").thresholds == pytest.approx(resolve_algorithm("ppo").thresholds)
+    assert resolve_algorithm("ppo", loss="importance_sampling").loss.config() == {}
+    bounds = resolve_algorithm("ppo").loss.config()
+    assert resolve_algorithm("ppo", loss="cispo").loss.config() == pytest.approx(bounds)
     with pytest.raises(ValueError, match="has no effect"):
         resolve_algorithm("ppo", loss="importance_sampling", clip_low=0.1)
     assert (
-        resolve_algorithm("ppo", loss="dro").beta == 0.05
-        and resolve_algorithm("dro", loss="cispo", **CLIP).beta is None
+        resolve_algorithm("ppo", loss="dro").flat["beta"] == 0.05
+        and "beta" not in resolve_algorithm("dro", loss="cispo", **CLIP).flat
     )
-    assert resolve_algorithm("ppo", loss="dro", beta=0.2).beta == 0.2
-    assert resolve_algorithm("ppo", dual_clip=3.0).thresholds["dual_clip_threshold"] == 3.0
+    assert resolve_algorithm("ppo", loss="dro", beta=0.2).flat["beta"] == 0.2
+    assert resolve_algorithm("ppo", dual_clip=3.0).loss.config()["dual_clip_threshold"] == 3.0
 
 
 CLIP = {"clip_low": 1.0, "clip_high": 3.0}
@@ -347,16 +349,16 @@ def test_a_name_is_registered_once() -> None:
     """The same row again is nothing new; another one under its name is an error."""
     register_algorithm(ALGORITHMS["ppo"])
     with pytest.raises(ValueError, match="'ppo' is registered already; choose another name"):
-        register_algorithm(Algorithm("ppo", "raw", "importance_sampling", "token_mean", drop_equal_groups=False))
+        register_algorithm(Algorithm("ppo", Raw(), ImportanceSampling(), "token_mean", drop_equal_groups=False))
 
 
 def test_every_row_names_a_loss_of_the_engine() -> None:
     """The table and the engine's dictionary agree on names and on which losses clip."""
     from rlvr.engine.losses import TERMS
 
-    assert set(RL_LOSSES) == set(TERMS) | set(PREFERENCE_SPECS)
-    assert {row.loss for row in ALGORITHMS.values()} <= set(RL_LOSSES)
-    assert {n for n in RL_LOSSES if find_loss_spec(n).has_clip} == {"ppo", "cispo", "gspo"}
+    assert set(LOSSES) == set(TERMS) | {loss.name for loss in LOSSES.classes() if loss.needs_reference}
+    assert {row.loss.name for row in ALGORITHMS.values()} <= set(LOSSES)
+    assert LOSSES.flat_options()["clip_low"] == {"ppo", "cispo", "gspo"}
     assert all(row.source for row in ALGORITHMS.values())
 
 

@@ -11,8 +11,8 @@ from rlvr.algorithms import ALGORITHMS, Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.capabilities import check_supported, list_options, support_table
 from rlvr.algorithms.critic import ValueCritic
-from rlvr.algorithms.loss_specs import LOSS_SPECS, PREFERENCE_SPECS, RL_LOSSES
-from rlvr.algorithms.update import Passes, update
+from rlvr.algorithms.losses import LOSSES
+from rlvr.algorithms.update import Passes, UpdateInputs, update
 from rlvr.clients.local import LocalTrainingClient
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.clients.registry import known_clients, resolve_client
@@ -22,13 +22,18 @@ from rlvr.core.types import Trajectory
 
 CLIENTS = {"local": LocalTrainingClient.capabilities, "mock": MockTrainingClient.capabilities}
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
+
+
+def clip_of(loss: Any) -> dict[str, float]:
+    return CLIP if "clip_low" in loss.flat_types() else {}
+
+
 # The table's first column, and a row of the algorithm table that uses just this option.
 OPTIONS: dict[str, Algorithm] = {
     **{
-        f"loss={name}": resolve_algorithm("reinforce", loss=name, **(CLIP if spec.has_clip else {}))
-        for name, spec in LOSS_SPECS.items()
+        f"loss={name}": resolve_algorithm(name if loss.needs_reference else "reinforce", loss=name, **clip_of(loss))
+        for name, loss in ((one.name, one) for one in LOSSES.classes())
     },
-    **{f"loss={name}": resolve_algorithm(name) for name in PREFERENCE_SPECS},
     "loss=package.module:function": resolve_algorithm("reinforce", loss="own_losses:ppo_form"),
     "kl_in=reward": resolve_algorithm("reinforce", kl_coef=0.1),
     "kl_in=loss": resolve_algorithm("reinforce", kl_coef=0.1, kl_in="loss"),
@@ -36,7 +41,6 @@ OPTIONS: dict[str, Algorithm] = {
     "entropy=exact": resolve_algorithm("reinforce", entropy_coef=0.1, entropy="exact"),
     "teacher_coef": resolve_algorithm("reinforce", teacher_coef=0.1),
     "importance_cap": resolve_algorithm("reinforce", importance_cap=2.0),
-    "dual_clip": resolve_algorithm("reinforce", loss="ppo", dual_clip=3.0, **CLIP),
     "clip_cov_ratio": resolve_algorithm("reinforce", clip_cov_ratio=0.5, clip_cov_lb=-1.0),
     "mask_truncated": resolve_algorithm("reinforce", mask_truncated=True),
     "overlong_buffer": resolve_algorithm("reinforce", overlong_buffer=1),
@@ -57,18 +61,14 @@ def train(trainer: Any, row: Algorithm) -> Any:
         for i, (tokens, reward) in enumerate((([2], 1.0), ([3, 4], 0.0), ([4], 0.0)))
     ]
     reference = trainer.save_weights_and_get_sampling_client()
-    critic = ValueCritic(trainer.create_critic(), lambda n: AdamParams(0.01)) if row.has_critic else None
+    critic = ValueCritic(trainer.create_critic(), lambda n: AdamParams(0.01)) if row.advantage.takes_critic else None
     return update(
         trainer,
         row,
         batch,
         lambda n: AdamParams(0.01),
         Passes(),
-        baseline=RunningBaseline(),
-        max_tokens=2,
-        reference=reference,
-        teacher=reference,
-        critic=critic,
+        UpdateInputs(RunningBaseline(), 2, reference=reference, teacher=reference, critic=critic),
     )
 
 
@@ -93,9 +93,9 @@ def test_every_option_works_or_is_refused_as_the_table_says(option: str, kind: s
 def test_the_table_has_every_option_once() -> None:
     """The losses, and whatever `list_options` can say of an algorithm."""
     assert set(ROWS) == set(OPTIONS)
-    assert {f"loss={loss}" for loss in RL_LOSSES} <= set(ROWS)
+    assert {f"loss={loss}" for loss in LOSSES} <= set(ROWS)
     for option, row in OPTIONS.items():
-        key = f"loss={row.loss}" if option == "loss=package.module:function" else option
+        key = f"loss={row.loss.name}" if option == "loss=package.module:function" else option
         assert key in {o.key for o in list_options(row)}
     assert TABLE[0] == ["option", "needs", "local", "mock"]
 
@@ -105,7 +105,7 @@ def test_every_algorithm_is_supported_by_every_client(name: str) -> None:
     """But for a critic, which a table of logits, ranks and SkyRL do not have."""
     for client in set(known_clients()):
         capabilities = resolve_client(client).capabilities
-        if ALGORITHMS[name].has_critic and client in ("mock", "sharded", "skyrl"):
+        if ALGORITHMS[name].advantage.takes_critic and client in ("mock", "sharded", "skyrl"):
             with pytest.raises(ValueError, match=f"gae is not supported by client={client} .*without a critic"):
                 check_supported(ALGORITHMS[name], capabilities)
         else:
@@ -120,7 +120,7 @@ def test_a_refusal_names_the_option_the_client_the_missing_capability_and_the_re
     )
 
 
-PLAIN = ClientCapabilities("plain", frozenset(RL_LOSSES))
+PLAIN = ClientCapabilities("plain", frozenset(LOSSES))
 NARROW = ClientCapabilities("narrow", frozenset({"ppo"}))
 
 

@@ -209,7 +209,7 @@ def test_samplers_are_for_the_weights_as_they_are(there: SkyrlTrainingClient, to
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_without_a_critic_is_supported(name: str):
-    if ALGORITHMS[name].has_critic:
+    if ALGORITHMS[name].advantage.takes_critic:
         with pytest.raises(ValueError, match=r"advantage=gae is not supported by client=skyrl"):
             check_supported(ALGORITHMS[name], SKYRL.capabilities)
     else:

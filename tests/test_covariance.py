@@ -11,10 +11,10 @@ import pytest
 from table_trainer import make_trainer
 from tiny_run import TINY, attempt, stored_steps
 
-from rlvr.algorithms import resolve_algorithm
+from rlvr.algorithms import Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
-from rlvr.algorithms.covariance import clip_covariance, compute_covariances
-from rlvr.algorithms.update import Passes, StreamPlan, make_datum, update, update_streamed
+from rlvr.algorithms.terms.covariance import ClipCovariance, clip_covariance, compute_covariances
+from rlvr.algorithms.update import Passes, StreamPlan, UpdateInputs, make_datum, update, update_streamed
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.messages import AdamParams, Datum
 from rlvr.core.types import Trajectory
@@ -34,6 +34,12 @@ def test_covariances_by_hand() -> None:
     assert found.tolist() == [1.5, -0.5, -1.0, 2.0]
 
 
+def term_of(algorithm: Algorithm) -> ClipCovariance:
+    term = algorithm.term(ClipCovariance)
+    assert term is not None
+    return term
+
+
 @pytest.mark.parametrize(
     ("fields", "share", "first", "second"),
     [
@@ -49,7 +55,7 @@ def test_the_drawn_tokens_have_advantage_zero(
 ) -> None:
     """The bounds are excluded; a token that the policy did not sample is never drawn and in no mean."""
     items = answers()
-    assert clip_covariance(items, resolve_algorithm("grpo", **fields), key=1) == share
+    assert clip_covariance(items, term_of(resolve_algorithm("grpo", **fields)), key=1) == share
     assert [t.response_advantages for t in items] == [first, second]
 
 
@@ -57,7 +63,7 @@ def test_at_least_one_token_is_drawn_and_each_candidate_alike() -> None:
     row, counts = resolve_algorithm("grpo", clip_cov_ratio=0.0002), [0, 0]
     for key in range(400):
         items = answers()
-        assert clip_covariance(items, row, key) == 0.25
+        assert clip_covariance(items, term_of(row), key) == 0.25
         counts[items[0].response_advantages[0] == 0.0] += 1
     assert abs(counts[1] - 200) < 4 * math.sqrt(400 * 0.25)
 
@@ -67,14 +73,14 @@ def test_the_trainers_log_probs_take_the_samplers_place() -> None:
     items = answers()
     old = {id(items[0]): [-0.5, -2.5], id(items[1]): [-1.0, 0.0, -1.0]}
     row = resolve_algorithm("grpo", clip_cov_ratio=1.0, clip_cov_lb=0.7)
-    assert clip_covariance(items, row, 1, lambda t: old[id(t)]) == 0.25
+    assert clip_covariance(items, term_of(row), 1, lambda t: old[id(t)]) == 0.25
     assert items[0].response_advantages == [0.0, 1.0] and items[1].response_advantages == [-1.0] * 3
 
 
 def test_nothing_to_draw_from() -> None:
     row = resolve_algorithm("grpo", clip_cov_ratio=0.5)
     empty = Trajectory("p", [], "", [], reward=1.0)
-    assert clip_covariance([], row, 1) == clip_covariance([empty], row, 1) == 0.0
+    assert clip_covariance([], term_of(row), 1) == clip_covariance([empty], term_of(row), 1) == 0.0
 
 
 class RecordingClient(MockTrainingClient):
@@ -108,9 +114,9 @@ FIELDS = {"advantage": "batch_normalized", "clip_cov_ratio": 0.2, "clip_cov_lb":
 def drawn_tokens(passes: Passes, key: int = 5) -> list[tuple[int, int]]:
     """(answer, place) of the tokens that were drawn; all others were sent with an advantage, once an epoch."""
     client = RecordingClient()
-    options: dict[str, Any] = {"baseline": RunningBaseline(), "max_tokens": 4, "key": key}
+    inputs = UpdateInputs(RunningBaseline(), 4, key=key)
     items, row = sample_answers(client), resolve_algorithm("ppo", **FIELDS)
-    found = update(client, row, items, lambda n: AdamParams(0.01), passes, **options)
+    found = update(client, row, items, lambda n: AdamParams(0.01), passes, inputs)
     assert found.metrics()["clip_ratio/cov_mean"] == pytest.approx(4 / 24), "floor(0.2 x 24) of 24 tokens"
     assert sum(np.count_nonzero(d.loss_fn_inputs["advantages"].data) for d in client.sent) == 20 * passes.epochs
     return [(i, place) for i, t in enumerate(items) for place, a in enumerate(t.response_advantages) if a == 0]
@@ -131,7 +137,7 @@ def test_with_an_importance_cap_an_update_draws_by_the_trainers_log_probs() -> N
         items, row = sample_answers(client), resolve_algorithm("ppo", **FIELDS, **fields)
         for i, t in enumerate(items):
             t.logprobs = [q - shift * (i % 3) for q in t.logprobs]
-        update(client, row, items, lambda n: AdamParams(0.01), Passes(), baseline=RunningBaseline(), max_tokens=4)
+        update(client, row, items, lambda n: AdamParams(0.01), Passes(), UpdateInputs(RunningBaseline(), 4))
         return [t.response_advantages for t in items]
 
     assert draw(0.5, importance_cap=2.0) == draw(0.0, importance_cap=2.0) == draw(0.0) != draw(0.5)
@@ -143,9 +149,9 @@ def test_the_gradient_is_that_of_the_tokens_that_were_not_drawn() -> None:
     items, row = sample_answers(client), resolve_algorithm("ppo", **FIELDS)
     selected = row.select(items)
     plain = [t.advantage for t in items]
-    clip_covariance(selected, row, key=5)
+    clip_covariance(selected, term_of(row), key=5)
     rows = row.weigh(selected, 4)
-    client.forward_backward([make_datum(row, t, w) for t, w in rows], "ppo", row.thresholds).result()
+    client.forward_backward([make_datum(row, t, w) for t, w in rows], "ppo", row.loss.config()).result()
     found = client.policy.gradient
     logits = client.policy.logits.astype(np.float64)
 
@@ -173,8 +179,7 @@ def test_a_step_lowers_the_entropy_less() -> None:
         for t in items:
             t.reward = float(t.response_tokens[0] in best)
         row = resolve_algorithm("ppo", advantage="batch_normalized", **fields)
-        options: dict[str, Any] = {"baseline": RunningBaseline(), "max_tokens": 4}
-        update(client, row, items, lambda n: AdamParams(0.3), Passes(), **options)
+        update(client, row, items, lambda n: AdamParams(0.3), Passes(), UpdateInputs(RunningBaseline(), 4))
         log_p = client.policy.logprobs()
         return float(-(np.exp(log_p) * log_p).sum())
 
@@ -186,7 +191,7 @@ def test_a_step_lowers_the_entropy_less() -> None:
     [
         ("grpo", {"clip_cov_ratio": 1.5}, "algorithm.clip_cov_ratio=1.5, expected a share of the tokens"),
         ("grpo", {"clip_cov_ratio": 0.1, "clip_cov_lb": 5.0}, "clip_cov_lb=5, clip_cov_ub=5; expected lb < ub"),
-        ("grpo", {"clip_cov_ub": math.nan}, "algorithm.clip_cov_ub=nan"),
+        ("grpo", {"clip_cov_ratio": 0.1, "clip_cov_ub": math.nan}, "algorithm.clip_cov_ub=nan"),
         ("raft", {"clip_cov_ratio": 0.1}, "no effect with the advantage 'acceptance'"),
         ("dpo", {"clip_cov_ratio": 0.1}, "algorithm.clip_cov_ratio=0.1 has no effect on the loss 'dpo'"),
     ],
@@ -203,8 +208,8 @@ def test_parts_of_a_batch_are_refused() -> None:
     row = resolve_algorithm("grpo", **cells)
     with pytest.raises(ValueError, match="use update"):
         update_streamed(
-            RecordingClient(), row, [], lambda n: AdamParams(0.1), StreamPlan(1, 1, 4), baseline=RunningBaseline(),
-            max_tokens=4,
+            RecordingClient(), row, [], lambda n: AdamParams(0.1), StreamPlan(1, 1, 4),
+            UpdateInputs(RunningBaseline(), 4),
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pytest
 from rlvr.algorithms import resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.critic import ValueCritic, describe_values, make_value_datum
-from rlvr.algorithms.update import Passes, update
+from rlvr.algorithms.update import Passes, UpdateInputs, update
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.config import load
 from rlvr.config.build_config import build_config
@@ -63,7 +63,7 @@ def step(policy: Any, critic: Any, trajectories: list[Trajectory], passes: Passe
     own = ValueCritic(critic, adam, how.pop("value_clip", None), **how)
     return update(
         policy, spec, trajectories, lambda number: AdamParams(0.001), passes,
-        baseline=RunningBaseline(), max_tokens=3, critic=own,
+        UpdateInputs(RunningBaseline(), 3, critic=own),
     )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def test_the_critic_has_the_reduction_of_the_policy(reduction: str, weights: tup
     spec = resolve_algorithm("ppo_critic", reduction=reduction)
     update(
         MockTrainingClient(TablePolicy(["a"])), spec, items, lambda n: AdamParams(), Passes(),
-        baseline=RunningBaseline(), max_tokens=4, critic=ValueCritic(critic, lambda n: AdamParams(), alone=True),
+        UpdateInputs(RunningBaseline(), 4, critic=ValueCritic(critic, lambda n: AdamParams(), alone=True)),
     )  # fmt: skip
     sent = [datum.loss_fn_inputs["weights"].tolist()[:-1] for datum in critic.sent]
     assert sent == [pytest.approx([weight] * n) for weight, (n, _) in zip(weights, lengths[:2], strict=True)]
@@ -213,9 +213,9 @@ def test_returns_that_are_all_equal_are_warned_of_once() -> None:
 
 def test_an_algorithm_with_a_critic_and_an_update_without_one_do_not_go_together(client: Callable[..., Any]) -> None:
     policy = client("qwen3", lora=LoraConfig(rank=4))
-    with pytest.raises(ValueError, match=r"advantage=gae needs a critic: give update\(critic="):
+    with pytest.raises(ValueError, match=r"advantage=gae needs a critic: give UpdateInputs\(critic="):
         update(policy, resolve_algorithm("ppo_critic"), batch(), lambda n: AdamParams(), Passes(),
-               baseline=RunningBaseline(), max_tokens=3)  # fmt: skip
+               UpdateInputs(RunningBaseline(), 3))  # fmt: skip
     with pytest.raises(ValueError, match="advantage=group_mean takes no critic: leave it out"):
         step(policy, policy.create_critic(), batch(), cells={"advantage": "group_mean"})
 

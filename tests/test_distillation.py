@@ -11,8 +11,8 @@ from table_trainer import make_trainer
 
 from rlvr.algorithms import resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
-from rlvr.algorithms.distillation import add_teacher_advantages, measure_teacher_kl
-from rlvr.algorithms.update import Passes, make_datum, update
+from rlvr.algorithms.terms.teacher import add_teacher_advantages, measure_teacher_kl
+from rlvr.algorithms.update import Passes, UpdateInputs, make_datum, update
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.futures import LazyFuture
 from rlvr.core.messages import AdamParams, ModelInput
@@ -64,7 +64,7 @@ def test_a_critic_learns_nothing_of_the_teacher() -> None:
 
 def test_without_a_task_reward_only_the_teacher_counts() -> None:
     items, row = answers(), resolve_algorithm("distillation")
-    add_teacher_advantages(row.select(items), Scripted(), row.teacher_coef, 1.0)
+    add_teacher_advantages(row.select(items), Scripted(), row.flat["teacher_coef"], 1.0)
     assert items[1].token_advantages == [-2.0] and items[1].advantage == 0.0
     assert len(row.weigh(items, 5)) == 2
     row.select(items)
@@ -82,7 +82,7 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl() -> None:
         items = [Trajectory("p", [2], "r", [token], [float(log_p[token])], reward=0.0, rollout_id="0")]
         update(
             client, resolve_algorithm("distillation"), items, lambda n: AdamParams(0.0), Passes(),
-            baseline=RunningBaseline(), max_tokens=1, teacher=MockTrainingClient(teacher).create_sampling_client(),
+            UpdateInputs(RunningBaseline(), 1, teacher=MockTrainingClient(teacher).create_sampling_client()),
             check=lambda _, token=token: np.add(gradient, p[token] * student.gradient, out=gradient),
         )  # fmt: skip
     kl = float((p * (log_p - log_t)).sum())
@@ -105,7 +105,7 @@ def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ValueError, match=r"algorithm.teacher_coef=1.0 without a teacher: set teacher.model"):
         update(
             MockTrainingClient(TablePolicy(["a"])), resolve_algorithm("distillation"), answers(),
-            lambda n: AdamParams(1.0), Passes(), baseline=RunningBaseline(), max_tokens=1,
+            lambda n: AdamParams(1.0), Passes(), UpdateInputs(RunningBaseline(), 1),
         )  # fmt: skip
     for wrong in (-1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match=r"algorithm.teacher_coef="):

@@ -24,7 +24,7 @@ from doc_pages import load_gen as gen
 
 import rlvr
 from rlvr.algorithms import ALGORITHMS
-from rlvr.algorithms.advantages import BATCH_ESTIMATORS, ESTIMATORS
+from rlvr.algorithms.advantages import ADVANTAGES
 from rlvr.algorithms.loss_specs import LOSS_SPECS
 from rlvr.config import load
 from rlvr.config.build_config import build_config
@@ -75,15 +75,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("examples", "rlvr"):
         (tmp_path / name).symlink_to(ROOT / name)
     tables: list[dict[str, Any]] = [
-        ALGORITHMS, ESTIMATORS, rewards._rewards._entries, environments._environments._entries
+        ALGORITHMS, ADVANTAGES._known, rewards._rewards._entries, environments._environments._entries
     ]  # fmt: skip
     before, modules, environment = [dict(table) for table in tables], set(sys.modules), dict(os.environ)
-    batch = set(BATCH_ESTIMATORS)
     yield tmp_path
     for table, entries in zip(tables, before, strict=True):
         table.clear()
         table.update(entries)
-    BATCH_ESTIMATORS.intersection_update(batch)
     for name in set(sys.modules) - modules:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]

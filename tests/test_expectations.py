@@ -16,7 +16,9 @@ import torch
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
-from rlvr.algorithms.shaping import KL_TERMS, fill_reference_logprobs, penalize
+from rlvr.algorithms.penalties import penalize
+from rlvr.algorithms.sampler_logprobs import fill_reference_logprobs
+from rlvr.algorithms.terms.kl import KL_TERMS
 from rlvr.algorithms.update import loss_config, make_datum
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.types import Trajectory
@@ -41,12 +43,12 @@ def expected_gradient(row: Algorithm, temperature: float = 1.0, reward: Any = la
         Trajectory("p", [0], "r", list(tokens), logprobs[list(tokens)].tolist(), reward=reward(tokens))
         for tokens in itertools.product(range(len(logprobs)), repeat=LENGTH)
     ]
-    if row.kl_coef:
+    if row.needs_reference:
         fill_reference_logprobs(batch, reference, temperature)
     penalize(batch, row, LENGTH)
     row.select(batch, RunningBaseline())
     data = [make_datum(row, t, float(np.exp(sum(t.logprobs)))) for t in batch]
-    client.forward_backward(data, row.loss, loss_config(row, client, temperature))
+    client.forward_backward(data, row.loss.name, loss_config(row, client, temperature))
     assert table.gradient is not None
     return table.gradient
 
@@ -128,7 +130,7 @@ def test_under_an_importance_cap_the_entropy_bonus_is_that_of_the_policy_that_is
     for tokens in map(list, itertools.product(range(len(sampler)), repeat=LENGTH)):
         answer = Trajectory("p", [0], "r", tokens, sampler[tokens].tolist())
         data.append(make_datum(row, answer, float(np.exp(sum(answer.logprobs))), trained[tokens].tolist()))
-    client.forward_backward(data, row.loss, loss_config(row, client, 1.0))
+    client.forward_backward(data, row.loss.name, loss_config(row, client, 1.0))
     assert table.gradient == pytest.approx(-exact(entropy), abs=1e-6)
 
 

@@ -54,13 +54,14 @@ if __name__ == "__main__":
 ALGORITHM = """
 from statistics import median
 from rlvr import Algorithm, register_advantage, register_algorithm
+from rlvr.algorithms.losses.clipped import Ppo
 from rlvr.cli.main import run
 
 @register_advantage("group_median")
 def group_median(earned):
     return [r - median(earned) for r in earned]
 
-register_algorithm(Algorithm("mine", "group_median", "ppo", "sequence_mean", clip_low=0.2, clip_high=0.28))
+register_algorithm(Algorithm("mine", "group_median", Ppo(0.2, 0.28), "sequence_mean"))
 words = ["reward.type=keyword_contains", "reward.kwargs.keywords=[answer, solution]"]
 run(["train", "--config=run.yaml", "algorithm.name=mine", *words])
 """

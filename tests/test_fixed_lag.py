@@ -13,7 +13,7 @@ from tiny_run import TINY
 
 from rlvr.algorithms import resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
-from rlvr.algorithms.update import Passes, StreamPlan, update, update_streamed
+from rlvr.algorithms.update import Passes, StreamPlan, UpdateInputs, update, update_streamed
 from rlvr.cli.main import run
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.futures import LazyFuture
@@ -143,24 +143,20 @@ def test_the_gradient_does_not_depend_on_the_number_of_minibatches(reduction: st
     Denominators count the group that teaches nothing: what is streamed cannot know how many of them come.
     """
     row = resolve_algorithm("ppo", reduction=reduction, drop_equal_groups=False)
-    shared: dict[str, Any] = {"baseline": RunningBaseline(), "max_tokens": 4}
+    shared = UpdateInputs(RunningBaseline(), 4)
     whole, parts = MockTrainingClient(table(3)), MockTrainingClient(table(3))
-    once = update(whole, row, batch(16), lambda n: AdamParams(0.1), Passes(), **shared)
+    once = update(whole, row, batch(16), lambda n: AdamParams(0.1), Passes(), shared)
     size = 16 // minibatches
     arriving = [batch(16)[i : i + size] for i in range(0, 16, size)]
-    streamed = update_streamed(
-        parts, row, arriving, lambda n: AdamParams(0.1), StreamPlan(1, minibatches, 16), **shared
-    )
+    streamed = update_streamed(parts, row, arriving, lambda n: AdamParams(0.1), StreamPlan(1, minibatches, 16), shared)
     assert streamed.updates == once.updates == 1
     assert parts.policy.logits == pytest.approx(whole.policy.logits, abs=1e-12)
     assert streamed.metrics() == pytest.approx(once.metrics(), rel=1e-9)
     dropping = resolve_algorithm("ppo", reduction=reduction)
     alone = MockTrainingClient(table(3))
-    kept = update_streamed(
-        alone, dropping, arriving, lambda n: AdamParams(0.1), StreamPlan(1, minibatches, 16), **shared
-    )
+    kept = update_streamed(alone, dropping, arriving, lambda n: AdamParams(0.1), StreamPlan(1, minibatches, 16), shared)
     assert (alone.policy.logits == parts.policy.logits).all(), "dropping equal groups must not change a denominator"
-    dropped = update(MockTrainingClient(table(3)), dropping, batch(16), lambda n: AdamParams(0.1), Passes(), **shared)
+    dropped = update(MockTrainingClient(table(3)), dropping, batch(16), lambda n: AdamParams(0.1), Passes(), shared)
     assert kept.grad_norm == pytest.approx(dropped.grad_norm * 12 / 16), "a whole batch drops a group from N"
 
 
@@ -182,7 +178,7 @@ def test_substeps_of_a_stream_step_after_their_own_groups(reduction: str) -> Non
     groups = [batch(16)[i : i + 4] for i in range(0, 16, 4)]
     client = RecordingClient(table())
     update_streamed(
-        client, row, groups, lambda n: AdamParams(0.1), StreamPlan(2, 2, 8), baseline=RunningBaseline(), max_tokens=4
+        client, row, groups, lambda n: AdamParams(0.1), StreamPlan(2, 2, 8), UpdateInputs(RunningBaseline(), 4)
     )
     assert calls == ["4 rows", "step", "4 rows", "4 rows", "step"], "the group that teaches nothing is not sent"
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
-from rlvr.algorithms.update import Passes, update
+from rlvr.algorithms.update import Passes, UpdateInputs, update
 from rlvr.algorithms.update_statistics import UpdateStatistics
 from rlvr.core.messages import AdamParams
 from rlvr.core.types import Trajectory
@@ -110,7 +110,7 @@ def first_pass(
     taken: list[dict[str, Tensor]] = []
     measured = update(
         trainer, row, [batch[i] for i in order] if order else batch, lambda n: AdamParams(0.0), Passes(),
-        baseline=RunningBaseline(), max_tokens=M, temperature=T, reference=reference if row.kl_coef else None,
+        UpdateInputs(RunningBaseline(), M, T, reference=reference if row.needs_reference else None),
         check=lambda _: taken.append(gradients(trainer)),
     )  # fmt: skip
     answers: list[Answer] = []
@@ -189,8 +189,8 @@ def test_grpo_with_k3_in_the_loss(client: Callable[..., Any]) -> None:
     }
     assert found.measured.clipped == expected and min(expected.values()) > 0
     kl = [k3(x).detach() for x in found.answers]
-    assert found.measured.kl == pytest.approx(float(torch.cat(kl).mean()), rel=1e-4)
-    assert found.measured.kl_loss == pytest.approx(0.3 * float(mean_of_means(kl)), rel=1e-4)
+    assert found.measured.metrics()["kl"] == pytest.approx(float(torch.cat(kl).mean()), rel=1e-4)
+    assert found.measured.term_losses["kl"] == pytest.approx(0.3 * float(mean_of_means(kl)), rel=1e-4)
 
 
 def test_dapo_with_its_overlong_penalty(client: Callable[..., Any]) -> None:
@@ -281,7 +281,7 @@ def test_reinforce_with_a_sampled_entropy_bonus(client: Callable[..., Any]) -> N
     total = [((a - 0.1 * x.p.detach()) * x.p).sum() for x, a in zip(found.answers, A, strict=True)]
     found.agrees_with(-torch.stack(total).mean(), value=False)
     weighted = torch.stack([x.p.detach().sum() for x in found.answers]).mean()
-    assert found.measured.entropy_loss == pytest.approx(0.1 * float(weighted), rel=1e-4)
+    assert found.measured.term_losses["entropy"] == pytest.approx(0.1 * float(weighted), rel=1e-4)
 
 
 @pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean"])
@@ -295,7 +295,7 @@ def test_an_exact_entropy_bonus(reduction: str, client: Callable[..., Any]) -> N
     token = reduction == "token_mean"
     found.agrees_with(-(torch.cat(terms).mean() if token else mean_of_means(terms)))
     expected = -float(torch.cat(bonus).mean() if token else mean_of_means(bonus))
-    assert found.measured.entropy_loss == pytest.approx(expected, rel=1e-4)
+    assert found.measured.term_losses["entropy"] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("cap", [1.0, 1.3, 50.0])
@@ -319,7 +319,7 @@ def test_a_kl_in_the_reward(estimator: str, client: Callable[..., Any]) -> None:
     A = of_groups(found.answers, earned, center)
     total = torch.cat([clipped_objective(x, a, 0.8, 1.2) for x, a in zip(found.answers, A, strict=True)]).sum()
     found.agrees_with(-total / (len(found.answers) * M))
-    assert found.measured.kl_loss == 0.0
+    assert found.measured.term_losses["kl"] == 0.0
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.2])
@@ -373,6 +373,6 @@ def test_leaving_out_rows_without_advantage_changes_no_gradient(client: Callable
     known = [t for t in found.batch if t.reward is not None]
     count = len(known)
     rows = [make_datum(row, t, 1 / (count * t.num_action_tokens)) for t in known]
-    trainer.forward_backward(rows, "ppo", {**row.thresholds, "temperature": T})
+    trainer.forward_backward(rows, "ppo", {**row.loss.config(), "temperature": T})
     assert found.measured.trajectories == count - 2
     assert_gradients_close(gradients(trainer), found.gradient)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlvr.algorithms.advantages import ESTIMATORS, RunningBaseline
-from rlvr.algorithms.preferences import dpo, ipo, kto
+from rlvr.algorithms.advantages import ADVANTAGES, RunningBaseline
+from rlvr.algorithms.losses.preferences import dpo, ipo, kto
 from rlvr.core.types import Trajectory
 from rlvr.engine.losses import TERMS, kl_penalty
 
@@ -133,7 +133,7 @@ def advantages(name: str, **options: int) -> list[np.ndarray]:
         for g, group in enumerate(REWARDS)
         for i, r in enumerate(group)
     ]
-    ESTIMATORS[name](rows, RunningBaseline(), **options)
+    ADVANTAGES.find(name)(**options).estimate(rows, RunningBaseline())
     found = iter(t.advantage for t in rows)
     return [np.array([next(found) for _ in group]) for group in REWARDS]
 

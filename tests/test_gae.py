@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlvr.algorithms import resolve_algorithm
-from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.gae import compute_gae, compute_returns, gae, split_reward
-from rlvr.algorithms.shaping import penalize
+from rlvr.algorithms.penalties import penalize
 from rlvr.core.types import StopReason, Trajectory
 
 
@@ -32,11 +31,11 @@ def test_an_episode_by_hand() -> None:
     A_2 = 0.2; A_1 = 0.32 + 0.45 x 0.2 = 0.41; A_0 = -0.14 + 0.45 x 0.41 = 0.0445.
     """
     t = episode(1.0, [0.5, 0.4, 0.8, 9.0])
-    gae([t], RunningBaseline(), gamma=0.9, lam=0.5)
+    gae([t], gamma=0.9, lam=0.5)
     assert t.token_advantages == pytest.approx([0.0445, 0.41, 0.2], abs=1e-15)
     assert t.advantage == pytest.approx((0.0445 + 0.41 + 0.2) / 3)
     assert t.returns == pytest.approx([0.81, 0.9, 1.0]), "what was earned, discounted"
-    gae([t], RunningBaseline(), gamma=0.9, lam=0.5, critic_lam=0.5)
+    gae([t], gamma=0.9, lam=0.5, critic_lam=0.5)
     assert t.token_advantages == pytest.approx([0.0445, 0.41, 0.2])
     assert t.returns == pytest.approx([0.5445, 0.81, 1.0]), "advantage and value"
 
@@ -45,10 +44,10 @@ def test_a_truncated_end_goes_on_with_the_critics_value() -> None:
     """The same episode out of tokens, value 0.5 after it: delta_2 = 0.9 x 0.5 + 1 - 0.8 = 0.65; A_1 = 0.32 + 0.45 x
     0.65 = 0.6125; A_0 = -0.14 + 0.45 x 0.6125 = 0.135625. Without the option it ends like any other."""
     t = episode(1.0, [0.5, 0.4, 0.8, 0.5], stop_reason=StopReason.LENGTH)
-    gae([t], RunningBaseline(), gamma=0.9, lam=0.5)
+    gae([t], gamma=0.9, lam=0.5)
     assert t.token_advantages == pytest.approx([0.135625, 0.6125, 0.65], abs=1e-15)
     assert t.returns == pytest.approx([0.81 * 1.45, 0.9 * 1.45, 1.45]), "1 + 0.9 x 0.5 at the end"
-    gae([t], RunningBaseline(), gamma=0.9, lam=0.5, bootstrap_truncated=False)
+    gae([t], gamma=0.9, lam=0.5, bootstrap_truncated=False)
     assert t.token_advantages == pytest.approx([0.0445, 0.41, 0.2], abs=1e-15)
     assert t.returns == pytest.approx([0.81, 0.9, 1.0])
 
@@ -67,7 +66,7 @@ def test_turns_earn_at_their_last_token_and_written_tokens_are_no_time() -> None
         0.0,
         0.75,
     ]  # 1 in all; the second turn's 0.5 and the verifier's 0.25 at the end
-    gae([t], RunningBaseline(), gamma=1.0, lam=0.0)
+    gae([t], gamma=1.0, lam=0.0)
     assert t.token_advantages == pytest.approx([0.1, 0.35, 0.0, 0.0, 0.1, 0.35], abs=1e-15)
 
 
@@ -77,14 +76,14 @@ def test_a_rollout_of_several_trajectories_is_one_episode() -> None:
     first = episode(1.0, [0.5, 9.0], rollout_id="r", turn_starts=[0], turn_rewards=[0.25], penalty=0.5)
     second = episode(1.0, [0.7, 0.1, 9.0], rollout_id="r", turn_starts=[0], turn_rewards=[0.0], penalty=0.5)
     assert split_reward([first, second]) == [0.25, 0.0, 0.25]
-    gae([first, second], RunningBaseline(), gamma=1.0, lam=0.0)
+    gae([first, second], gamma=1.0, lam=0.0)
     assert first.token_advantages == pytest.approx([0.25 + 0.7 - 0.5])
     assert second.token_advantages == pytest.approx([0.1 - 0.7, 0.25 - 0.1])
     first.stop_reason, first.values[-1], second.values[-1] = StopReason.LENGTH, 8.0, 0.5
-    gae([first, second], RunningBaseline(), gamma=1.0, lam=0.0)
+    gae([first, second], gamma=1.0, lam=0.0)
     assert second.token_advantages[-1] == pytest.approx(0.25 - 0.1), "the episode went on after its first part"
     second.stop_reason = StopReason.LENGTH
-    gae([first, second], RunningBaseline(), gamma=1.0, lam=0.0)
+    gae([first, second], gamma=1.0, lam=0.0)
     assert second.token_advantages[-1] == pytest.approx(0.25 + 0.5 - 0.1), "the value after the last part"
 
 
@@ -163,7 +162,7 @@ def test_advantages_are_those_of_trl_and_verl(rows: list[tuple[float, float, boo
     reward = rows[-1][0]
     for mask in (np.ones(len(rows), int), np.array([*(int(m) for _, _, m in rows[:-1]), 1])):
         t = episode(reward, [*values, 7.0], mask.tolist())
-        gae([t], RunningBaseline(), gamma=gamma, lam=lam)
+        gae([t], gamma=gamma, lam=lam)
         at_end = np.zeros(len(rows))
         at_end[-1] = reward
         verl = advantages_of_verl(at_end, values, mask, gamma, lam)

@@ -9,7 +9,7 @@ from advantage_batch import trajectory
 from table_trainer import make_trainer
 
 from rlvr.algorithms import resolve_algorithm
-from rlvr.algorithms.shaping import penalize_length
+from rlvr.algorithms.penalties import penalize_length
 from rlvr.core.types import Trajectory, group_by
 from rlvr.training.schedules.sync import Synchronous
 

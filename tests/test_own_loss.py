@@ -51,7 +51,7 @@ def train_table(loss: str, cells: dict[str, Any]) -> np.ndarray:
     client = MockTrainingClient(table())
     options: Any = {"ppo_epochs": 2, "num_substeps": 2, "steps": 6, "target_kl": 50.0}
     trainer = make_trainer(client, cells={"loss": loss, **cells}, sampling={"max_tokens": 3}, **options)
-    if trainer.parts.algorithm.kl_coef:
+    if trainer.parts.algorithm.needs_reference:
         trainer.reference = client.create_sampling_client()
     schedule = Synchronous(trainer)
     for step in range(6):
@@ -205,7 +205,7 @@ def test_the_command_refuses_a_wrong_function_and_leaves_no_progress(
         (["algorithm.loss=no_such_module:f"], "importing 'no_such_module' failed"),
         (["algorithm.loss=own_losses:SEEN"], "expected a function"),
         (["algorithm.loss=own_losses"], "or a path 'package.module:function'"),
-        (["algorithm.clip_low=0.1"], "algorithm.clip_low (the loss own_losses:ppo_form does not clip)"),
+        (["algorithm.clip_low=0.1"], "algorithm.clip_low (the loss own_losses:ppo_form has no clip_low"),
         (["algorithm.beta=0.1"], "has no beta"),
         (["algorithm.entropy_coef=0.1", "algorithm.entropy=exact"], "use entropy=sampled"),
         (

@@ -1,6 +1,6 @@
 """DPO, IPO and KTO: literals worked out by hand, the papers' formulas on a real model, the pairs of a group, mistakes.
 
-Legend as in `rlvr.algorithms.preferences`: h the sum of log policy - log reference over a completion.
+Legend as in `rlvr.algorithms.losses.preferences`: h the sum of log policy - log reference over a completion.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
-from rlvr.algorithms.preferences import Pairing, build_preference_loss, keep_comparable, mismatch_completions
-from rlvr.algorithms.update import Passes, make_datum, update
+from rlvr.algorithms.losses.preferences import Pairing, mismatch_completions
+from rlvr.algorithms.update import Passes, UpdateInputs, make_datum, update
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.messages import AdamParams, Datum
 from rlvr.core.types import Trajectory
@@ -45,7 +45,9 @@ def evaluate(row: Algorithm, items: list[Trajectory], p: list[list[float]]) -> t
     leaves = [
         torch.tensor([-9.0, *p[items.index(t)]], dtype=torch.float64).requires_grad_(True) for t in selected
     ]  # the prompt's second token has a log-prob too, which counts nowhere
-    loss, reported = build_preference_loss(row, selected)([make_datum(row, t, w) for t, w in rows], leaves)
+    is_mean = row.reduction == "sequence_mean"
+    of_rows = row.loss.of_rows(selected, is_mean=is_mean, divergence=None)
+    loss, reported = of_rows([make_datum(row, t, w) for t, w in rows], leaves)
     grads = torch.autograd.grad(loss, leaves)
     assert all(float(g[0]) == 0 for g in grads)
     return float(loss.detach()), [g[1:].tolist() for g in grads], {name: float(x) for name, x in reported.items()}
@@ -108,7 +110,7 @@ def test_of_given_completions_kto_estimates_the_divergence_by_mismatched_ones(
     h, z = [compute_h(t) for t in items], sum(map(compute_h, others)) / 3
     measured = update(
         trainer, resolve_algorithm("kto", reduction=reduction), items, lambda n: AdamParams(0.0), Passes(),
-        baseline=RunningBaseline(), max_tokens=5, reference=reference, is_given=True,
+        UpdateInputs(RunningBaseline(), 5, reference=reference, is_given=True),
     )  # fmt: skip
     assert z > 0.1 and abs(z - sum(h) / 3) > 0.01, "it is not the mean of the completions themselves"
     assert measured.metrics()["loss/divergence"] == pytest.approx(z, rel=1e-4)
@@ -133,7 +135,7 @@ def test_pairs_are_all_those_of_a_group_and_every_group_counts_alike() -> None:
         answer("c0", 0.7, [3], "c"), answer("c1", 0.9, [4], "c"),
     ]  # fmt: skip
     row = resolve_algorithm("dpo")
-    rows, equal = keep_comparable(row, row.weigh(row.select(items), 5))
+    rows, equal = row.loss.keep_comparable(row.weigh(row.select(items), 5))
     assert [t.rollout_id for t, _ in rows] == ["a0", "a1", "a2", "b0", "b1"] and equal == 0
     pairing = Pairing.of([t for t, _ in rows])
     assert sorted(pairing.pairs) == [(0, 1, 0.25), (2, 1, 0.25), (4, 3, 0.5)]
@@ -154,7 +156,7 @@ def test_a_pair_of_equal_tokens_is_left_out_and_counted() -> None:
     """A verifier that contradicts itself: the loss of such a pair is a constant."""
     items = [answer("0", 1.0, [3]), answer("1", 0.0, [3]), answer("2", 0.0, [4])]
     row = resolve_algorithm("dpo")
-    rows, equal = keep_comparable(row, row.weigh(row.select(items), 5))
+    rows, equal = row.loss.keep_comparable(row.weigh(row.select(items), 5))
     assert ([t.rollout_id for t, _ in rows], equal) == (["0", "2"], 1)
 
 
@@ -210,8 +212,8 @@ def test_the_gradient_of_an_update_is_that_of_the_paper(name: str, client: Calla
     items[3].action_mask = [1, 1, 0, 1]
     taken: list[Any] = []
     measured = update(
-        trainer, resolve_algorithm(name), items, lambda n: AdamParams(0.0), Passes(), baseline=RunningBaseline(),
-        max_tokens=5, reference=reference, check=lambda _: taken.append(gradients(trainer)),
+        trainer, resolve_algorithm(name), items, lambda n: AdamParams(0.0), Passes(),
+        UpdateInputs(RunningBaseline(), 5, reference=reference), check=lambda _: taken.append(gradients(trainer)),
     )  # fmt: skip
     h = [(plain_h(module, t) - plain_h(old, t).detach()).sum() for t in items]
     assert max(abs(float(x.detach())) for x in h) > 0.1, "the policy has moved"
@@ -246,8 +248,8 @@ def test_an_equal_pair_is_counted_once_for_all_epochs() -> None:
     items = [answer("0", 1.0, [3]), answer("1", 0.0, [3]), answer("2", 0.0, [2])]
     client = make_trainer().parts.client
     measured = update(
-        client, resolve_algorithm("dpo"), items, lambda n: AdamParams(0.1), Passes(epochs=3), max_tokens=1,
-        baseline=RunningBaseline(), reference=client.save_weights_and_get_sampling_client(),
+        client, resolve_algorithm("dpo"), items, lambda n: AdamParams(0.1), Passes(epochs=3),
+        UpdateInputs(RunningBaseline(), 1, reference=client.save_weights_and_get_sampling_client()),
     )  # fmt: skip
     assert (measured.updates, measured.equal_pairs) == (3, 1)
 
@@ -265,8 +267,8 @@ def test_substeps_keep_the_trajectories_of_a_completion_together() -> None:
     client = RecordingClient(TablePolicy(["a", "b", "c", "d"]))
     for key in range(5):
         update(
-            client, resolve_algorithm("kto"), items, lambda n: AdamParams(0.1), Passes(substeps=2), max_tokens=2,
-            baseline=RunningBaseline(), reference=client.save_weights_and_get_sampling_client(), key=key,
+            client, resolve_algorithm("kto"), items, lambda n: AdamParams(0.1), Passes(substeps=2),
+            UpdateInputs(RunningBaseline(), 2, key=key, reference=client.save_weights_and_get_sampling_client()),
         )  # fmt: skip
     assert len(steps) == 10 and all(step.count(c) == 2 for step in steps for c in step)
 
@@ -276,8 +278,8 @@ def test_without_a_pair_no_step_is_made(reward: float) -> None:
     items = [answer("0", reward, [3]), answer("1", reward, [4])]
     client, row = make_trainer().parts.client, resolve_algorithm("dpo", drop_equal_groups=False)
     measured = update(
-        client, row, items, lambda n: AdamParams(0.1), Passes(), baseline=RunningBaseline(), max_tokens=1,
-        reference=client.save_weights_and_get_sampling_client(),
+        client, row, items, lambda n: AdamParams(0.1), Passes(),
+        UpdateInputs(RunningBaseline(), 1, reference=client.save_weights_and_get_sampling_client()),
     )  # fmt: skip
     assert measured.metrics() == {"updates": 0.0, "tokens_trained": 0.0, "equal_pairs": 0.0}
 
@@ -287,7 +289,7 @@ def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ValueError, match=r"algorithm.loss=dpo without a reference"):
         update(
             client, resolve_algorithm("dpo"), [answer("0", 1.0, [3])], lambda n: AdamParams(0.1), Passes(),
-            baseline=RunningBaseline(), max_tokens=1,
+            UpdateInputs(RunningBaseline(), 1),
         )  # fmt: skip
     with pytest.raises(ValueError, match=r"group_size=1 has no signal"):
         make_trainer(algorithm="dpo", group_size=1)

@@ -17,6 +17,7 @@ import torch
 
 from rlvr.algorithms import advantages, registry
 from rlvr.clients import registry as clients
+from rlvr.algorithms.losses.clipped import Cispo
 from rlvr.clients.mock.mock_client import MOCK
 from rlvr.config.interpolate import mask_secrets
 from rlvr.envs import registry as envs
@@ -31,8 +32,7 @@ def read():
         "path": list(sys.path),
         "threads": torch.get_num_threads(),
         "variables": [os.environ.get(f"RLVR_TEST_{name}") for name in ("OLD", "GONE", "NEW")],
-        "advantages": set(advantages.ESTIMATORS),
-        "advantages of batches": set(advantages.BATCH_ESTIMATORS),
+        "advantages": set(advantages.ADVANTAGES),
         "algorithms": dict(registry.ALGORITHMS),
         "clients": dict(clients._registered),
         "environments": set(envs._environments._entries),
@@ -53,8 +53,8 @@ def test_changes(tmp_path):
     os.environ.update(RLVR_TEST_OLD="new", RLVR_TEST_NEW="new")
     del os.environ["RLVR_TEST_GONE"]
     advantages.register_advantage("left_over", baseline="batch")(list)
-    fields = {"advantage": "left_over", "loss": "cispo", "reduction": "token_mean", "drop_equal_groups": False}
-    registry.register_algorithm(registry.Algorithm("left_over", **fields, clip_low=0.2, clip_high=0.2))
+    fields = {"advantage": "left_over", "loss": Cispo(0.2, 0.2), "reduction": "token_mean", "drop_equal_groups": False}
+    registry.register_algorithm(registry.Algorithm("left_over", **fields))
     clients.register_client("left_over", MOCK)
     envs.register_environment("left_over")(lambda: None)
     rewards.register_reward("left_over")(lambda case: 0.0)

@@ -10,7 +10,8 @@ import pytest
 from rlvr.algorithms import ALGORITHMS, Algorithm, resolve_algorithm
 
 MINE = (
-    "from rlvr import Algorithm\nGENTLE = Algorithm('gentle', 'group_mean', 'ppo', 'token_mean', 0.1, 0.1)\nOTHER = 3\n"
+    "from rlvr import Algorithm\nfrom rlvr.algorithms.losses.clipped import Ppo\n"
+    "GENTLE = Algorithm('gentle', 'group_mean', Ppo(0.1, 0.1), 'token_mean')\nOTHER = 3\n"
 )
 
 
@@ -25,7 +26,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_row_of_a_module_is_taken_and_its_cells_can_be_replaced() -> None:
     row = resolve_algorithm("rows_of_mine:GENTLE", clip_high=0.3)
-    assert isinstance(row, Algorithm) and (row.name, row.clip_low, row.clip_high) == ("gentle", 0.1, 0.3)
+    assert isinstance(row, Algorithm) and (row.name, row.flat["clip_low"], row.flat["clip_high"]) == (
+        "gentle",
+        0.1,
+        0.3,
+    )
     assert "gentle" not in ALGORITHMS
 
 

@@ -33,7 +33,8 @@ from trl_losses import (
 )
 
 from rlvr.algorithms.advantages import REDUCTIONS, RunningBaseline
-from rlvr.algorithms.update import Passes, loss_config, make_datum, update
+from rlvr.algorithms.terms.kl import Kl
+from rlvr.algorithms.update import Passes, UpdateInputs, loss_config, make_datum, update
 from rlvr.clients.local import LocalSamplingClient, LocalTrainingClient
 from rlvr.core.messages import AdamParams
 from rlvr.core.types import Trajectory
@@ -99,8 +100,8 @@ def gradient(case: Case, client: Any, answers: list[Trajectory], reference: Any 
     """What `update` hands to the optimizer."""
     found: dict[str, torch.Tensor] = {}
     update(
-        client, case.algorithm, copy.deepcopy(answers), lambda _: AdamParams(), Passes(), baseline=RunningBaseline(),
-        max_tokens=BUDGET, temperature=case.temperature, reference=reference,
+        client, case.algorithm, copy.deepcopy(answers), lambda _: AdamParams(), Passes(),
+        UpdateInputs(RunningBaseline(), BUDGET, case.temperature, reference=reference),
         check=lambda _: found.update(gradients(client)),
     )  # fmt: skip
     return found
@@ -122,7 +123,7 @@ class Setting:
         remember(module if case.on_policy else self.other, self.trajectories, case.temperature)
         case.algorithm.select(self.trajectories)
         reference = None
-        if case.algorithm.kl_coef:
+        if case.algorithm.term(Kl):
             with torch.no_grad():
                 reference = plain_logprobs(self.other, self.trajectories, case.temperature)
         plain_loss(case, module, self.trajectories, reference).backward()
@@ -140,7 +141,7 @@ class Setting:
     def ours(self, **limits: Any) -> dict[str, torch.Tensor]:
         """The gradient that `update` hands to the optimizer."""
         reference = None
-        if self.case.algorithm.kl_coef:
+        if self.case.algorithm.term(Kl):
             engine = self.fresh(self.case.model)
             engine.model.module.load_state_dict(self.other.state_dict())
             reference = LocalSamplingClient(engine, engine.base_snapshot())
@@ -218,7 +219,7 @@ def test_answers_without_an_advantage_may_be_left_out(case: Case, setting: Calla
     weights = REDUCTIONS[algorithm.reduction](selected, BUDGET)
     assert len(algorithm.weigh(selected, BUDGET)) == len(selected) - 4
     data = [make_datum(algorithm, t, w) for t, w in zip(selected, weights, strict=True)]
-    client.forward_backward(data, algorithm.loss, loss_config(algorithm, client, case.temperature)).result()
+    client.forward_backward(data, algorithm.loss.name, loss_config(algorithm, client, case.temperature)).result()
     for expected in (here.ours(), here.trl):
         whole, worst = difference(gradients(client), expected)
         assert whole <= CLOSE and worst <= CLOSE
@@ -230,7 +231,7 @@ def test_the_answers_lie_on_both_sides_of_both_bounds(name: str, setting: Callab
     here = setting(next(case for case in CASES if case.name == name))
     with torch.no_grad():
         now = plain_logprobs(here.module, here.trajectories, 1.0)
-    low, high = here.case.algorithm.thresholds.values()
+    low, high = here.case.algorithm.loss.config().values()
     cells = [
         (t.advantage > 0, float(p - q < math.log(low)) + 2 * float(p - q > math.log(high)))
         for t, row in zip(here.trajectories, now, strict=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from table_trainer import make_trainer
 
-from rlvr.algorithms.advantages import ESTIMATORS
+from rlvr.algorithms.advantages import ADVANTAGES
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.config.schema import RunConfig
@@ -56,7 +56,7 @@ def test_contradictory_options_are_refused_with_the_remedy(change: dict[str, Any
         make_trainer(**{"group_size": 4, "prompts_per_step": 6, **change})
 
 
-@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"gae"}))  # whose critic learns from the whole batch
+@pytest.mark.parametrize("name", sorted(set(ADVANTAGES) - {"gae"}))  # whose critic learns from the whole batch
 def test_an_advantage_may_be_streamed_exactly_if_the_rest_of_the_batch_does_not_change_it(name: str) -> None:
     """Held against the estimators themselves: the first group alone, and with a second one of other rewards."""
     from rlvr.algorithms.advantages import RunningBaseline
@@ -64,7 +64,7 @@ def test_an_advantage_may_be_streamed_exactly_if_the_rest_of_the_batch_does_not_
     def advantages(groups: int) -> list[float]:
         rewards = [(g, r * (1 + 4 * g)) for g in range(groups) for r in (0.0, 1.0, 3.0, 9.0)]
         items = [Trajectory("p", [1], "r", [2], [-1.0], reward=r, group_id=str(g)) for g, r in rewards]
-        ESTIMATORS[name](items, RunningBaseline())
+        ADVANTAGES.find(name)().estimate(items, RunningBaseline())
         return [t.advantage for t in items[:4]]
 
     alone = advantages(1) == advantages(2)

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from rlvr.algorithms import resolve_algorithm
-from rlvr.algorithms.shaping import fill_reference_logprobs, longest_turn, overlong_share, penalize, token_kl
+from rlvr.algorithms.penalties import penalize
+from rlvr.algorithms.sampler_logprobs import fill_reference_logprobs
+from rlvr.algorithms.terms.kl import token_kl
+from rlvr.algorithms.terms.overlong import longest_turn, overlong_share
 from rlvr.clients.mock.mock_client import MockSamplingClient, TablePolicy
 from rlvr.core.types import Trajectory
 

@@ -18,7 +18,7 @@ from rlvr.training.training_options import LearningRateSchedule
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(name for name, one in ALGORITHMS.items() if not one.has_critic))
+@pytest.mark.parametrize("name", sorted(name for name, one in ALGORITHMS.items() if not one.advantage.takes_critic))
 def test_the_policy_learns_to_say_what_is_rewarded(name: str) -> None:
     """From one in four to nearly always in 40 steps. The teacher says it already, the reference is the first policy."""
     policies = [TablePolicy(["say", "a", "b"]) for _ in range(2)]

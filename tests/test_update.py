@@ -12,7 +12,7 @@ import pytest
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
-from rlvr.algorithms.update import Passes, update
+from rlvr.algorithms.update import Passes, UpdateInputs, update
 from rlvr.algorithms.update_statistics import UpdateStatistics
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.messages import AdamParams, Datum
@@ -59,9 +59,10 @@ class RecordingClient(MockTrainingClient):
 def run(
     client: MockTrainingClient, row: Algorithm, passes: Passes, batch: list[Trajectory], rate: float = 0.1, **how: Any
 ) -> UpdateStatistics:
+    check = {"check": how.pop("check")} if "check" in how else {}
     return update(
-        client, row, batch, lambda n: AdamParams(rate * (n + 1)), passes, baseline=RunningBaseline(), max_tokens=4,
-        **{"key": 5, **how},
+        client, row, batch, lambda n: AdamParams(rate * (n + 1)), passes,
+        UpdateInputs(RunningBaseline(), 4, **{"key": 5, **how}), **check,
     )  # fmt: skip
 
 
@@ -178,12 +179,10 @@ def test_losses_add_up_and_are_means_over_the_steps() -> None:
     client.policy.logits = client.policy.logits * 0.5
     twice = run(client, row, Passes(2, 1), batch, rate=0.0, reference=reference)
     once = run(client, row, Passes(1, 1), batch, rate=0.0, reference=reference)
-    assert (twice.loss, twice.kl_loss, twice.entropy_loss) == pytest.approx(
-        (once.loss, once.kl_loss, once.entropy_loss)
-    )
+    assert (twice.loss, *twice.term_losses.values()) == pytest.approx((once.loss, *once.term_losses.values()))
     now, old = client.policy.logprobs(), table().policy.logprobs()
     kl = sum(0.5 * (now[t] - old[t]) ** 2 for x in batch for t in x.response_tokens) / len(batch)
-    assert once.kl_loss == pytest.approx(0.5 * kl, rel=1e-5) and kl > 0.01
+    assert once.term_losses["kl"] == pytest.approx(0.5 * kl, rel=1e-5) and kl > 0.01
 
 
 def test_a_kl_without_a_reference_names_the_missing_reference() -> None:

@@ -171,7 +171,8 @@ def plain_loss(case: Case, module: Any, trajectories: Sequence[Trajectory], refe
     counted = [not (algorithm.mask_truncated and t.truncated) for t in trajectories]
     p_BR = plain_logprobs(module, trajectories, case.temperature)
     total, actions = p_BR.new_zeros(()), 0
-    low, high = 1 - (algorithm.clip_low or 0), 1 + (algorithm.clip_high or 0)
+    bounds = algorithm.loss.config()
+    low, high = bounds["clip_low_threshold"], bounds["clip_high_threshold"]
     for i, t in enumerate(trajectories):
         if not counted[i]:
             continue
@@ -179,17 +180,17 @@ def plain_loss(case: Case, module: Any, trajectories: Sequence[Trajectory], refe
         p = p_BR[i, : len(acted)][acted]
         q = p.detach() if case.on_policy else torch.tensor(t.logprobs)[acted]
         ratio = torch.exp(p - q)
-        if algorithm.loss == "gspo":
+        if algorithm.loss.name == "gspo":
             ratio = torch.exp((p - q).mean()).expand(len(p))
-        if algorithm.loss == "cispo":
+        if algorithm.loss.name == "cispo":
             terms = -ratio.detach().clamp(low, high) * p * t.advantage
         else:
             terms = -torch.minimum(ratio * t.advantage, ratio.clamp(low, high) * t.advantage)
-        if algorithm.dual_clip is not None and t.advantage < 0:
-            terms = terms.clamp(max=-algorithm.dual_clip * t.advantage)
+        if (dual_clip := bounds.get("dual_clip_threshold")) is not None and t.advantage < 0:
+            terms = terms.clamp(max=-dual_clip * t.advantage)
         if reference is not None:
             d = reference[i, : len(acted)][acted] - p
-            terms = terms + algorithm.kl_coef * (torch.exp(d) - d - 1)
+            terms = terms + algorithm.flat["kl_coef"] * (torch.exp(d) - d - 1)
         total = total + (terms.mean() if kind == "grpo" else terms.sum())
         actions += len(p)
     answers = sum(counted)

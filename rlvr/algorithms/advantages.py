@@ -1,10 +1,10 @@
-"""Advantage estimators and reductions: plain functions over trajectories, no torch.
+"""Advantages and reductions: what a return is worth to each trajectory, and how much each counts. No torch.
 
-An estimator sets `advantage` on every trajectory, some also one for each token. A baseline counts rollouts, not
-trajectories: a rollout whose history was rewritten has several trajectories and counts once. A reward of None enters no
-baseline and gets advantage 0.
+An advantage is a variant with an `estimate`, which sets `advantage` on every trajectory, some also one for each token.
+A baseline counts rollouts, not trajectories: a rollout whose history was rewritten has several trajectories and counts
+once. A reward of None enters no baseline and gets advantage 0.
 
-Legend: r_i the return of rollout i (its reward minus the penalties of `rlvr.algorithms.shaping`), G its group, N the
+Legend: r_i the return of rollout i (its reward minus the penalties of `rlvr.algorithms.penalties`), G its group, N the
 rollouts in the batch, std the population's standard deviation.
 """
 
@@ -13,10 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rlvr.algorithms.gae import gae
+from rlvr.algorithms.part import Part, Parts
 from rlvr.algorithms.process import process_normalized
 from rlvr.core.types import Trajectory, group_by, mean, std
+from rlvr.core.variants import Variants, setting
 
 EPSILON = 1e-6  # verl's addend to a standard deviation
 
@@ -37,7 +40,6 @@ class RunningBaseline:
         self.value = now if self.value is None else self.decay * self.value + (1 - self.decay) * now
 
 
-Estimator = Callable[..., None]  # (trajectories, running baseline, and what its field of a spec gives it)
 Values = Callable[[list[float]], Sequence[float]]
 
 
@@ -59,69 +61,168 @@ def _groups(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
     return list(group_by(trajectories, lambda t: t.group_id).values())
 
 
-def group_mean(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+@dataclass(frozen=True)
+class Advantage(Part):
+    """How returns become advantages. A new one is a class here and its entry in `ADVANTAGES`, or `register_advantage`.
+
+    - `of_batch`: its baseline is not a group's own, so a group of one, or of equal rewards, has a signal too.
+    - `is_standardized`: it stays the same if all rewards are scaled and shifted alike, but for EPSILON.
+    - `is_groupwise`: it is computed within a group, so it can be known before the rest of the batch.
+    """
+
+    kind = "advantage"
+    of_batch: ClassVar[bool] = False
+    is_standardized: ClassVar[bool] = False
+    is_groupwise: ClassVar[bool] = False
+    takes_critic: ClassVar[bool] = False
+    """It needs the values of a critic."""
+    pays_by_token: ClassVar[bool] = False
+    """A KL in the reward is paid token by token, and not by the completion's return."""
+    has_threshold: ClassVar[bool] = False
+    """It asks only whether a return is above a threshold."""
+    is_verdict: ClassVar[bool] = False
+    """It says which completions a preference loss prefers to which."""
+    is_never_negative: ClassVar[bool] = False
+    reads_no_reward: ClassVar[bool] = False
+    unread: ClassVar[str] = ""
+    """Why a KL in the reward would have no gradient, if it would not."""
+    divides_by_group_deviation: ClassVar[bool] = False
+
+    @property
+    def least_group(self) -> int:
+        """The fewest completions of a group that it can be computed of."""
+        return 1
+
+    def start_baseline(self) -> RunningBaseline:
+        """The moving average of a run."""
+        return RunningBaseline()
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        """Set `advantage` of every trajectory. `baseline` is the moving average before this batch."""
+        raise NotImplementedError
+
+    def keep(self, trajectories: list[Trajectory]) -> list[Trajectory]:
+        """Those that the batch and its denominators count."""
+        return trajectories
+
+
+@dataclass(frozen=True)
+class GroupMean(Advantage):
     """A_i = r_i - mean_G(r). Dr. GRPO, arXiv:2503.20783: no division by the group's std, which favours the extremes."""
-    for group in _groups(trajectories):
-        _assign(group, mean(list(rollout_values(group).values())))
+
+    name = "group_mean"
+    is_groupwise = True
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        for group in _groups(trajectories):
+            _assign(group, mean(list(rollout_values(group).values())))
 
 
-def group_normalized(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+@dataclass(frozen=True)
+class GroupNormalized(Advantage):
     """A_i = (r_i - mean_G(r)) / (std_G(r) + 1e-6). GRPO, arXiv:2402.03300, section 4.1.2."""
-    for group in _groups(trajectories):
-        returns = list(rollout_values(group).values())
-        _assign(group, mean(returns), std(returns) + EPSILON)
+
+    name = "group_normalized"
+    is_groupwise = True
+    is_standardized = True
+    divides_by_group_deviation = True
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        for group in _groups(trajectories):
+            returns = list(rollout_values(group).values())
+            _assign(group, mean(returns), std(returns) + EPSILON)
 
 
-def group_mean_batch_std(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+@dataclass(frozen=True)
+class GroupMeanBatchStd(Advantage):
     """A_i = (r_i - mean_G(r)) / (std of the returns over the batch + 1e-6). Lite PPO, arXiv:2508.08221."""
-    group_mean(trajectories, baseline)
-    scale = std(list(rollout_values(trajectories).values())) + EPSILON
-    for t in trajectories:
-        t.advantage /= scale
+
+    name = "group_mean_batch_std"
+    is_standardized = True
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        GroupMean().estimate(trajectories, baseline)
+        scale = std(list(rollout_values(trajectories).values())) + EPSILON
+        for t in trajectories:
+            t.advantage /= scale
 
 
-def leave_one_out(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+@dataclass(frozen=True)
+class LeaveOneOut(Advantage):
     """A_i = r_i - mean of the group's other rewards = n / (n - 1) (r_i - mean_G(r)). RLOO, arXiv:2402.14740, eq. 8.
 
     A group with one known reward has advantage 0.
     """
-    for group in _groups(trajectories):
-        returns = list(rollout_values(group).values())
-        n = len(returns)
-        _assign(group, mean(returns))
-        for t in group:
-            t.advantage *= n / (n - 1) if n > 1 else 0.0
+
+    name = "leave_one_out"
+    is_groupwise = True
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        for group in _groups(trajectories):
+            returns = list(rollout_values(group).values())
+            n = len(returns)
+            _assign(group, mean(returns))
+            for t in group:
+                t.advantage *= n / (n - 1) if n > 1 else 0.0
 
 
-def batch_mean(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+@dataclass(frozen=True)
+class BatchMean(Advantage):
     """A_i = r_i - mean over the batch. REINFORCE with a constant baseline, Williams 1992."""
-    _assign(trajectories, mean(list(rollout_values(trajectories).values())))
+
+    name = "batch_mean"
+    of_batch = True
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        _assign(trajectories, mean(list(rollout_values(trajectories).values())))
 
 
-def batch_normalized(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+@dataclass(frozen=True)
+class BatchNormalized(Advantage):
     """A_i = (r_i - mean) / (std + 1e-6) over the batch: advantage normalisation as commonly done in PPO."""
-    returns = list(rollout_values(trajectories).values())
-    _assign(trajectories, mean(returns), std(returns) + EPSILON)
+
+    name = "batch_normalized"
+    of_batch = True
+    is_standardized = True
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        returns = list(rollout_values(trajectories).values())
+        _assign(trajectories, mean(returns), std(returns) + EPSILON)
 
 
-def token_normalized(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+@dataclass(frozen=True)
+class TokenNormalized(Advantage):
     """A_t = (G_t - mean) / (std + 1e-6) over all sampled tokens of the batch, G_t = r_i less the KL from token t on.
 
     So a long completion has more weight in the mean. `kl_in=reward` charges the KL token by token: token t pays for its
     own KL and that of all later tokens. REINFORCE++, arXiv:2501.03262.
     """
-    raw(trajectories, baseline)
-    _normalize_tokens(trajectories)
+
+    name = "token_normalized"
+    of_batch = True
+    is_standardized = True
+    pays_by_token = True
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        Raw().estimate(trajectories, baseline)
+        _normalize_tokens(trajectories)
 
 
-def group_mean_token_normalized(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+@dataclass(frozen=True)
+class GroupMeanTokenNormalized(Advantage):
     """A_i = (d_i - mean(d)) / (std(d) + 1e-6), d_i = r_i - mean_G(r), both over all sampled tokens of the batch.
 
     REINFORCE++ with a baseline, arXiv:2501.03262; its KL is k2 in the loss. The mean of d over tokens need not be
     0, so a group of equal rewards has an advantage too.
     """
-    group_mean(trajectories, baseline)
-    _normalize_tokens(trajectories)
+
+    name = "group_mean_token_normalized"
+    of_batch = True
+    is_standardized = True
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        GroupMean().estimate(trajectories, baseline)
+        _normalize_tokens(trajectories)
 
 
 def _normalize_tokens(trajectories: Sequence[Trajectory]) -> None:
@@ -145,22 +246,41 @@ def _normalize_tokens(trajectories: Sequence[Trajectory]) -> None:
         t.advantage = mean([a for a, m in zip(t.token_advantages, t.action_mask, strict=True) if m])
 
 
-def ema(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+@dataclass(frozen=True)
+class MovingAverage(Advantage):
     """A_i = r_i - b with b the moving average of earlier batches' means; the first batch is its own baseline.
 
     b <- decay b + (1 - decay) mean after each batch. This batch is not in b, so the baseline does not depend on the
     actions it is subtracted from. Williams 1992, section 7.
     """
-    own = mean(list(rollout_values(trajectories).values()))
-    _assign(trajectories, own if baseline.value is None else baseline.value)
+
+    name = "ema"
+    of_batch = True
+
+    decay: float = setting(0.99, low=0, high=1, expected="0 to 1 (1 never moves)", flat="baseline_decay")
+
+    def start_baseline(self) -> RunningBaseline:
+        return RunningBaseline(self.decay)
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        own = mean(list(rollout_values(trajectories).values()))
+        _assign(trajectories, own if baseline.value is None else baseline.value)
 
 
-def raw(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+@dataclass(frozen=True)
+class Raw(Advantage):
     """A_i = r_i: no baseline."""
-    _assign(trajectories, 0.0)
+
+    name = "raw"
+    of_batch = True
+    is_groupwise = True
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        _assign(trajectories, 0.0)
 
 
-def pass_at_k(trajectories: Sequence[Trajectory], baseline: RunningBaseline, k: int = 2) -> None:
+@dataclass(frozen=True)
+class PassAtK(Advantage):
     """A_i = k x mean over the sets T of k - 1 others of its group of max(0, r_i - max_T(r)), k = `pass_k`.
 
     With the reduction `sequence_sum` and every group kept it is an unbiased gradient of the expected best of k: each of
@@ -168,78 +288,152 @@ def pass_at_k(trajectories: Sequence[Trajectory], baseline: RunningBaseline, k: 
     leave-one-out form over all sets of k. Reductions that depend on lengths, and groups that are dropped, make it
     biased. A group with fewer than k known rewards has advantage 0.
     """
-    for group in _groups(trajectories):
-        returns = rollout_values(group)
-        ranked, n = sorted(returns.values()), len(returns)
-        sets = math.comb(n - 1, k - 1) if n >= k else 1
-        for i, t in enumerate(group):
-            t.advantage = 0.0
-            if t.reward is None or n < k:
-                continue
-            own = returns[_rollout(i, t)]
-            # Of the others the m-th from below, m from 0, is the best of T in C(m, k - 2) sets.
-            gains = [math.comb(m, k - 2) * (own - r) for m, r in enumerate(ranked) if r < own]
-            t.advantage = k * math.fsum(gains) / sets
+
+    name = "pass_at_k"
+    is_groupwise = True
+
+    k: int = setting(4, low=2, expected="at least 2", flat="pass_k")
+
+    @property
+    def least_group(self) -> int:
+        return self.k
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        k = self.k
+        for group in _groups(trajectories):
+            returns = rollout_values(group)
+            ranked, n = sorted(returns.values()), len(returns)
+            sets = math.comb(n - 1, k - 1) if n >= k else 1
+            for i, t in enumerate(group):
+                t.advantage = 0.0
+                if t.reward is None or n < k:
+                    continue
+                own = returns[_rollout(i, t)]
+                # Of the others the m-th from below, m from 0, is the best of T in C(m, k - 2) sets.
+                gains = [math.comb(m, k - 2) * (own - r) for m, r in enumerate(ranked) if r < own]
+                t.advantage = k * math.fsum(gains) / sets
 
 
-def zero(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+@dataclass(frozen=True)
+class Zero(Advantage):
     """A_i = 0: rewards teach nothing. For distillation from a teacher alone (`teacher_coef`)."""
-    for t in trajectories:
-        t.advantage = 0.0
+
+    name = "zero"
+    of_batch = True
+    is_groupwise = True
+    reads_no_reward = True
+    unread = "reads no reward"
+
+    def check(self, algorithm: Parts) -> None:
+        if not any(term.teaches for term in algorithm.terms):
+            raise ValueError("algorithm.advantage=zero learns from a teacher alone; give algorithm.teacher_coef=1")
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        for t in trajectories:
+            t.advantage = 0.0
 
 
-def acceptance(trajectories: Sequence[Trajectory], baseline: RunningBaseline, above: float = 0.5) -> None:
+@dataclass(frozen=True)
+class Threshold(Advantage):
+    """What asks only whether a return is above `above`."""
+
+    of_batch = True
+    is_groupwise = True
+    has_threshold = True
+
+    above: float = setting(0.5, expected="a finite threshold (0.5 is usual)", flat="accept_above")
+
+    def accepts(self, trajectory: Trajectory) -> bool:
+        """Whether the return of a trajectory is known and above the threshold."""
+        return trajectory.reward is not None and trajectory.reward - trajectory.penalty > self.above
+
+
+@dataclass(frozen=True)
+class Acceptance(Threshold):
     """A_i = 1 if r_i > `accept_above`; the others leave the batch and its denominators.
 
     Rejection sampling: RAFT, arXiv:2304.06767, and ReST, arXiv:2308.08998, with a threshold on the reward.
     """
-    for t in trajectories:
-        t.advantage = float(t.reward is not None and t.reward - t.penalty > above)
+
+    name = "acceptance"
+    is_never_negative = True
+    unread = "asks only whether a reward is above accept_above"
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        for t in trajectories:
+            t.advantage = float(self.accepts(t))
+
+    def keep(self, trajectories: list[Trajectory]) -> list[Trajectory]:
+        return [t for t in trajectories if t.advantage]
 
 
-def verdict(trajectories: Sequence[Trajectory], baseline: RunningBaseline, above: float = 0.5) -> None:
+@dataclass(frozen=True)
+class Verdict(Threshold):
     """A_i = 1 if r_i > `accept_above`, else -1: which completions a preference loss prefers to which."""
-    acceptance(trajectories, baseline, above)
-    for t in trajectories:
-        t.advantage = 2 * t.advantage - 1 if t.reward is not None else 0.0
+
+    name = "verdict"
+    is_verdict = True
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        for t in trajectories:
+            t.advantage = 2.0 * self.accepts(t) - 1 if t.reward is not None else 0.0
 
 
-ESTIMATORS: dict[str, Estimator] = {
-    "group_mean": group_mean,
-    "group_normalized": group_normalized,
-    "group_mean_batch_std": group_mean_batch_std,
-    "leave_one_out": leave_one_out,
-    "batch_mean": batch_mean,
-    "batch_normalized": batch_normalized,
-    "token_normalized": token_normalized,
-    "group_mean_token_normalized": group_mean_token_normalized,
-    "ema": ema,
-    "raw": raw,
-    "pass_at_k": pass_at_k,
-    "process_normalized": process_normalized,
-    "gae": gae,
-    "zero": zero,
-    "acceptance": acceptance,
-    "verdict": verdict,
-}
-WITH_THRESHOLD = ("acceptance", "verdict")  # these take `above`, the field `accept_above` of a spec
-# Their baseline is not a group's own, so a group of one, or of equal rewards, has a signal too.
-BATCH_ESTIMATORS = {
-    *("batch_mean", "batch_normalized", "token_normalized", "group_mean_token_normalized", "ema", "raw", "zero"),
-    *("process_normalized", "gae", *WITH_THRESHOLD),
-}
+@dataclass(frozen=True)
+class ProcessNormalized(Advantage):
+    """A of a turn is the sum of (r - mean_G(r)) / (std_G(r) + 1e-6) over it and the later turns of its episode.
+
+    r is what a turn earned, with mean and std over all turns of the group. GRPO's process supervision,
+    arXiv:2402.03300, section 4.1.3 (`rlvr.algorithms.process`).
+    """
+
+    name = "process_normalized"
+    of_batch = True
+    is_groupwise = True
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        process_normalized(trajectories)
 
 
-# Advantages that stay the same if all rewards are scaled and shifted alike, but for EPSILON.
-STANDARDIZED = frozenset(
-    {
-        "group_normalized",
-        "group_mean_batch_std",
-        "batch_normalized",
-        "token_normalized",
-        "group_mean_token_normalized",
-    }
-)
+@dataclass(frozen=True)
+class Gae(Advantage):
+    """A_t = sum_k (gamma lambda)^k delta_t+k over the sampled tokens of an episode, delta_t = r_t + gamma V_t+1 - V_t.
+
+    V are the values of a critic. Schulman et al. 2016, arXiv:1506.02438 (`rlvr.algorithms.gae`). `gamma` and `lam` are
+    the discount a token and lambda; with both 1 it is the sum of the remaining rewards minus the value. `critic_lam` is
+    the lambda of the returns that the critic learns; 1: what was earned (arXiv:2503.01491). `bootstrap_truncated`: the
+    critic's value stands for what an episode would still have earned that ran out of tokens; false: such an episode
+    ends like any other.
+    """
+
+    name = "gae"
+    of_batch = True
+    takes_critic = True
+    pays_by_token = True
+
+    gamma: float = setting(1.0, low=0, high=1, expected="0 to 1 (1 does not discount)")
+    lam: float = setting(
+        0.95, low=0, high=1, expected="0 to 1 (1 trusts the returns alone, 0 the next value)", flat="gae_lambda"
+    )
+    critic_lam: float = setting(1.0, low=0, high=1, expected="0 to 1 (1 learns what was earned)", flat="critic_lambda")
+    bootstrap_truncated: bool = True
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        gae(trajectories, self.gamma, self.lam, self.bootstrap_truncated, self.critic_lam)
+
+    def check(self, algorithm: Parts) -> None:
+        if algorithm.mask_truncated and not self.bootstrap_truncated:
+            raise ValueError(
+                "algorithm.bootstrap_truncated=false has no effect with mask_truncated=true: it changes the advantages "
+                "of truncated episodes, which are not learned from; leave one of them out"
+            )
+
+
+ADVANTAGES = Variants(
+    "algorithm.advantage", Advantage, GroupMean, GroupNormalized, GroupMeanBatchStd, LeaveOneOut, BatchMean,
+    BatchNormalized, TokenNormalized, GroupMeanTokenNormalized, MovingAverage, Raw, PassAtK, ProcessNormalized, Gae,
+    Zero, Acceptance, Verdict,
+)  # fmt: skip
 
 
 def register_advantage(name: str, *, baseline: str = "group") -> Callable[[Values], Values]:
@@ -252,10 +446,10 @@ def register_advantage(name: str, *, baseline: str = "group") -> Callable[[Value
         raise ValueError(f"register_advantage: baseline={baseline!r}, expected group or batch")
 
     def register(function: Values) -> Values:
-        if name in ESTIMATORS:
+        if name in ADVANTAGES:
             raise ValueError(f"advantage {name!r} is registered already; choose another name")
 
-        def estimator(trajectories: Sequence[Trajectory], running: RunningBaseline) -> None:
+        def estimate(self: Advantage, trajectories: Sequence[Trajectory], running: RunningBaseline) -> None:
             for members in _groups(trajectories) if baseline == "group" else [list(trajectories)]:
                 returns = rollout_values(members)
                 if not returns:
@@ -268,9 +462,8 @@ def register_advantage(name: str, *, baseline: str = "group") -> Callable[[Value
                 for i, t in enumerate(members):
                     t.advantage = 0.0 if t.reward is None else advantages[_rollout(i, t)]
 
-        ESTIMATORS[name] = estimator
-        if baseline == "batch":
-            BATCH_ESTIMATORS.add(name)
+        fields = {"name": name, "of_batch": baseline == "batch", "estimate": estimate, "__doc__": function.__doc__}
+        ADVANTAGES.add(type(function.__name__, (Advantage,), {**fields, "__module__": function.__module__}))
         return function
 
     return register

@@ -8,10 +8,11 @@ run is built. docs/algorithms.md shows `support_table`. Exercised by `python -m 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from rlvr.algorithms.loss_specs import PREFERENCE_SPECS, RL_LOSSES, find_loss_spec, is_custom_loss
+from rlvr.algorithms.losses import LOSSES
+from rlvr.algorithms.registry import resolve_algorithm
 from rlvr.algorithms.specs import Algorithm
 from rlvr.core.protocols import ClientCapabilities, Feature
 
@@ -24,44 +25,22 @@ class UsedOption:
     needs: tuple[Feature, ...] = ()
     remedy: str = ""
 
+    loss: str = ""
+    """The named loss that it is of a client, if it is one."""
+
     def is_supported(self, client: ClientCapabilities) -> bool:
-        loss = self.key.removeprefix("loss=")
-        has_loss = loss == self.key or is_custom_loss(loss) or loss in PREFERENCE_SPECS or loss in client.losses
-        return has_loss and client.features.issuperset(self.needs)
+        return (not self.loss or self.loss in client.losses) and client.features.issuperset(self.needs)
 
 
 def list_options(algorithm: Algorithm) -> list[UsedOption]:
     """The options that an algorithm uses, its loss first."""
-    a = algorithm
-    # Terms beside the advantage (dro's pull) would reach the prompt's tokens too, if no weights held them off.
-    needs = (Feature.EXTRA_INPUTS,) if a.loss_spec.weight_inputs else ()
-    if a.has_custom_loss:
-        needs = (Feature.OWN_LOSS,)
-    if a.is_preference:
-        needs = (Feature.OWN_LOSS, Feature.REFERENCE)
-    used = [UsedOption(f"loss={a.loss}", needs, "use another loss")]
-    if a.has_critic:
-        used.append(UsedOption(f"advantage={a.advantage}", (Feature.CRITIC,), "use an advantage without a critic"))
-    if a.kl_coef and a.kl_in == "reward":
-        used.append(UsedOption("kl_in=reward", (Feature.REFERENCE,), "set kl_coef=0"))
-    if a.kl_coef and a.kl_in == "loss":
-        used.append(UsedOption("kl_in=loss", (Feature.EXTRA_INPUTS, Feature.REFERENCE), "use kl_in=reward"))
-    if a.entropy_coef:
-        needs = (Feature.FULL_LOGITS,) if a.entropy == "exact" else ()
-        used.append(UsedOption(f"entropy={a.entropy}", needs, "use entropy=sampled"))
-    used += [
-        UsedOption(name)
-        for name in (
-            "dual_clip",
-            "teacher_coef",
-            "importance_cap",
-            "clip_cov_ratio",
-            "mask_truncated",
-            "overlong_buffer",
-        )
-        if getattr(a, name)
-    ]
-    return used
+    loss, advantage = algorithm.loss, algorithm.advantage
+    named = "" if loss.needs_whole_step else loss.name
+    used = [UsedOption(f"loss={loss.name}", loss.needs, "use another loss", named)]
+    if advantage.takes_critic:
+        used.append(UsedOption(f"advantage={advantage.name}", (Feature.CRITIC,), "use an advantage without a critic"))
+    used += [UsedOption(term.used_key()[0], term.needs(), term.used_key()[1]) for term in algorithm.terms]
+    return used + ([UsedOption("mask_truncated")] if algorithm.mask_truncated else [])
 
 
 def check_supported(algorithm: Algorithm, client: ClientCapabilities) -> None:
@@ -80,22 +59,21 @@ def check_supported(algorithm: Algorithm, client: ClientCapabilities) -> None:
 def support_table(clients: Iterable[ClientCapabilities]) -> list[list[str]]:
     """A header, then a row per loss and option: what it needs of a client, and yes or no for each client."""
     clients = list(clients)
-    base = Algorithm("any", "group_mean", "importance_sampling", "token_mean")
-    losses = [_with_loss(base, name) for name in (*RL_LOSSES, "package.module:function")]
+    base = resolve_algorithm("importance_sampling")
+    losses = [_with_loss(name) for name in (*LOSSES, "package.module:function")]
     variants: list[dict[str, Any]] = [
-        {"advantage": "gae", "drop_equal_groups": False},
+        {"advantage": "gae"},
         {"kl_coef": 0.1},
         {"kl_coef": 0.1, "kl_in": "loss"},
         {"entropy_coef": 0.1},
         {"entropy_coef": 0.1, "entropy": "exact"},
-        {"loss": "ppo", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0},
         {"teacher_coef": 1.0},
         {"importance_cap": 2.0},
         {"clip_cov_ratio": 0.0002},
-        {"mask_truncated": True},
         {"overlong_buffer": 1},
+        {"mask_truncated": True},
     ]
-    options = [list_options(algorithm)[-1] for algorithm in (*losses, *(replace(base, **v) for v in variants))]
+    options = [list_options(algorithm)[-1] for algorithm in (*losses, *(base.with_flat(v) for v in variants))]
     rows = [["option", "needs", *(client.name for client in clients)]]
     for option in options:
         support = ["yes" if option.is_supported(client) else "no" for client in clients]
@@ -103,14 +81,9 @@ def support_table(clients: Iterable[ClientCapabilities]) -> list[list[str]]:
     return rows
 
 
-def _with_loss(base: Algorithm, name: str) -> Algorithm:
-    clip = 0.2 if find_loss_spec(name).has_clip else None
-    changed: dict[str, Any] = {"clip_low": clip, "clip_high": clip, "beta": find_loss_spec(name).config.get("beta")}
-    if name in PREFERENCE_SPECS:
-        changed |= {
-            "advantage": "verdict",
-            "reduction": "sequence_sum",
-            "accept_above": 0.5,
-            "drop_equal_groups": False,
-        }
-    return replace(base, loss=name, **changed)
+def _with_loss(name: str) -> Algorithm:
+    loss = LOSSES.find(name)
+    clip = {"clip_low": 0.2, "clip_high": 0.2} if "clip_low" in loss.flat_types() else {}
+    is_preference = loss.needs_reference
+    more = {"advantage": "verdict", "reduction": "sequence_sum", "drop_equal_groups": False} if is_preference else {}
+    return resolve_algorithm("importance_sampling", loss=name, **clip, **more)

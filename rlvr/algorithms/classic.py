@@ -22,10 +22,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.registry import resolve_algorithm
 from rlvr.algorithms.specs import Algorithm
-from rlvr.algorithms.update import Passes, loss_config, measure_divergence, update
+from rlvr.algorithms.terms.entropy import Entropy
+from rlvr.algorithms.terms.kl import Kl
+from rlvr.algorithms.update import Passes, UpdateInputs, loss_config, measure_divergence, update
 from rlvr.core import rng
 from rlvr.core.files import write_atomic
 from rlvr.core.messages import AdamParams
@@ -159,7 +160,7 @@ class _Classic:
         self.config = config
         self.algorithm = config.row()
         self.step = self.updates = 0
-        self._baseline = RunningBaseline(self.algorithm.baseline_decay)
+        self._baseline = self.algorithm.advantage.start_baseline()
         self._passes = Passes()
         self._adam = AdamParams(config.learning_rate, eps=1e-8, grad_clip_norm=1.0)
 
@@ -206,8 +207,7 @@ class _Classic:
         longest = max(t.num_action_tokens for t in trajectories)
         done = update(
             client, self.algorithm, trajectories, lambda number: self._adam, self._passes,
-            baseline=self._baseline, max_tokens=max(1, longest), temperature=temperature,
-            key=rng.key("update", self.step),
+            UpdateInputs(self._baseline, max(1, longest), temperature, rng.key("update", self.step)),
         )  # fmt: skip
         self.step += 1
         self.updates += done.updates
@@ -215,11 +215,12 @@ class _Classic:
         moved = (
             measure_divergence(client, known, loss_config(self.algorithm, client, temperature)) if done.updates else 0.0
         )
+        entropy_loss, kl_loss = (done.term_losses.get(name, 0.0) for name in (Entropy.name, Kl.name))
         acted = [lp for t in trajectories for lp, m in zip(t.logprobs, t.action_mask, strict=True) if m]
         return UpdateResult(
-            policy_loss=done.loss - done.entropy_loss - done.kl_loss,
-            entropy_loss=done.entropy_loss,
-            kl_loss=done.kl_loss,
+            policy_loss=done.loss - entropy_loss - kl_loss,
+            entropy_loss=entropy_loss,
+            kl_loss=kl_loss,
             total_loss=done.loss,
             grad_norm=done.grad_norm,
             clipped=done.clipped_share,

@@ -58,7 +58,6 @@ def split_reward(parts: Sequence[Trajectory]) -> list[float]:
 
 def gae(
     trajectories: Sequence[Trajectory],
-    baseline: object,
     gamma: float = 1.0,
     lam: float = 1.0,
     bootstrap_truncated: bool = True,

@@ -41,7 +41,7 @@ def list_turns(parts: Sequence[Trajectory]) -> list[Turn]:
     return turns
 
 
-def process_normalized(trajectories: Sequence[Trajectory], baseline: object) -> None:
+def process_normalized(trajectories: Sequence[Trajectory]) -> None:
     """A of a turn is the sum of (r - mean_G(r)) / (std_G(r) + 1e-6) over it and the later turns of its episode.
 
     r is what a turn earned, with mean and std over all turns of the group. GRPO's process supervision,

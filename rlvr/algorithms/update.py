@@ -15,19 +15,17 @@ from typing import Any
 import numpy as np
 
 from rlvr.algorithms.advantages import REDUCTIONS, RunningBaseline
-from rlvr.algorithms.covariance import clip_covariance
 from rlvr.algorithms.critic import ValueCritic
-from rlvr.algorithms.distillation import add_teacher_advantages
-from rlvr.algorithms.loss_specs import KL_ESTIMATORS, MAX_LOG_RATIO
-from rlvr.algorithms.preferences import build_preference_loss, keep_comparable, mismatch_completions
-from rlvr.algorithms.shaping import compute_sampler_logprobs, fill_reference_logprobs, penalize
+from rlvr.algorithms.losses.preferences import mismatch_completions
+from rlvr.algorithms.penalties import penalize
+from rlvr.algorithms.sampler_logprobs import compute_sampler_logprobs, fill_reference_logprobs
 from rlvr.algorithms.specs import Algorithm
+from rlvr.algorithms.terms.term import Preparation, Row
 from rlvr.algorithms.update_statistics import Tokens, UpdateStatistics
 from rlvr.core import rng
 from rlvr.core.futures import Future
 from rlvr.core.messages import AdamParams, Datum, ForwardBackwardOutput
 from rlvr.core.protocols import TrainingClient
-from rlvr.core.registry import load_path
 from rlvr.core.types import Trajectory, group_by, mean
 
 Rows = Sequence[tuple[Trajectory, float]]
@@ -59,15 +57,31 @@ class StreamPlan:
     completions: int
 
 
-class OldLogprobs:
-    """The trainer's log-probs [R] before the step, for options that compare them with the sampler's."""
+@dataclass(frozen=True)
+class UpdateInputs:
+    """What an update needs beside its batch.
 
-    def __init__(self, trajectories: Sequence[Trajectory] = (), logprobs: Sequence[Sequence[float]] = ()) -> None:
-        self._trajectories = list(trajectories)  # kept, so that no other object gets one of these ids
-        self._by_id = {id(t): values for t, values in zip(trajectories, logprobs, strict=True)}
+    `max_tokens` is the budget of a completion, `key` the randomness of the substeps and of covariance clipping,
+    `reference` the sampling client that a KL compares with, `teacher` that of a distillation, `critic` what an
+    algorithm with one takes values from; it learns before the policy does. `is_given` says that the completions are not
+    the policy's own.
+    """
 
-    def of(self, trajectory: Trajectory) -> Sequence[float] | None:
-        return self._by_id.get(id(trajectory))
+    baseline: RunningBaseline
+    max_tokens: int
+    temperature: float = 1.0
+    key: int = 0
+    reference: Any = None
+    teacher: Any = None
+    critic: ValueCritic | None = None
+    is_given: bool = False
+
+
+Check = Callable[[UpdateStatistics], None]
+
+
+def _accept(statistics: UpdateStatistics) -> None:
+    """Find nothing wrong."""
 
 
 def update(
@@ -76,57 +90,40 @@ def update(
     batch: Sequence[Trajectory],
     adam: Callable[[int], AdamParams],
     passes: Passes,
-    *,
-    baseline: RunningBaseline,
-    max_tokens: int,
-    temperature: float = 1.0,
-    key: int = 0,
-    reference: Any = None,
-    teacher: Any = None,
-    critic: ValueCritic | None = None,
-    is_given: bool = False,
-    check: Callable[[UpdateStatistics], None] = lambda statistics: None,
+    inputs: UpdateInputs,
+    check: Check = _accept,
 ) -> UpdateStatistics:
     """Compute penalties and advantages and make every optimizer step of the batch; returns the statistics.
 
-    `adam(n)` gives the parameters of the batch's n-th optimizer step. `max_tokens` is the budget of a completion, `key`
-    the randomness of the substeps and of covariance clipping, `reference` the sampling client that a KL compares with,
-    `teacher` that of a distillation, `critic` what an algorithm with one takes values from; it learns before the policy
-    does. `is_given` says that the completions are not the policy's own. `check` is called with the statistics before
-    the first optimizer step, and may raise.
+    `adam(n)` gives the parameters of the batch's n-th optimizer step. `check` is called with the statistics before the
+    first optimizer step, and may raise.
     """
-    config = loss_config(algorithm, client, temperature)
-    selected, old = _select(
-        client, algorithm, batch, config, baseline, max_tokens, temperature, reference, teacher, critic
-    )
-    statistics = UpdateStatistics(algorithm)
-    if algorithm.clip_cov_ratio:
-        statistics.clipped_covariance = clip_covariance(selected, algorithm, key, old.of)
-    substeps = list(_split(algorithm, selected, passes, key))
-    if critic is not None:
-        batches = [_weigh_for_critic(algorithm, part, max_tokens) for _, part in substeps]
-        statistics.critic = critic.learn(rows for rows in batches if rows)
-        if critic.alone:
+    config = loss_config(algorithm, client, inputs.temperature)
+    selected, prepared = _select(client, algorithm, batch, config, inputs)
+    statistics = UpdateStatistics(algorithm, prepared.measured)
+    substeps = list(_split(algorithm, selected, passes, inputs.key))
+    if inputs.critic is not None:
+        batches = [_weigh_for_critic(algorithm, part, inputs.max_tokens) for _, part in substeps]
+        statistics.critic = inputs.critic.learn(rows for rows in batches if rows)
+        if inputs.critic.alone:
             return statistics
     for epoch, part in substeps:
-        rows = algorithm.weigh(part, max_tokens)
-        if algorithm.is_preference:
-            rows, equal = keep_comparable(algorithm, rows)
-            statistics.equal_pairs += equal if epoch == 0 else 0
+        rows, equal = algorithm.loss.keep_comparable(algorithm.weigh(part, inputs.max_tokens))
+        statistics.equal_pairs += equal if epoch == 0 else 0
         if not rows:
             continue
-        data = [make_datum(algorithm, t, weight, old.of(t)) for t, weight in rows]
+        data = [make_datum(algorithm, t, weight, prepared.old_logprobs(t)) for t, weight in rows]
         if passes.target_kl and statistics.updates:
-            if algorithm.needs_whole_step:
+            if algorithm.loss.needs_whole_step:
                 output = _score(client, [t for t, _ in rows], config)
             else:
-                output = client.forward(data, algorithm.loss, config).result()
+                output = client.forward(data, algorithm.loss.name, config).result()
             statistics.record_divergence(Tokens.of([t for t, _ in rows], data, output).approx_kl)
             if statistics.approx_kl > passes.target_kl:
                 return statistics
         divergence = None
-        if is_given and algorithm.loss == "kto":
-            divergence = _estimate_divergence(client, algorithm, rows, config, reference, temperature)
+        if inputs.is_given and algorithm.loss.takes_divergence:
+            divergence = _estimate_divergence(client, algorithm, rows, config, inputs)
         output = _forward_backward(client, algorithm, rows, data, config, divergence).result()
         statistics.add(rows, data, output, again=epoch > 0)
         _step(client, statistics, adam, check)
@@ -140,7 +137,7 @@ def _split(
 
     # A completion may be several trajectories, and pairs of completions are within a group: neither is cut apart.
     def name_unit(t: Trajectory) -> str:
-        return t.group_id if algorithm.is_paired else t.rollout_id or str(id(t))
+        return t.group_id if algorithm.loss.is_paired else t.rollout_id or str(id(t))
 
     units = list(group_by(selected, name_unit).values())
     count = min(passes.substeps, len(units))
@@ -161,13 +158,8 @@ def update_streamed(
     arriving: Iterable[Sequence[Trajectory]],
     adam: Callable[[int], AdamParams],
     stream: StreamPlan,
-    *,
-    baseline: RunningBaseline,
-    max_tokens: int,
-    temperature: float = 1.0,
-    reference: Any = None,
-    teacher: Any = None,
-    check: Callable[[UpdateStatistics], None] = lambda statistics: None,
+    inputs: UpdateInputs,
+    check: Check = _accept,
 ) -> UpdateStatistics:
     """Like `update`, but takes minibatches of whole groups from `arriving` one at a time and sends each at once.
 
@@ -178,22 +170,23 @@ def update_streamed(
     ValueError for a loss of preferences or of the user's: it need not be a sum over rows, so it gets those of an
     optimizer step at once (`update`).
     """
-    if algorithm.needs_whole_step:
-        raise ValueError(f"algorithm.loss={algorithm.loss} needs all rows of an optimizer step at once; use update")
-    if algorithm.clip_cov_ratio:
-        raise ValueError("algorithm.clip_cov_ratio draws tokens of the whole batch at once; use update")
-    config = loss_config(algorithm, client, temperature)
+    if algorithm.loss.needs_whole_step:
+        raise ValueError(
+            f"algorithm.loss={algorithm.loss.name} needs all rows of an optimizer step at once; use update"
+        )
+    for term in algorithm.terms:
+        if term.needs_whole_batch:
+            raise ValueError(f"{term.key(term.switch)} needs the whole batch at once; use update")
+    config = loss_config(algorithm, client, inputs.temperature)
     statistics, parts = UpdateStatistics(algorithm), iter(arriving)
     for _ in range(stream.substeps):
         sent: list[tuple[Rows, list[Datum], Future[ForwardBackwardOutput]]] = []
         for batch in islice(parts, stream.minibatches):
-            selected, old = _select(
-                client, algorithm, batch, config, baseline, max_tokens, temperature, reference, teacher
-            )
+            selected, prepared = _select(client, algorithm, batch, config, inputs)
             share = len({t.rollout_id or str(id(t)) for t in selected}) / stream.completions
-            rows = [(t, weight * share) for t, weight in algorithm.weigh(selected, max_tokens)]
+            rows = [(t, weight * share) for t, weight in algorithm.weigh(selected, inputs.max_tokens)]
             if rows:
-                data = [make_datum(algorithm, t, weight, old.of(t)) for t, weight in rows]
+                data = [make_datum(algorithm, t, weight, prepared.old_logprobs(t)) for t, weight in rows]
                 sent.append((rows, data, _forward_backward(client, algorithm, rows, data, config)))
         for number, (rows, data, output) in enumerate(sent):
             statistics.add(rows, data, output.result(), joined=number > 0)
@@ -207,46 +200,43 @@ def _select(
     algorithm: Algorithm,
     batch: Sequence[Trajectory],
     config: dict[str, float],
-    baseline: RunningBaseline,
-    max_tokens: int,
-    temperature: float,
-    reference: Any,
-    teacher: Any,
-    critic: ValueCritic | None = None,
-) -> tuple[list[Trajectory], OldLogprobs]:
-    """The trajectories to learn from, with advantages set, and the trainer's log-probs if an option needs them."""
-    if algorithm.has_critic != (critic is not None):
+    inputs: UpdateInputs,
+) -> tuple[list[Trajectory], Preparation]:
+    """The trajectories to learn from, with advantages set, and what the algorithm's terms found out."""
+    critic = inputs.critic
+    if algorithm.advantage.takes_critic != (critic is not None):
         raise ValueError(
-            f"algorithm.advantage={algorithm.advantage} "
-            + ("needs a critic: give update(critic=...)" if critic is None else "takes no critic: leave it out")
+            f"algorithm.advantage={algorithm.advantage.name} "
+            + ("needs a critic: give UpdateInputs(critic=...)" if critic is None else "takes no critic: leave it out")
         )
     if critic is not None:
         critic.fill_values(batch)
-    if algorithm.needs_reference:
-        if reference is None:
-            option = f"loss={algorithm.loss}" if algorithm.is_preference else f"kl_coef={algorithm.kl_coef}"
+    prepared = Preparation(
+        algorithm,
+        inputs.max_tokens,
+        inputs.temperature,
+        inputs.key,
+        inputs.reference,
+        inputs.teacher,
+        lambda rows: compute_current_logprobs(client, rows, config),
+    )
+    if algorithm.loss.needs_reference:
+        if inputs.reference is None:
             raise ValueError(
-                f"algorithm.{option} without a reference: give update(reference=...) a sampling client at the weights "
-                "to compare with"
+                f"algorithm.loss={algorithm.loss.name} without a reference: give UpdateInputs(reference=...) a "
+                "sampling client at the weights to compare with"
             )
-        fill_reference_logprobs(batch, reference, temperature)
-    old = OldLogprobs()
-    if algorithm.importance_cap is not None:
-        known = [t for t in batch if t.reward is not None and not t.is_empty]
-        old = OldLogprobs(known, compute_current_logprobs(client, known, config))
-    penalize(batch, algorithm, max_tokens, old.of)
-    selected = algorithm.select(batch, baseline)
-    if algorithm.teacher_coef:
-        if teacher is None:
-            raise ValueError(
-                f"algorithm.teacher_coef={algorithm.teacher_coef} without a teacher: set teacher.model or teacher.url, "
-                "or give update(teacher=...) a sampling client"
-            )
-        add_teacher_advantages(selected, teacher, algorithm.teacher_coef, temperature, old.of)
+        fill_reference_logprobs(batch, inputs.reference, inputs.temperature)
+    for term in algorithm.terms:
+        term.prepare(batch, prepared)
+    penalize(batch, algorithm, inputs.max_tokens, prepared.old_logprobs)
+    selected = algorithm.select(batch, inputs.baseline)
+    for term in algorithm.terms:
+        term.adjust(selected, prepared)
     for trajectory in selected:
         if not trajectory.is_empty:
             trajectory.require_trainable()
-    return selected, old
+    return selected, prepared
 
 
 def _estimate_divergence(
@@ -254,17 +244,16 @@ def _estimate_divergence(
     algorithm: Algorithm,
     rows: Rows,
     config: dict[str, float],
-    reference: Any,
-    temperature: float,
+    inputs: UpdateInputs,
 ) -> float:
-    """The policy's divergence from the reference, max(0, mean of h) with h as in `rlvr.algorithms.preferences`.
+    """The policy's divergence from the reference, max(0, mean of h) with h as in `rlvr.algorithms.losses.preferences`.
 
     Of completions that the policy did not sample it is estimated by mismatched ones, as in arXiv:2402.01306, eq. 8,
     cut to the model's context.
     """
     context = getattr(client.get_tokenizer(), "model_max_length", None)
     others, is_mean = mismatch_completions([t for t, _ in rows], context), algorithm.reduction == "sequence_mean"
-    before = compute_sampler_logprobs(others, reference, temperature)
+    before = compute_sampler_logprobs(others, inputs.reference, inputs.temperature)
     pairs = zip(compute_current_logprobs(client, others, config), before, strict=True)
     return max(0.0, mean([(math.fsum(p) - math.fsum(q)) / (len(q) if is_mean else 1) for p, q in pairs]))
 
@@ -278,19 +267,18 @@ def _forward_backward(
     divergence: float | None = None,
 ) -> Future[ForwardBackwardOutput]:
     """Add the gradient of the loss: a named one, or a function that gets all of `data`, made of `rows`, in one call."""
-    if algorithm.is_preference:
-        loss = build_preference_loss(algorithm, [t for t, _ in rows], divergence)
+    if algorithm.loss.needs_whole_step:
+        is_mean = algorithm.reduction == "sequence_mean"
+        loss = algorithm.loss.of_rows([t for t, _ in rows], is_mean=is_mean, divergence=divergence)
         return client.forward_backward_custom(data, loss, config)
-    if algorithm.has_custom_loss:
-        return client.forward_backward_custom(data, load_path("algorithm.loss", algorithm.loss), config)
-    return client.forward_backward(data, algorithm.loss, config)
+    return client.forward_backward(data, algorithm.loss.name, config)
 
 
 def _step(
     client: TrainingClient,
     statistics: UpdateStatistics,
     adam: Callable[[int], AdamParams],
-    check: Callable[[UpdateStatistics], None],
+    check: Check,
 ) -> None:
     """Make the optimizer step of the accumulated gradients."""
     if statistics.updates == 1:
@@ -304,13 +292,11 @@ def _step(
 
 def loss_config(algorithm: Algorithm, client: TrainingClient, temperature: float) -> dict[str, float]:
     """The settings of the loss, with the temperature for clients that score at one."""
-    config = dict(algorithm.thresholds)
+    config = dict(algorithm.loss.config())
     if client.capabilities.scores_at_temperature:
         config["temperature"] = temperature
-    if algorithm.beta is not None and not algorithm.is_preference:
-        config["beta"] = algorithm.beta
-    if algorithm.kl_coef and algorithm.kl_in == "loss":
-        config["kl_estimator"] = float(1 + KL_ESTIMATORS.index(algorithm.kl_estimator))
+    for term in algorithm.terms:
+        config |= term.config()
     return config
 
 
@@ -321,28 +307,19 @@ def make_datum(
 
     `weight` is the reduction; `old` [R] are the trainer's log-probs before the step, for the importance correction.
     """
-    q = np.asarray(trajectory.logprobs)
-    advantages = np.asarray(trajectory.response_advantages)
-    if algorithm.entropy_coef and algorithm.entropy == "sampled":
-        advantages = advantages - algorithm.entropy_coef * (q if old is None else np.asarray(old))
-    if algorithm.importance_cap is not None:
-        assert old is not None
-        advantages = advantages * np.minimum(
-            np.exp(np.minimum(np.asarray(old) - q, MAX_LOG_RATIO)), algorithm.importance_cap
-        )
-    ones = np.ones(len(q))
-    spec = algorithm.loss_spec
-    inputs: dict[str, Any] = {name: ones for name in spec.masks}
-    if algorithm.needs_reference and (algorithm.is_preference or algorithm.kl_in == "loss"):
-        inputs["reference_logprobs"] = trajectory.reference_logprobs
-    inputs |= {name: weight * ones for name in spec.weight_inputs}  # 0 where the policy did not act
-    if "weights" in spec.inputs:
-        inputs["weights"] = weight * advantages
-    if algorithm.kl_coef and algorithm.kl_in == "loss":
-        inputs["kl_weights"] = algorithm.kl_coef * weight * ones
-    if algorithm.entropy_coef and algorithm.entropy == "exact":
-        inputs["entropy_weights"] = algorithm.entropy_coef * weight * ones
-    return Datum.from_trajectory(trajectory, weight, advantages=advantages, logprobs=old, **inputs)
+    row = Row(
+        trajectory,
+        weight,
+        np.asarray(trajectory.logprobs),
+        np.asarray(trajectory.response_advantages),
+        None if old is None else np.asarray(old),
+        algorithm.loss.row_inputs(trajectory, weight),
+    )
+    for term in algorithm.terms:
+        term.weigh(row)
+    if "weights" in algorithm.loss.spec.inputs:
+        row.inputs["weights"] = weight * row.advantages
+    return Datum.from_trajectory(trajectory, weight, advantages=row.advantages, logprobs=old, **row.inputs)
 
 
 def compute_current_logprobs(

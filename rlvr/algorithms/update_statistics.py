@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rlvr.algorithms.loss_specs import CUSTOM_METRICS, DUAL_CLIP
-from rlvr.algorithms.shaping import KL_TERMS
+from rlvr.algorithms.loss_specs import CUSTOM_METRICS
+from rlvr.algorithms.losses.loss import DUAL_CLIP
 from rlvr.algorithms.specs import Algorithm
+from rlvr.algorithms.terms.term import Trained
 from rlvr.core.messages import Datum, ForwardBackwardOutput
 from rlvr.core.types import Trajectory, mean
 
@@ -98,13 +99,14 @@ class Differences:
 class UpdateStatistics:
     """Running sums over the optimizer steps of one update; a step is one forward-backward pass or several joined."""
 
-    def __init__(self, algorithm: Algorithm) -> None:
-        bounds = algorithm.thresholds
+    def __init__(self, algorithm: Algorithm, measured: Mapping[str, float] | None = None) -> None:
+        bounds = algorithm.loss.config()
         self.algorithm = algorithm
         self.low, self.high = bounds.get("clip_low_threshold", 0.0), bounds.get("clip_high_threshold", math.inf)
         self.dual = bounds.get(DUAL_CLIP, math.inf)
         self.updates = self.trajectories = self.tokens = 0
-        self.loss = self.entropy_loss = self.kl_loss = 0.0  # means over the optimizer steps
+        self.loss = 0.0  # a mean over the optimizer steps, as are these
+        self.term_losses = {term.name: 0.0 for term in algorithm.terms}
         self.clipped = {"low": 0, "high": 0}
         self.ratio_max = 1.0
         self.grad_norm = 0.0
@@ -114,10 +116,10 @@ class UpdateStatistics:
         self._first = Differences()  # p - q of the first optimizer step: rounding, where the batch is on-policy
         self._epoch = Differences()  # of every token when it was first trained on
         self._last = Differences()  # of the optimizer step under way
-        self._kl = Differences()  # what the reference adds, of the same step
+        self._of_terms: dict[str, Differences] = {}  # what terms measure, of the same step
         self._target_divergence: float | None = None  # measured without a step
         self.equal_pairs = 0  # left out of a preference loss: the same tokens, preferred and not
-        self.clipped_covariance: float | None = None  # the share of tokens that covariance clipping drew
+        self.measured = dict(measured or {})  # what terms found out before the first optimizer step
         self._own: dict[str, list[float]] = {}  # what a loss of the user's reported, a value an optimizer step
 
     @property
@@ -132,10 +134,6 @@ class UpdateStatistics:
     @property
     def approx_kl(self) -> float:
         return self._last.mean_k3 if self._target_divergence is None else self._target_divergence
-
-    @property
-    def kl(self) -> float:
-        return self._kl.mean
 
     def record_divergence(self, approx_kl: float) -> None:
         """Record the divergence that ended the update."""
@@ -157,11 +155,10 @@ class UpdateStatistics:
         """
         tokens = Tokens.of([t for t, _ in rows], data, output)
         delta = tokens.now - tokens.sampled
-        old, advantage = _gather_input(rows, data, "logprobs"), tokens.advantage
-        ratio = self._ratio(rows, data, output) if self.algorithm.loss == "gspo" else np.exp(tokens.now - old)
+        advantage, ratio = tokens.advantage, self._ratio(rows, data, tokens, output)
         if not joined:
             self.updates += 1
-            self._last, self._kl, self._target_divergence = Differences(), Differences(), None
+            self._last, self._of_terms, self._target_divergence = Differences(), {}, None
         self.tokens += len(delta)
         self._last.add(delta)
         if self.updates == 1:
@@ -169,59 +166,56 @@ class UpdateStatistics:
             self._first.add(delta)
         if not again:
             self._epoch.add(delta, tokens.sampled)
-        bounds = np.full(len(delta), True)  # cispo clips a weight at any advantage; the others remove a gradient
-        down, up = (bounds, bounds) if self.algorithm.loss == "cispo" else (advantage < 0, advantage > 0)
+        bounds = np.full(len(delta), True)
+        down, up = (bounds, bounds) if self.algorithm.loss.clips_at_any_advantage else (advantage < 0, advantage > 0)
         self.clipped["low"] += int(((ratio < self.low) & down).sum())
         self.clipped["high"] += int(((ratio > self.high) & up | (ratio > self.dual) & down).sum())
         self.ratio_max = max(self.ratio_max, float(np.exp(delta).max()))
         self._losses(rows, tokens, output, joined)
-        for name in output.metrics.keys() - CUSTOM_METRICS if self.algorithm.needs_whole_step else ():
+        for name in output.metrics.keys() - CUSTOM_METRICS if self.algorithm.loss.needs_whole_step else ():
             self._own.setdefault(name, []).append(output.metrics[name])
 
     def _ratio(
-        self, rows: Sequence[tuple[Trajectory, float]], data: Sequence[Datum], output: ForwardBackwardOutput
+        self,
+        rows: Sequence[tuple[Trajectory, float]],
+        data: Sequence[Datum],
+        tokens: Tokens,
+        output: ForwardBackwardOutput,
     ) -> Array:
-        """gspo clips the ratio of the whole answer: exp of the mean difference over its sampled tokens."""
+        """The ratio that the loss clips, of each sampled token: its own, or that of the whole completion."""
         ratios: list[Array] = []
         for (trajectory, _), datum, out in zip(rows, data, output.loss_fn_outputs, strict=True):
-            mask = datum.loss_fn_inputs["sequence_ratio_mask"].data != 0
-            mean = (np.asarray(out["logprobs"].data) - datum.loss_fn_inputs["logprobs"].data)[mask].mean()
-            ratios.append(np.full(trajectory.num_action_tokens, math.exp(mean)))
+            ratio = self.algorithm.loss.sequence_ratio(out, datum.loss_fn_inputs)
+            if ratio is None:
+                return np.exp(tokens.now - _gather_input(rows, data, "logprobs"))
+            ratios.append(np.full(trajectory.num_action_tokens, ratio))
         return np.concatenate(ratios)
 
     def _losses(
         self, rows: Sequence[tuple[Trajectory, float]], tokens: Tokens, output: ForwardBackwardOutput, joined: bool
     ) -> None:
         weight = np.concatenate([np.full(t.num_action_tokens, w) for t, w in rows])
-        kl = entropy = 0.0
-        if tokens.reference is not None:
-            d = tokens.reference - tokens.now
-            k = KL_TERMS[self.algorithm.kl_estimator](d)
-            self._kl.add(k)
-            if self.algorithm.kl_in == "loss":
-                kl = self.algorithm.kl_coef * float((weight * k).sum())
-        if self.algorithm.entropy_coef:
-            exact = output.metrics.get("entropy_loss:sum")
-            sampled = self.algorithm.entropy_coef * float(
-                (weight * tokens.sampled * np.exp(tokens.now - tokens.sampled)).sum()
-            )
-            entropy = sampled if exact is None else exact
-        n = self.updates
-        for name, value in (("loss", output.metrics["loss:sum"]), ("entropy_loss", entropy), ("kl_loss", kl)):
-            before = getattr(self, name)
-            setattr(self, name, before + (value - (0.0 if joined else before)) / n)
+        trained = Trained(tokens.now, tokens.sampled, tokens.reference, weight, output.metrics)
+
+        def join(before: float, value: float) -> float:
+            return before + (value - (0.0 if joined else before)) / self.updates
+
+        self.loss = join(self.loss, output.metrics["loss:sum"])
+        for term in self.algorithm.terms:
+            added, values = term.measure(trained)
+            self.term_losses[term.name] = join(self.term_losses[term.name], added)
+            if values is not None:
+                self._of_terms.setdefault(term.name, Differences()).add(values)
 
     def metrics(self) -> dict[str, float]:
         """The metrics of the update; only counts of work if there was no optimizer step."""
         done = {"updates": float(self.updates), "tokens_trained": float(self.tokens), **self.critic}
-        if self.algorithm.is_paired:
+        if self.algorithm.loss.is_paired:
             done["equal_pairs"] = float(self.equal_pairs)
-        if self.clipped_covariance is not None:
-            done["clip_ratio/cov_mean"] = self.clipped_covariance
+        done |= self.measured
         if not self.updates:
             return done  # a zero divergence would look like a perfect score
         low, high = self.clipped["low"] / max(1, self.tokens), self.clipped["high"] / max(1, self.tokens)
-        kl = {"kl": self.kl} if self.algorithm.kl_coef else {}
         return {
             **done,
             **self.rates,
@@ -229,7 +223,7 @@ class UpdateStatistics:
             "grad_norm": self.grad_norm,
             **self.of_ranks,
             "loss": self.loss,
-            **kl,
+            **{name: values.mean for name, values in self._of_terms.items()},
             "clip_ratio/low_mean": low,
             "clip_ratio/high_mean": high,
             "clip_ratio/region_mean": low + high,

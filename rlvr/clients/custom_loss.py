@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.algorithms.loss_specs import CUSTOM_METRICS, ENTROPY_INPUT, KL_ESTIMATORS, KL_INPUTS, LOSS_SPECS
+from rlvr.algorithms.loss_specs import CUSTOM_METRICS, LOSS_SPECS
+from rlvr.algorithms.losses.loss import ENTROPY_INPUT, KL_INPUTS
 from rlvr.algorithms.specs import Algorithm
 from rlvr.algorithms.update import make_datum
 from rlvr.core.messages import Datum, ForwardBackwardOutput, NonFiniteError, TensorData
@@ -175,11 +176,12 @@ def try_custom_loss(algorithm: Algorithm) -> None:
         torch.tensor([-1.5] * (len(row.prompt_tokens) - 1) + [q + shift if q else -1.5 for q in row.logprobs])
         for row, shift in zip(rows, (0.0, 0.2, -0.2), strict=True)
     ]
-    loss_fn = load_path("algorithm.loss", algorithm.loss)
+    loss_fn = load_path("algorithm.loss", algorithm.loss.name)
+    config = {key: value for term in algorithm.terms for key, value in term.config().items()}
     try:
-        _differentiate(loss_fn, data, logprobs, 1.0 + KL_ESTIMATORS.index(algorithm.kl_estimator))
+        _differentiate(loss_fn, data, logprobs, config.get("kl_estimator", 1.0))
     except (ValueError, NonFiniteError) as error:
-        raise ValueError(f"algorithm.loss={algorithm.loss}, tried on three short rows: {error}") from error
+        raise ValueError(f"algorithm.loss={algorithm.loss.name}, tried on three short rows: {error}") from error
 
 
 def needs_two_passes(data: Sequence[Datum]) -> bool:

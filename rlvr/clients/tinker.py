@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from rlvr.algorithms.loss_specs import DUAL_CLIP, LOSS_SPECS, VALUE_LOSS, VALUE_SPEC
+from rlvr.algorithms.loss_specs import LOSS_SPECS, VALUE_LOSS, VALUE_SPEC
+from rlvr.algorithms.losses.loss import DUAL_CLIP
 from rlvr.clients.custom_loss import (
     build_named_loss,
     compute_custom_loss,

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlvr.algorithms.capabilities import check_supported
-from rlvr.algorithms.loss_specs import is_custom_loss
+from rlvr.algorithms.losses.custom import FunctionLoss
+from rlvr.algorithms.terms.importance import Importance
 from rlvr.clients.custom_loss import try_custom_loss
 from rlvr.clients.registry import resolve_client
 from rlvr.config import LoadedConfig, difference, dump, read
@@ -127,9 +128,10 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
 
 def _hash_custom_loss(config: RunConfig) -> dict[str, list[str]]:
     """The SHA-256 of each file in which a loss of the user's is written: a resumed run must compute the same loss."""
-    path = config.algorithm.resolve().loss
-    if config.training.mode != "rlvr" or not is_custom_loss(path):
+    loss = config.algorithm.resolve().loss
+    if config.training.mode != "rlvr" or not isinstance(loss, FunctionLoss):
         return {}
+    path = loss.name
     function = inspect.unwrap(load_path("algorithm.loss", path))
     module = getattr(sys.modules[path.partition(":")[0]], "__file__", None)
     files = {module, getattr(getattr(function, "__code__", None), "co_filename", None)}
@@ -143,7 +145,7 @@ def _check_optimizers(config: RunConfig) -> None:
     used = {"sft": config.sft} if config.sft.steps else {}
     if config.training.mode == "rlvr":
         used |= {"training": config.training}
-        used |= {"training.critic": config.training.critic} if config.algorithm.resolve().has_critic else {}
+        used |= {"training.critic": config.training.critic} if config.algorithm.resolve().advantage.takes_critic else {}
     client = resolve_client(config.client).capabilities
     muon = [f"{name}.optimizer.name" for name, phase in used.items() if phase.optimizer.name == "muon"]
     clipped = [f"{name}.optimizer.grad_clip=0" for name, phase in used.items() if phase.optimizer.grad_clip]
@@ -182,7 +184,7 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
         check_supported(algorithm, resolve_client(config.client).capabilities)
         check_temperatures(t, resolve_client(config.client).capabilities)
         check_teacher(config)
-        if algorithm.has_custom_loss:
+        if isinstance(algorithm.loss, FunctionLoss):
             try_custom_loss(algorithm)
     check_completions(config, source)
     completions = t.prompts_per_step * t.group_size
@@ -207,25 +209,23 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
             f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations{goal}; {config.sft.optimizer}"
         )
     if config.sampler.name == "vllm":
-        cap = algorithm.importance_cap
-        correction = f"importance weights up to {cap:g}" if cap else "no importance correction"
+        importance = algorithm.term(Importance)
+        correction = f"importance weights up to {importance.cap:g}" if importance else "no importance correction"
         lines["sampler"] = f"vLLM at {', '.join(config.sampler.urls)}; sampler against trainer: {correction}"
     if (share := core_shares(config, source)).concurrent:
         lines["cores"] = str(share)
     if t.mode == "rlvr":
         lines |= {
-            "algorithm": f"{algorithm.name}: {algorithm.advantage}, loss {algorithm.loss}"
-            f"{' (PPO clip without a critic)' if algorithm.loss == 'ppo' and not algorithm.has_critic else ''}, "
-            f"{algorithm.reduction}"
-            + (f", KL {algorithm.kl_coef:g} in the {algorithm.kl_in}" if algorithm.kl_coef else "")
-            + (f", entropy bonus {algorithm.entropy_coef:g}" if algorithm.entropy_coef else "")
-            + (f", teacher {config.teacher} at {algorithm.teacher_coef:g}" if algorithm.teacher_coef else ""),
+            "algorithm": f"{algorithm.name}: {algorithm.advantage.name}, loss {algorithm.loss.name}"
+            f"{algorithm.loss.remark(algorithm)}, {algorithm.reduction}"
+            + "".join(f", {text}" for term in algorithm.terms if (text := term.describe())),
+            **({"teacher": str(config.teacher)} if algorithm.has_teacher else {}),
             "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} completions = "
             f"{t.steps * completions:,} completions, at most {tokens:,} tokens"
             f"{f' in {source.max_turns} turns' if source.max_turns > 1 else ''}{waves}{until}",
             "updates": f"{updates} a step, {t.steps * updates} in all; {t.optimizer}",
         }
-        if algorithm.has_critic:
+        if algorithm.advantage.takes_critic:
             kind = "a second adapter" if config.model.lora or config.client == "tinker" else "a second model"
             alone = f", alone for {t.critic.warmup_steps} steps" if t.critic.warmup_steps else ""
             lines["critic"] = f"{kind}{alone}; {t.critic.optimizer}"

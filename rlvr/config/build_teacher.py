@@ -27,18 +27,18 @@ from rlvr.training.journal import weights_path
 
 def has_teacher(config: RunConfig) -> bool:
     """Whether the run learns from a teacher."""
-    return config.training.mode == "rlvr" and config.algorithm.resolve().teacher_coef > 0
+    return config.training.mode == "rlvr" and config.algorithm.resolve().has_teacher
 
 
 def check_teacher(config: RunConfig) -> None:
     """ValueError if the run needs a teacher that it does not name, or that cannot score its completions."""
     if not has_teacher(config):
         return
-    options, coefficient = config.teacher, config.algorithm.resolve().teacher_coef
+    options, teacher = config.teacher, next(t for t in config.algorithm.resolve().terms if t.teaches)
     if not (options.model or options.url):
         raise ValueError(
-            f"algorithm.teacher_coef={coefficient:g} without a teacher; give teacher.model (a run, a model folder or a "
-            "hub name), or teacher.url and teacher.name (an endpoint)"
+            f"{teacher.key(teacher.switch)}={teacher.strength:g} without a teacher; give teacher.model (a run, a model "
+            "folder or a hub name), or teacher.url and teacher.name (an endpoint)"
         )
     if options.url and (config.rollout.temperature != 1 or config.training.temperature_end is not None):
         raise ValueError(

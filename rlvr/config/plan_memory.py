@@ -73,7 +73,7 @@ def describe_memory(config: RunConfig) -> str:
         lora=model.lora,
         optimizer=training.optimizer.name,
         copies=config.algorithm.resolve().needs_reference + bool(training.max_steps_off_policy),
-        critic=config.algorithm.resolve().has_critic,
+        critic=config.algorithm.resolve().advantage.takes_critic,
     )
     if config.client == "sharded":
         return describe_ranks(estimate, shape, config, DTYPE_BYTES[dtype])

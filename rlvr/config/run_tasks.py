@@ -53,7 +53,7 @@ def fit_prompts(config: RunConfig, source: TaskSource, tokenizer: Any, say: Call
     if config.sft.steps and context is not None:
         leave_out_long_demonstrations(source, tokenizer, context, say)
     if t.mode == "rlvr" and t.completions == "given" and context is not None and source.size is not None:
-        is_paired = config.algorithm.resolve().is_paired
+        is_paired = config.algorithm.resolve().loss.is_paired
         check_lengths(list_train(source), tokenizer, source.prompt_limit, context, is_paired)
     return source
 
@@ -65,7 +65,7 @@ def check_completions(config: RunConfig, source: TaskSource) -> str:
     """
     if config.training.mode != "rlvr" or config.training.completions != "given":
         return ""
-    is_paired = config.algorithm.resolve().is_paired
+    is_paired = config.algorithm.resolve().loss.is_paired
     if source.size is not None:
         return check_contents(list_train(source), is_paired)
     for level in source.levels:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, make_dataclass
-from typing import Any, get_type_hints
+from typing import Any, Optional
 
 from rlvr.algorithms.registry import resolve_algorithm
-from rlvr.algorithms.specs import FIELDS, Algorithm
+from rlvr.algorithms.specs import Algorithm, flat_keys
 from rlvr.clients.registry import AT_A_SERVER, ModelOptions, check_client
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.clients.teacher import TeacherOptions
@@ -55,10 +55,11 @@ class RewardOptions:
             raise ValueError(f"reward.environment_weight={self.environment_weight}, expected a finite number, or null")
 
 
-# `name`, and every field of a spec that can be overridden, with None for the spec's own value.
-_SPEC_TYPES = get_type_hints(Algorithm)
+# `name`, and every key that overrides a part of a spec, with None for the spec's own value.
 _Overrides: Any = make_dataclass(
-    "_Overrides", [("name", str, "grpo"), *((name, _SPEC_TYPES[name] | None, None) for name in FIELDS)], frozen=True
+    "_Overrides",
+    [("name", str, "grpo"), *((key, Optional[flat.type], None) for key, flat in flat_keys().items())],  # noqa: UP045
+    frozen=True,
 )
 
 

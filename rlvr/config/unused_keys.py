@@ -11,9 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from rlvr.algorithms.advantages import WITH_THRESHOLD
-from rlvr.algorithms.loss_specs import DUAL_CLIP, RL_LOSSES, find_loss_spec
+from rlvr.algorithms.advantages import ADVANTAGES
+from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.registry import find_algorithm
+from rlvr.algorithms.terms import TERMS
+from rlvr.algorithms.terms.importance import Importance
+from rlvr.algorithms.terms.overlong import Overlong
 from rlvr.clients.registry import AT_A_SERVER
 from rlvr.config.compose import CLI, SHIPPED_FILES, LoadedConfig
 from rlvr.config.schema import RunConfig
@@ -41,31 +44,25 @@ def drop_target_kl(values: Mapping[str, Any]) -> tuple[dict[str, Any], UnusedKey
 def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
     """Remove what the algorithm and the reward of the config cannot use."""
     idle: UnusedKeys = []
-    cells = config.algorithm
-    row = find_algorithm(cells.name)
-    loss = cells.loss or row.loss
-    dropped: dict[str, Any] = {}
-    config_of_loss = find_loss_spec(loss).config if loss in RL_LOSSES else {}
-    if "clip_low_threshold" not in config_of_loss:
-        dropped |= dict.fromkeys(("clip_low", "clip_high"), f"the loss {loss} does not clip")
-    if DUAL_CLIP not in config_of_loss:
-        dropped["dual_clip"] = f"the loss {loss} has no second bound"
-    if "beta" not in config_of_loss:
-        dropped["beta"] = f"the loss {loss} has no beta"
-    if (advantage := cells.advantage or row.advantage) not in WITH_THRESHOLD:
-        dropped["accept_above"] = f"the advantage {advantage} has no threshold"
-    elif config.training.completions == "given":
-        dropped["accept_above"] = "training.completions=given: the tasks say which completion is preferred"
-    if advantage != "pass_at_k":
-        dropped["pass_k"] = f"the advantage {advantage} takes no best of k"
-    dropped = {cell: why for cell, why in dropped.items() if getattr(cells, cell) is not None}
+    given, spec = config.algorithm, find_algorithm(config.algorithm.name)
+    dropped: dict[str, str] = {}
+    for part, variants in (("loss", LOSSES), ("advantage", ADVANTAGES)):
+        chosen = variants.find(getattr(given, part)) if getattr(given, part) in variants else type(getattr(spec, part))
+        if (named := getattr(given, part)) and ":" in named:
+            chosen = variants.find(named)
+        for key, takers in variants.flat_options().items():
+            if key not in chosen.flat_types():
+                dropped[key] = f"the {part} {chosen.name} has no {key}; it is of {', '.join(sorted(takers))}"
+        if config.training.completions == "given" and "accept_above" in chosen.flat_types():
+            dropped["accept_above"] = "training.completions=given: the tasks say which completion is preferred"
+    dropped = {key: why for key, why in dropped.items() if getattr(given, key) is not None}
     if dropped:
-        idle += [(f"algorithm.{cell}", why) for cell, why in dropped.items()]
-        config = replace(config, algorithm=replace(cells, **dict.fromkeys(dropped)))
+        idle += [(f"algorithm.{key}", why) for key, why in dropped.items()]
+        config = replace(config, algorithm=replace(given, **dict.fromkeys(dropped)))
     if why := _without_dynamic_sampling(config):
         idle.append(("training.dynamic_sampling", why))
         config = replace(config, training=replace(config.training, dynamic_sampling=0))
-    if config.training.num_minibatches > 1 and cells.reduction is None and row.reduction == "token_mean":
+    if config.training.num_minibatches > 1 and given.reduction is None and spec.reduction == "token_mean":
         # The tokens of a batch that is still arriving cannot be counted, so the denominator is constant.
         config = replace(config, algorithm=replace(config.algorithm, reduction="constant"))
     if _needs_importance_cap(config):
@@ -94,7 +91,7 @@ def _needs_importance_cap(config: RunConfig) -> bool:
     if training.num_minibatches > 1 and training.num_substeps > 1:  # `rlvr.training.compatibility` refuses both
         return False
     algorithm = config.algorithm.resolve()
-    return algorithm.importance_cap is None and not algorithm.is_preference
+    return algorithm.term(Importance) is None and not algorithm.loss.needs_reference
 
 
 def _without_dynamic_sampling(config: RunConfig) -> str:
@@ -106,7 +103,7 @@ def _without_dynamic_sampling(config: RunConfig) -> str:
     algorithm = config.algorithm.resolve()
     if algorithm.has_group_baseline and algorithm.drop_equal_groups:
         return ""
-    return f"{algorithm.name} with {algorithm.advantage} keeps every group"
+    return f"{algorithm.name} with {algorithm.advantage.name} keeps every group"
 
 
 def _kwargs_of_others(
@@ -197,34 +194,27 @@ def find_unused(config: RunConfig) -> UnusedKeys:
             for key in (*learned, *sections, "evaluation.every", "evaluation.report", "run.keep_best")
         ]
         return idle
-    if not (algorithm := config.algorithm.resolve()).has_critic:
-        idle.append(("training.critic", f"the advantage {algorithm.advantage} takes no critic"))
+    if not (advantage := config.algorithm.resolve().advantage).takes_critic:
+        idle.append(("training.critic", f"the advantage {advantage.name} takes no critic"))
     return idle + _unused_algorithm_keys(config)
 
 
 def _unused_algorithm_keys(config: RunConfig) -> UnusedKeys:
-    cells, row = config.algorithm, config.algorithm.resolve()
+    given, spec = config.algorithm, config.algorithm.resolve()
     idle: UnusedKeys = []
-    if row.advantage != "ema":
-        idle.append(("algorithm.baseline_decay", f"the advantage {row.advantage} has no moving average"))
-    if not row.has_critic:
-        used = ("gamma", "gae_lambda", "critic_lambda", "bootstrap_truncated")
-        idle += [(f"algorithm.{key}", f"the advantage {row.advantage} takes no critic") for key in used]
-    if not row.kl_coef:
-        idle += [(f"algorithm.{key}", "algorithm.kl_coef is 0") for key in ("kl_estimator", "kl_in")]
-    if not row.teacher_coef:
+    for term in TERMS.classes():
+        if spec.term(term) is None:
+            switch = term.flat_names()[term.switch]
+            why = f"algorithm.{switch} is {'not given' if getattr(given, switch) is None else getattr(given, switch)}"
+            idle += [(f"algorithm.{key}", why) for key in term.flat_types() if key != switch]
+    if not spec.has_teacher:
         idle.append(("teacher", "algorithm.teacher_coef is 0"))
-    if not row.entropy_coef:
-        idle.append(("algorithm.entropy", "algorithm.entropy_coef is 0"))
-    if not row.clip_cov_ratio:
-        idle += [(f"algorithm.{key}", "algorithm.clip_cov_ratio is 0") for key in ("clip_cov_lb", "clip_cov_ub")]
-    if row.overlong_buffer is None:
-        why = "algorithm.overlong_buffer is not given"
-        idle += [(f"algorithm.{key}", why) for key in ("overlong_penalty", "equal_by")]
-    elif not row.drop_equal_groups:
+    if spec.term(Overlong) is None:
+        idle.append(("algorithm.equal_by", "algorithm.overlong_buffer is not given"))
+    elif not spec.drop_equal_groups:
         idle.append(("algorithm.equal_by", "algorithm.drop_equal_groups is false"))
-    # What a row can do without: a file may say the default aloud.
-    return [(key, why) for key, why in idle if getattr(cells, key.partition(".")[2] or key, key) is not None]
+    # What a spec can do without: a file may say the default aloud.
+    return [(key, why) for key, why in idle if getattr(given, key.partition(".")[2] or key, key) is not None]
 
 
 def report_unused(

@@ -20,15 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlvr.algorithms.loss_specs import (
-    ENTROPY_INPUT,
-    KL_INPUTS,
-    VALUE_LOSS,
-    check_batch,
-    find_loss_spec,
-    find_row,
-    list_inputs,
-)
+from rlvr.algorithms.loss_specs import VALUE_LOSS, check_batch, find_loss_spec, find_row, list_inputs
+from rlvr.algorithms.losses.loss import ENTROPY_INPUT, KL_INPUTS
 from rlvr.core.messages import (
     AdamParams,
     Datum,

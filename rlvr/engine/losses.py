@@ -18,58 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from rlvr.algorithms.loss_specs import ENTROPY_INPUT, KL_INPUTS, MAX_LOG_RATIO, LossSpec, find_pull_weights
+from rlvr.algorithms.losses import LOSSES
+from rlvr.algorithms.losses.dro import find_pull_weights
+from rlvr.algorithms.losses.loss import ENTROPY_INPUT, KL_INPUTS, LossSpec, exp_torch
 
 LossFn = Callable[[Tensor, dict[str, Tensor], dict[str, float], Tensor], Tensor]
-
-
-def _exp(d: Tensor) -> Tensor:
-    """exp(min(d, MAX_LOG_RATIO)), whose derivative is itself beyond the bound too."""
-    return torch.exp(d - (d.detach() - MAX_LOG_RATIO).clamp(min=0))
-
-
-def _ratio(p: Tensor, q: Tensor) -> Tensor:
-    return _exp(p - q)
-
-
-def _clip(ratio: Tensor, config: dict[str, float]) -> Tensor:
-    return ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"])
-
-
-def _clipped_objective(ratio: Tensor, advantages: Tensor, config: dict[str, float]) -> Tensor:
-    clipped, bounded = _clip(ratio, config), ratio.clamp(max=config["dual_clip_threshold"])
-    return -torch.minimum(bounded * advantages, clipped * advantages)
-
-
-def cross_entropy(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
-    terms = -inputs["weights"] * p
-    return terms if p.ndim == 1 else terms.sum(-1)
-
-
-def importance_sampling(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
-    return -_ratio(p, inputs["logprobs"]) * inputs["advantages"]
-
-
-def ppo(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
-    return _clipped_objective(_ratio(p, inputs["logprobs"]), inputs["advantages"], config)
-
-
-def cispo(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
-    return -_clip(_ratio(p.detach(), inputs["logprobs"]), config) * p * inputs["advantages"]
-
-
-def dro(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
-    pull = 0.5 * config["beta"] * (p - inputs["logprobs"]) ** 2
-    return -(p * inputs["advantages"] - find_pull_weights(inputs) * pull)
-
-
-def gspo(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
-    mask = (inputs["sequence_ratio_mask"] != 0).to(p.dtype)
-    rows = int(row_N.max()) + 1
-    total = p.new_zeros(rows).index_add(0, row_N, (p.detach() - inputs["logprobs"]) * mask)
-    count = p.new_zeros(rows).index_add(0, row_N, mask).clamp(min=1)
-    ratio = _exp(total / count)[row_N] * torch.exp(p - p.detach())
-    return _clipped_objective(ratio, inputs["advantages"], config)
 
 
 def kl_penalty(p: Tensor, inputs: dict[str, Tensor], estimator: float) -> Tensor:
@@ -79,7 +32,7 @@ def kl_penalty(p: Tensor, inputs: dict[str, Tensor], estimator: float) -> Tensor
     """
     weights = inputs["kl_weights"]
     d = torch.where(weights != 0, inputs["reference_logprobs"] - p, 0.0)  # 0 x exp(95) would be nan
-    k = -d if estimator == 1 else 0.5 * d**2 if estimator == 2 else _exp(d) - 1 - d
+    k = -d if estimator == 1 else 0.5 * d**2 if estimator == 2 else exp_torch(d) - 1 - d
     return weights * k
 
 
@@ -90,14 +43,7 @@ def value(v: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N:
     return 0.5 * inputs["weights"] * torch.maximum((v - returns) ** 2, (clipped - returns) ** 2)
 
 
-TERMS: dict[str, LossFn] = {
-    "cross_entropy": cross_entropy,
-    "importance_sampling": importance_sampling,
-    "ppo": ppo,
-    "cispo": cispo,
-    "dro": dro,
-    "gspo": gspo,
-}
+TERMS: dict[str, LossFn] = {loss.name: loss.torch_terms for loss in LOSSES.classes() if not loss.needs_whole_step}
 
 
 def find_gradient_tokens(inputs: dict[str, Tensor], spec: LossSpec) -> Tensor:

@@ -71,7 +71,7 @@ class Collector:
         if self.options.completions == "given":
             p = self._parts
             given = make_given(
-                groups, p.source, sampler, p.reward.name, version, p.params.temperature, p.algorithm.is_paired
+                groups, p.source, sampler, p.reward.name, version, p.params.temperature, p.algorithm.loss.is_paired
             )
             self._apply_control(given)
             return ScoredGroups(given, time.perf_counter() - began, 0.0)

@@ -7,34 +7,20 @@ disappoint. Exercised by `python -m pytest tests/test_compatibility.py tests/tes
 from __future__ import annotations
 
 from rlvr.algorithms import Algorithm
-from rlvr.algorithms.advantages import STANDARDIZED, WITH_THRESHOLD
+from rlvr.algorithms.advantages import ADVANTAGES
+from rlvr.algorithms.terms.importance import Importance
+from rlvr.algorithms.terms.overlong import Overlong
 from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import ClientCapabilities
 from rlvr.training.training_options import TrainingOptions
-
-# Advantages computed within a group: minibatches that are learned from as they arrive need no others.
-GROUPWISE = frozenset(
-    {
-        "group_mean",
-        "group_normalized",
-        "leave_one_out",
-        "raw",
-        "zero",
-        "pass_at_k",
-        "process_normalized",
-        "acceptance",
-        "verdict",
-    }
-)
 
 
 def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: TrainingOptions) -> None:
     """Raise ValueError if algorithm, sampling and sizes contradict each other or nothing could be learned."""
     updates = options.ppo_epochs * options.num_substeps
-    pushes_down = algorithm.loss == "cross_entropy" and algorithm.advantage != "acceptance"
-    if (algorithm.loss == "importance_sampling" or pushes_down) and updates > 1:
+    if updates > 1 and algorithm.loss.later_updates_are_stale(algorithm):
         raise ValueError(
-            f"algorithm.loss={algorithm.loss} does not clip, and {updates} updates a step make "
+            f"algorithm.loss={algorithm.loss.name} does not clip, and {updates} updates a step make "
             "the later ones stale; use a loss that clips (algorithm.name=ppo), or one substep and one epoch"
         )
     if options.completions == "given":
@@ -42,32 +28,36 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
     if options.dynamic_sampling and not (algorithm.has_group_baseline and algorithm.drop_equal_groups):
         raise ValueError(
             f"training.dynamic_sampling={options.dynamic_sampling} has no effect: it replaces groups without "
-            f"signal, and {algorithm.name!r} with {algorithm.advantage} keeps every group; leave it out"
+            f"signal, and {algorithm.name!r} with {algorithm.advantage.name} keeps every group; leave it out"
         )
-    if algorithm.is_paired and options.group_size == 1:
+    if algorithm.loss.is_paired and options.group_size == 1:
         raise ValueError(
-            f"training.group_size=1 has no signal with algorithm.loss={algorithm.loss}, which compares the completions "
-            "of a group in pairs; use group_size >= 2"
+            f"training.group_size=1 has no signal with algorithm.loss={algorithm.loss.name}, which compares the "
+            "completions of a group in pairs; use group_size >= 2"
         )
     if algorithm.has_group_baseline and options.group_size == 1:
         raise ValueError(
-            f"training.group_size=1 has no signal under the group baseline {algorithm.advantage!r}: a group of "
+            f"training.group_size=1 has no signal under the group baseline {algorithm.advantage.name!r}: a group of "
             "one always equals its own mean; use group_size >= 2, or algorithm.name=reinforce"
         )
-    if algorithm.advantage == "zero" and options.is_control:
+    if algorithm.advantage.reads_no_reward and options.is_control:
         noise = [name for name in ("false_positives", "false_negatives") if getattr(options, name)]
         given = f"training.{noise[0] if noise else 'control'}"
-        raise ValueError(f"{given} has no effect with algorithm.advantage=zero, which reads no reward; leave it out")
+        raise ValueError(
+            f"{given} has no effect with algorithm.advantage={algorithm.advantage.name}, which reads no reward; leave "
+            "it out"
+        )
     if options.noise_correction:
         _check_correction(algorithm)
-    if algorithm.has_critic and 0 < options.steps <= options.critic.warmup_steps:
+    if algorithm.advantage.takes_critic and 0 < options.steps <= options.critic.warmup_steps:
         raise ValueError(
             f"training.critic.warmup_steps={options.critic.warmup_steps} of training.steps={options.steps}: the critic "
             "would learn alone in every step, and the policy in none; give fewer"
         )
-    if algorithm.pass_k is not None and algorithm.pass_k > options.group_size:
+    least = algorithm.advantage.least_group
+    if least > options.group_size:
         raise ValueError(
-            f"algorithm.pass_k={algorithm.pass_k} is more than training.group_size={options.group_size}: there is no "
+            f"algorithm.pass_k={least} is more than training.group_size={options.group_size}: there is no "
             "best of so many in a group; raise group_size or lower pass_k"
         )
     if options.temperature_end is not None:
@@ -79,9 +69,10 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
         )
     if not params.max_tokens:
         raise ValueError("rollout.max_tokens is missing: training needs a token budget per completion")
-    if algorithm.overlong_buffer is not None and algorithm.overlong_buffer > params.max_tokens:
+    overlong = algorithm.term(Overlong)
+    if overlong is not None and overlong.buffer > params.max_tokens:
         raise ValueError(
-            f"algorithm.overlong_buffer={algorithm.overlong_buffer} is longer than the budget rollout.max_tokens="
+            f"algorithm.overlong_buffer={overlong.buffer} is longer than the budget rollout.max_tokens="
             f"{params.max_tokens}: every completion would be penalised; use a fifth of the budget, for example"
         )
     _check_sizes(options)
@@ -93,13 +84,13 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
 def _check_correction(algorithm: Algorithm) -> None:
     """Refuse a correction of rewards, which scales and shifts all alike, that leaves every advantage as it is."""
     why = ""
-    if algorithm.advantage in STANDARDIZED and not algorithm.has_penalty:
+    if algorithm.advantage.is_standardized and not algorithm.has_penalty:
         why = "divides by the deviation of the rewards"
-    elif algorithm.advantage in WITH_THRESHOLD:
+    elif algorithm.advantage.has_threshold:
         why = "asks only whether a reward is above accept_above, and those of 0 and 1 stay below and above"
     if why:
         raise ValueError(
-            f"training.noise_correction=true has no effect with algorithm.advantage={algorithm.advantage}, which "
+            f"training.noise_correction=true has no effect with algorithm.advantage={algorithm.advantage.name}, which "
             f"{why}; leave it out"
         )
 
@@ -107,26 +98,26 @@ def _check_correction(algorithm: Algorithm) -> None:
 def _check_given(algorithm: Algorithm, options: TrainingOptions) -> None:
     """Refuse what does not learn from judged completions that the policy did not sample."""
     wrong: list[str] = []
-    count = 2 if algorithm.is_paired else 1
-    if not algorithm.is_preference:
+    count = 2 if algorithm.loss.is_paired else 1
+    if not algorithm.loss.needs_reference:
         wrong.append(
             f"algorithm.name={algorithm.name} learns from completions of the policy's own (use dpo, ipo or kto; to "
             "imitate completions, training.mode=sft)"
         )
     elif options.group_size != count:
         wrong.append(
-            f"training.group_size={options.group_size}, and for {algorithm.loss} a task brings {count} "
+            f"training.group_size={options.group_size}, and for {algorithm.loss.name} a task brings {count} "
             f"(use group_size={count})"
         )
     rows = options.prompts_per_step // options.num_substeps
-    if algorithm.loss == "kto" and rows < 2:
+    if algorithm.loss.takes_divergence and rows < 2:
         wrong.append(
-            f"kto pairs each prompt with another one's completion, and an optimizer step has {rows} "
+            f"{algorithm.loss.name} pairs each prompt with another one's completion, and an optimizer step has {rows} "
             f"(prompts_per_step={options.prompts_per_step} / num_substeps={options.num_substeps}; use at least 2)"
         )
-    if algorithm.overlong_buffer is not None:
+    if (overlong := algorithm.term(Overlong)) is not None:
         wrong.append(
-            f"algorithm.overlong_buffer={algorithm.overlong_buffer} lowers the reward of long completions, which can "
+            f"algorithm.overlong_buffer={overlong.buffer} lowers the reward of long completions, which can "
             "make a preferred one count as not preferred (leave it out)"
         )
     if options.order != "sync":
@@ -191,9 +182,9 @@ def _check_staleness(algorithm: Algorithm, options: TrainingOptions) -> None:
             f"training.schedule=sync samples a batch and then learns from it; max_steps_off_policy={lag} and "
             f"num_minibatches={options.num_minibatches} need fixed_lag or completion: leave schedule out, or choose one"
         )
-    if lag and algorithm.loss == "importance_sampling" and algorithm.importance_cap is None:
+    if lag and algorithm.loss.has_unbounded_ratio and algorithm.term(Importance) is None:
         raise ValueError(
-            f"training.max_steps_off_policy={lag} with algorithm.loss=importance_sampling: on stale completions its "
+            f"training.max_steps_off_policy={lag} with algorithm.loss={algorithm.loss.name}: on stale completions its "
             "importance weights have no bound; use a loss that clips them (algorithm.name=ppo or cispo), or give "
             "algorithm.importance_cap=2"
         )
@@ -207,26 +198,30 @@ def _check_staleness(algorithm: Algorithm, options: TrainingOptions) -> None:
 def _check_streaming(algorithm: Algorithm, options: TrainingOptions) -> None:
     """Refuse what needs the whole batch: minibatches are learned from as they arrive."""
     wrong: list[str] = []
-    if algorithm.needs_whole_step:
+    if algorithm.loss.needs_whole_step:
         wrong.append(
-            f"algorithm.loss={algorithm.loss} gets all rows of an optimizer step in one call (use num_substeps)"
+            f"algorithm.loss={algorithm.loss.name} gets all rows of an optimizer step in one call (use num_substeps)"
         )
     if algorithm.reduction == "token_mean":
         wrong.append("algorithm.reduction=token_mean divides by the tokens of the whole batch (use constant)")
-    if algorithm.has_critic:
-        wrong.append(f"the critic of algorithm.advantage={algorithm.advantage} learns from the whole batch")
-    elif algorithm.advantage not in GROUPWISE:
+    if algorithm.advantage.takes_critic:
+        wrong.append(f"the critic of algorithm.advantage={algorithm.advantage.name} learns from the whole batch")
+    elif not algorithm.advantage.is_groupwise:
+        groupwise = sorted(one.name for one in ADVANTAGES.classes() if one.is_groupwise)
         wrong.append(
-            f"algorithm.advantage={algorithm.advantage} is computed over the whole batch "
-            f"(use {', '.join(sorted(GROUPWISE))})"
+            f"algorithm.advantage={algorithm.advantage.name} is computed over the whole batch "
+            f"(use {', '.join(groupwise)})"
         )
-    if algorithm.clip_cov_ratio:
-        wrong.append("algorithm.clip_cov_ratio draws tokens of the whole batch (leave it out)")
+    wrong += [
+        f"{term.key(term.switch)} draws tokens of the whole batch (leave it out)"
+        for term in algorithm.terms
+        if term.needs_whole_batch
+    ]
     if options.ppo_epochs > 1:
         wrong.append(f"training.ppo_epochs={options.ppo_epochs} goes through a whole batch again (use num_substeps)")
     if options.target_kl:
         wrong.append("training.target_kl is checked between whole passes (leave it out)")
-    if algorithm.importance_cap is not None and options.num_substeps > 1:
+    if algorithm.term(Importance) is not None and options.num_substeps > 1:
         wrong.append("algorithm.importance_cap compares with the policy before the first of the num_substeps")
     if wrong:
         raise ValueError(f"training.num_minibatches={options.num_minibatches}: {'; '.join(wrong)}")
@@ -234,22 +229,13 @@ def _check_streaming(algorithm: Algorithm, options: TrainingOptions) -> None:
 
 def list_advice(algorithm: Algorithm, params: SamplingParams) -> list[str]:
     """Warnings about settings that run and are known to disappoint."""
-    warnings: list[str] = []
-    if algorithm.kl_coef and algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1":
+    warnings = [text for term in algorithm.terms if (text := term.advice(algorithm))]
+    is_left_out = algorithm.drop_equal_groups and (algorithm.equal_by == "reward" or algorithm.term(Overlong) is None)
+    if algorithm.has_penalty and algorithm.advantage.divides_by_group_deviation and not is_left_out:
         warnings.append(
-            "algorithm.kl_in=loss with kl_estimator=k1: its gradient is 0 on average, so it does not keep the policy "
-            "near the reference; use k2 in the loss, or k1 in the reward"
-        )
-    if algorithm.kl_coef and algorithm.kl_in == "reward" and algorithm.kl_estimator != "k1":
-        warnings.append(
-            f"algorithm.kl_in=reward with kl_estimator={algorithm.kl_estimator}: its expected gradient is that of no "
-            "KL; use k1 in the reward, or k2 in the loss"
-        )
-    is_left_out = algorithm.drop_equal_groups and (algorithm.equal_by == "reward" or algorithm.overlong_buffer is None)
-    if algorithm.has_penalty and algorithm.advantage == "group_normalized" and not is_left_out:
-        warnings.append(
-            "algorithm.advantage=group_normalized divides by the deviation of reward less penalty: in a group of equal "
-            "rewards the penalty alone is scaled up to 1; use group_mean, or drop_equal_groups=true and equal_by=reward"
+            f"algorithm.advantage={algorithm.advantage.name} divides by the deviation of reward less penalty: in a "
+            "group of equal rewards the penalty alone is scaled up to 1; use group_mean, or drop_equal_groups=true and "
+            "equal_by=reward"
         )
     if params.top_p < 1 or params.top_k != -1 or params.min_p > 0:
         warnings.append(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlvr.algorithms.shaping import compute_sampler_logprobs
+from rlvr.algorithms.sampler_logprobs import compute_sampler_logprobs
 from rlvr.core.protocols import SamplingClient, TaskSource
 from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory
 from rlvr.envs.prompt import encode_examples

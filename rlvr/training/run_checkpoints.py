@@ -123,7 +123,7 @@ class RunCheckpoints:
 
     def prepare_critic(self, first: int) -> None:
         """Give the trainer its critic, if the algorithm has one: a new one, or that of the checkpoint resumed from."""
-        if not self.job.parts.algorithm.has_critic:
+        if not self.job.parts.algorithm.advantage.takes_critic:
             return
         critic = self.job.trainer.critic = self.job.parts.client.create_critic()
         if first:

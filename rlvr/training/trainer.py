@@ -10,11 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.capabilities import check_supported
 from rlvr.algorithms.critic import ValueCritic
-from rlvr.algorithms.distillation import measure_teacher_kl
-from rlvr.algorithms.update import Passes, StreamPlan, loss_config, measure_divergence, update, update_streamed
+from rlvr.algorithms.update import (
+    Passes,
+    StreamPlan,
+    UpdateInputs,
+    loss_config,
+    measure_divergence,
+    update,
+    update_streamed,
+)
 from rlvr.algorithms.update_statistics import UpdateStatistics
 from rlvr.core import rng
 from rlvr.core.messages import AdamParams
@@ -47,7 +53,7 @@ class Trainer:
         self.passes = Passes(parts.options.ppo_epochs, parts.options.num_substeps, parts.options.target_kl)
         self.current_batch: list[Trajectory] = []  # of the step in progress: written to a file if the step fails
         self._reason_names = ReasonNames()
-        self.baseline = RunningBaseline(parts.algorithm.baseline_decay)
+        self.baseline = parts.algorithm.advantage.start_baseline()
         self.reference: SamplingClient | None = None  # the loop sets it if `algorithm.needs_reference`
         self.critic: TrainingClient | None = None  # the loop sets it if the algorithm has one
         if parts.options.mode == "rlvr":
@@ -76,11 +82,8 @@ class Trainer:
             collected.batch,
             self._adam(step, self.options.optimizer),
             self.passes,
-            critic=self._value_critic(step),
-            key=rng.key(self.parts.seed, step),
-            is_given=self.options.completions == "given",
+            self._update_inputs(step),
             check=lambda first: self._check_gap(step, first.gap, collected.batch),
-            **self._update_options(step),
         )
         return self._metrics(step, collected, statistics)
 
@@ -116,8 +119,8 @@ class Trainer:
             record_parts(),
             self._adam(step, self.options.optimizer),
             stream,
+            self._update_inputs(step),
             check=lambda first: self._check_gap(step, first.gap, batch),
-            **self._update_options(step),
         )
         collected = StepBatch(TrajectoryBatch(batch), batch)
         return self._metrics(step, collected, statistics), collected
@@ -134,14 +137,17 @@ class Trainer:
         steps = self.options.steps * per_step
         return lambda number: rates.at(step * per_step + number, steps)
 
-    def _update_options(self, step: int) -> dict[str, Any]:
-        return {
-            "baseline": self.baseline,
-            "max_tokens": self.parts.params.max_tokens or 0,
-            "temperature": self.collector.params(step).temperature,
-            "reference": self.reference,
-            "teacher": self.parts.teacher,
-        }
+    def _update_inputs(self, step: int) -> UpdateInputs:
+        return UpdateInputs(
+            baseline=self.baseline,
+            max_tokens=self.parts.params.max_tokens or 0,
+            temperature=self.collector.params(step).temperature,
+            key=rng.key(self.parts.seed, step),
+            reference=self.reference,
+            teacher=self.parts.teacher,
+            critic=self._value_critic(step),
+            is_given=self.options.completions == "given",
+        )
 
     def _metrics(self, step: int, collected: StepBatch, statistics: UpdateStatistics) -> dict[str, float]:
         change = self._measure_change(step, collected) if statistics.updates else {}
@@ -154,8 +160,8 @@ class Trainer:
         completions |= measure_signal(collected.all, self.parts.algorithm)
         if self.parts.algorithm.has_penalty:
             completions["penalty"] = mean([t.penalty for t in last_of_rollouts(TrajectoryBatch(collected.batch))])
-        if self.parts.algorithm.teacher_coef:
-            completions["teacher/kl"] = measure_teacher_kl(collected.batch)
+        for term in self.parts.algorithm.terms:
+            completions |= term.measure_batch(collected.batch)
         if self.options.temperature_end is not None:
             completions["rollout/temperature"] = self.collector.params(step).temperature
         if self.parts.curriculum.options.replay:

@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from rlvr.algorithms.loss_specs import ENTROPY_INPUT, LOSS_SPECS, check_batch, list_inputs
+from rlvr.algorithms.loss_specs import LOSS_SPECS, check_batch, list_inputs
+from rlvr.algorithms.losses.loss import ENTROPY_INPUT
 from rlvr.clients.custom_loss import two_passes
 from rlvr.clients.mock.numpy_losses import FORMULAS, kl_terms
 from rlvr.clients.mock.tabular_policy import TablePolicy, WordTokenizer, toy_policy

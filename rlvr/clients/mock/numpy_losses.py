@@ -12,53 +12,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rlvr.algorithms.loss_specs import MAX_LOG_RATIO, find_pull_weights
+from rlvr.algorithms.losses import LOSSES
+from rlvr.algorithms.losses.loss import MAX_LOG_RATIO
 
 Inputs = dict[str, np.ndarray]
 Terms = tuple[np.ndarray, np.ndarray]
 Formula = Callable[[np.ndarray, Inputs, dict[str, float], np.ndarray], Terms]
-
-
-def _exp(d: np.ndarray) -> np.ndarray:
-    """exp(min(d, MAX_LOG_RATIO)); its slope is itself."""
-    return np.exp(np.minimum(d, MAX_LOG_RATIO))
-
-
-def _cross_entropy(p: np.ndarray, x: Inputs, c: dict[str, float], row: np.ndarray) -> Terms:
-    return -x["weights"] * p, -x["weights"]
-
-
-def _importance_sampling(p: np.ndarray, x: Inputs, c: dict[str, float], row: np.ndarray) -> Terms:
-    term = -_exp(p - x["logprobs"]) * x["advantages"]
-    return term, term
-
-
-def _clip(ratio: np.ndarray, advantages: np.ndarray, c: dict[str, float]) -> Terms:
-    """-min(min(ratio, c) A, clip(ratio) A) for a ratio whose derivative in p is itself."""
-    clipped = np.clip(ratio, c["clip_low_threshold"], c["clip_high_threshold"]) * advantages
-    bounded = np.minimum(ratio, c["dual_clip_threshold"]) * advantages
-    free = (bounded <= clipped) & (ratio <= c["dual_clip_threshold"])
-    return -np.minimum(bounded, clipped), np.where(free, -bounded, 0.0)
-
-
-def _ppo(p: np.ndarray, x: Inputs, c: dict[str, float], row: np.ndarray) -> Terms:
-    return _clip(_exp(p - x["logprobs"]), x["advantages"], c)
-
-
-def _cispo(p: np.ndarray, x: Inputs, c: dict[str, float], row: np.ndarray) -> Terms:
-    weight = np.clip(_exp(p - x["logprobs"]), c["clip_low_threshold"], c["clip_high_threshold"]) * x["advantages"]
-    return -weight * p, -weight
-
-
-def _dro(p: np.ndarray, x: Inputs, c: dict[str, float], row: np.ndarray) -> Terms:
-    beta, gap = c["beta"] * find_pull_weights(x), p - x["logprobs"]
-    return -(p * x["advantages"] - 0.5 * beta * gap**2), -(x["advantages"] - beta * gap)
-
-
-def _gspo(p: np.ndarray, x: Inputs, c: dict[str, float], row: np.ndarray) -> Terms:
-    mask = (x["sequence_ratio_mask"] != 0).astype(np.float64)
-    total, count = np.bincount(row, (p - x["logprobs"]) * mask), np.bincount(row, mask)
-    return _clip(_exp(total / np.maximum(count, 1))[row], x["advantages"], c)
 
 
 def kl_terms(p: np.ndarray, reference: np.ndarray, estimator: int) -> Terms:
@@ -77,11 +36,4 @@ def kl_terms(p: np.ndarray, reference: np.ndarray, estimator: int) -> Terms:
             return rise - d, -rise
 
 
-FORMULAS: dict[str, Formula] = {
-    "cross_entropy": _cross_entropy,
-    "importance_sampling": _importance_sampling,
-    "ppo": _ppo,
-    "cispo": _cispo,
-    "dro": _dro,
-    "gspo": _gspo,
-}
+FORMULAS: dict[str, Formula] = {loss.name: loss.numpy_terms for loss in LOSSES.classes() if not loss.needs_whole_step}

@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlvr.algorithms import resolve_algorithm
-from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.capabilities import check_supported
-from rlvr.algorithms.shaping import penalize_length
-from rlvr.algorithms.update import Passes, compute_current_logprobs, loss_config, update
+from rlvr.algorithms.penalties import penalize_length
+from rlvr.algorithms.terms.overlong import Overlong
+from rlvr.algorithms.update import Passes, UpdateInputs, compute_current_logprobs, loss_config, update
 from rlvr.core.file_lock import lock_file
 from rlvr.core.files import find_damage, read_json, write_atomic
 from rlvr.core.messages import AdamParams, NonFiniteError
@@ -110,11 +110,13 @@ class GroupLearner(ABC):
         algorithm = resolve_algorithm(
             options.algorithm, entropy_coef=options.entropy_coefficient, drop_equal_groups=True
         )
-        self.algorithm = replace(algorithm, overlong_penalty=options.policy_coefficient * algorithm.overlong_penalty)
+        if overlong := algorithm.term(Overlong):
+            algorithm = algorithm.with_flat({"overlong_penalty": options.policy_coefficient * overlong.penalty})
+        self.algorithm = algorithm
         check_supported(self.algorithm, client.capabilities)
         self.progress = LearnerProgress()
         self.plateau = Plateau(window=WINDOW)
-        self._baseline = RunningBaseline(self.algorithm.baseline_decay)
+        self._baseline = self.algorithm.advantage.start_baseline()
         self._sampler: SamplingClient | None = None
         self._gathered: list[Trajectory] = []
 
@@ -152,10 +154,9 @@ class GroupLearner(ABC):
                 batch,
                 lambda number: adam,
                 Passes(),
-                baseline=self._baseline,
-                max_tokens=self.options.max_tokens,
-                temperature=self.options.temperature,
-                key=self.progress.steps,
+                UpdateInputs(
+                    self._baseline, self.options.max_tokens, self.options.temperature, key=self.progress.steps
+                ),
             )
             self._require_finite(batch)
         except self.refusals as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from rlvr.algorithms.shaping import penalize_length
+from rlvr.algorithms.penalties import penalize_length
 from rlvr.core.types import Trajectory, TrajectoryBatch, group_by
 from rlvr.training.journal import Journal
 from rlvr.training.parts import StepBatch

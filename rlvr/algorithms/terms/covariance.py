@@ -8,18 +8,52 @@ most of it. Of those with lb < cov_t < ub, floor(ratio x T), at least one, are d
 
 The draw is over the whole batch of a step, before it is cut into optimizer steps, micro-batches or ranks, and from the
 log-probs of before the step: so it depends on none of these. (verl draws in each micro-batch, from the log-probs at
-that moment; in the first optimizer step they are the same.) Exercised by `python -m pytest tests/test_covariance.py`.
+that moment; in the first optimizer step they are the same.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from rlvr.algorithms.specs import Algorithm
+from rlvr.algorithms.part import Parts
+from rlvr.algorithms.terms.term import Logprobs, Preparation, Term
 from rlvr.core import rng
 from rlvr.core.types import Trajectory
+from rlvr.core.variants import setting
+
+
+@dataclass(frozen=True)
+class ClipCovariance(Term):
+    """`ratio`: that share of the step's sampled tokens has advantage 0, drawn among those whose covariance of log-prob
+    and advantage is above `low` and below `high`. The bounds fit advantages of deviation 1, as `group_normalized`
+    gives.
+    """
+
+    name = "clip_cov"
+    switch = "ratio"
+    needs_whole_batch = True
+
+    ratio: float = setting(
+        low=0, high=1, expected="a share of the tokens, 0 to 1 (0.0002 is usual)", flat="clip_cov_ratio"
+    )
+    low: float = setting(1.0, expected="a number", flat="clip_cov_lb")
+    high: float = setting(5.0, expected="a number", flat="clip_cov_ub")
+
+    def check(self, algorithm: Parts) -> None:
+        if not self.low < self.high:
+            raise ValueError(f"algorithm: clip_cov_lb={self.low:g}, clip_cov_ub={self.high:g}; expected lb < ub")
+        if algorithm.advantage.is_never_negative and not any(term.teaches for term in algorithm.terms):
+            raise ValueError(
+                f"algorithm.clip_cov_ratio={self.ratio:g} has no effect with the advantage "
+                f"{algorithm.advantage.name!r}: all advantages are 1, so no token has a covariance; leave it out"
+            )
+
+    def adjust(self, selected: Sequence[Trajectory], prepared: Preparation) -> None:
+        share = clip_covariance(selected, self, prepared.key, prepared.old_logprobs)
+        prepared.measured["clip_ratio/cov_mean"] = share
 
 
 def compute_covariances(logprobs_T: np.ndarray, advantages_T: np.ndarray) -> np.ndarray:
@@ -29,9 +63,9 @@ def compute_covariances(logprobs_T: np.ndarray, advantages_T: np.ndarray) -> np.
 
 def clip_covariance(
     trajectories: Sequence[Trajectory],
-    algorithm: Algorithm,
+    term: ClipCovariance,
     key: int,
-    old_logprobs: Callable[[Trajectory], Sequence[float] | None] = lambda trajectory: None,
+    old_logprobs: Logprobs = lambda trajectory: None,
 ) -> float:
     """Set the advantage of the drawn tokens to 0, in `token_advantages`; their share of the sampled tokens.
 
@@ -49,8 +83,8 @@ def clip_covariance(
         for of_rows in (logprobs, advantages)
     )
     covariances_T = compute_covariances(logprobs_T, advantages_T)
-    candidates = np.flatnonzero((covariances_T > algorithm.clip_cov_lb) & (covariances_T < algorithm.clip_cov_ub))
-    count = max(1, int(algorithm.clip_cov_ratio * len(covariances_T)))
+    candidates = np.flatnonzero((covariances_T > term.low) & (covariances_T < term.high))
+    count = max(1, int(term.ratio * len(covariances_T)))
     drawn = np.zeros(len(covariances_T), dtype=bool)
     drawn[candidates[rng.permutation(len(candidates), rng.key("clip_cov", key))[:count]]] = True
     parts = np.split(drawn, np.cumsum([mask.sum() for mask in masks])[:-1])

@@ -3,18 +3,48 @@
 A_t <- A_t - coefficient x (log policy - log teacher) of the sampled token. The gradient is that of the reverse KL
 divergence of each token over the policy's own completions (Agarwal et al. 2024, arXiv:2306.13649, with the reverse KL;
 https://thinkingmachines.ai/blog/on-policy-distillation/).
-Exercised by `python -m pytest tests/test_distillation.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rlvr.algorithms.shaping import compute_sampler_logprobs
+from rlvr.algorithms.sampler_logprobs import compute_sampler_logprobs
+from rlvr.algorithms.terms.term import Logprobs, Preparation, Term
 from rlvr.core.types import Trajectory
+from rlvr.core.variants import setting
+
+
+@dataclass(frozen=True)
+class Teacher(Term):
+    """`coef` weighs on-policy distillation: every token's advantage loses coefficient x (log policy - log teacher), the
+    reverse KL to the run's `teacher` (arXiv:2306.13649). `advantage=zero` learns from it alone.
+    """
+
+    name = "teacher"
+    switch = "coef"
+    has_gradient = True
+    teaches = True
+
+    coef: float = setting(low=0, expected="at least 0", flat="teacher_coef")
+
+    def adjust(self, selected: Sequence[Trajectory], prepared: Preparation) -> None:
+        if prepared.teacher is None:
+            raise ValueError(
+                f"algorithm.teacher_coef={self.coef} without a teacher: set teacher.model or teacher.url, or give the "
+                "update's inputs a `teacher`, a sampling client"
+            )
+        add_teacher_advantages(selected, prepared.teacher, self.coef, prepared.temperature, prepared.old_logprobs)
+
+    def measure_batch(self, batch: Sequence[Trajectory]) -> dict[str, float]:
+        return {"teacher/kl": measure_teacher_kl(batch)}
+
+    def describe(self) -> str:
+        return f"teacher at {self.coef:g}"
 
 
 def add_teacher_advantages(
@@ -22,7 +52,7 @@ def add_teacher_advantages(
     teacher: Any,
     coefficient: float,
     temperature: float,
-    old_logprobs: Callable[[Trajectory], Sequence[float] | None] = lambda trajectory: None,
+    old_logprobs: Logprobs = lambda trajectory: None,
 ) -> None:
     """Set `teacher_logprobs` and `token_advantages` [R] of every trajectory; `teacher` is a sampling client.
 

@@ -1,0 +1,160 @@
+"""What a term is: one thing that an algorithm adds to its loss, its rewards or its advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rlvr.algorithms.part import Part, Parts
+from rlvr.core.protocols import Feature
+from rlvr.core.types import Trajectory
+
+Logprobs = Callable[[Trajectory], Sequence[float] | None]
+
+
+@dataclass
+class Preparation:
+    """What the terms of one update are given before it, and what they find out for each other.
+
+    `compute_logprobs` gives the trainer's log-probs [R] of trajectories; `old` are those of before the step, where a
+    term asked for them.
+    """
+
+    algorithm: Parts
+    max_tokens: int
+    temperature: float = 1.0
+    key: int = 0
+    reference: Any = None
+    teacher: Any = None
+    compute_logprobs: Callable[[Sequence[Trajectory]], list[list[float]]] = lambda rows: []
+    old: dict[int, tuple[Trajectory, list[float]]] = field(default_factory=dict[int, tuple[Trajectory, list[float]]])
+    measured: dict[str, float] = field(default_factory=dict[str, float])
+
+    def old_logprobs(self, trajectory: Trajectory) -> Sequence[float] | None:
+        """The trainer's log-probs [R] before the step, or None if no term compares with them."""
+        found = self.old.get(id(trajectory))  # the trajectory is kept beside them, so no other object gets its id
+        return None if found is None else found[1]
+
+
+def group_rollouts(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+    """The trajectories of each rollout: several where a history was rewritten."""
+    rollouts: dict[str, list[Trajectory]] = {}
+    for index, t in enumerate(trajectories):
+        rollouts.setdefault(t.rollout_id or f"#{index}", []).append(t)
+    return list(rollouts.values())
+
+
+@dataclass
+class Row:
+    """One row of training while terms weigh it: `advantages` [R] and the other `inputs` of its datum.
+
+    `weight` is the reduction; `logprobs` [R] are the sampler's, `old` [R] the trainer's before the step, if any.
+    """
+
+    trajectory: Trajectory
+    weight: float
+    logprobs: np.ndarray
+    advantages: np.ndarray
+    old: np.ndarray | None
+    inputs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The sampled tokens of some rows after a forward-backward pass, end to end: log-probs now, when sampled and under
+    the reference (if it was asked), the reduction's weights, and the metrics that the client gave."""
+
+    now: np.ndarray
+    sampled: np.ndarray
+    reference: np.ndarray | None
+    weight: np.ndarray
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Term(Part):
+    """A term of an algorithm. A new one is a class in a file of this folder and its entry in `TERMS`.
+
+    An update calls `prepare` before rewards become advantages, then `penalize`, `adjust` with what is learned from,
+    `weigh` for each row, and `measure` after each forward-backward pass. `switch` is the option without which the term
+    is not there.
+    """
+
+    kind = "term"
+    switch: ClassVar[str] = ""
+
+    has_gradient: ClassVar[bool] = False
+    """A group of equal rewards has a gradient by it."""
+    changes_gradient: ClassVar[bool] = True
+    """It changes the gradient beside the reward, which a loss without advantages does not read."""
+    needs_whole_batch: ClassVar[bool] = False
+    """It cannot be applied to a batch that is still arriving."""
+    is_known_when_judged: ClassVar[bool] = False
+    """Its penalty follows from the completion alone."""
+    teaches: ClassVar[bool] = False
+    """The policy learns from it even if no reward is read."""
+
+    @property
+    def key_of_switch(self) -> str:
+        """The key of the switch in the section `algorithm`."""
+        return self.flat_names()[self.switch]
+
+    @property
+    def strength(self) -> Any:
+        """The value of the switch."""
+        return getattr(self, self.switch)
+
+    def has_gradient_at_zero(self) -> bool:
+        """Whether a trajectory with advantage 0 may have a gradient by it."""
+        return False
+
+    def needs(self) -> tuple[Feature, ...]:
+        """What a client must have for it."""
+        return ()
+
+    def used_key(self) -> tuple[str, str]:
+        """How it is set, and what to use instead with a client that does not have what it needs."""
+        return self.key_of_switch, ""
+
+    def needs_reference(self) -> bool:
+        """Whether it compares with the policy as RL began."""
+        return False
+
+    def is_penalty(self) -> bool:
+        """Whether it is subtracted from the reward."""
+        return False
+
+    def advice(self, algorithm: Parts) -> str:
+        """A warning about settings that run and are known to disappoint, or ""."""
+        return ""
+
+    def config(self) -> dict[str, float]:
+        """Settings for the call of the loss (`loss_fn_config`)."""
+        return {}
+
+    def prepare(self, batch: Sequence[Trajectory], prepared: Preparation) -> None:
+        """Fill what the trajectories need before rewards become advantages."""
+
+    def penalize(self, batch: Sequence[Trajectory], algorithm: Parts, max_tokens: int, old_logprobs: Logprobs) -> None:
+        """Add to `penalty` of every trajectory."""
+
+    def adjust(self, selected: Sequence[Trajectory], prepared: Preparation) -> None:
+        """Change the advantages of what is learned from."""
+
+    def weigh(self, row: Row) -> None:
+        """Change a row's advantages, or give it inputs."""
+
+    def measure(self, trained: Trained) -> tuple[float, np.ndarray | None]:
+        """What it added to the loss of a pass, and values [T] whose mean is its metric, if it has one."""
+        return 0.0, None
+
+    def measure_batch(self, batch: Sequence[Trajectory]) -> dict[str, float]:
+        """Metrics of the batch after the update."""
+        return {}
+
+    def describe(self) -> str:
+        """Its words in a run's plan, "" for none."""
+        return ""

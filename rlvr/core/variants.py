@@ -1,0 +1,195 @@
+"""Variants: the members of a kind that have options of their own, such as losses, each declared by one class.
+
+    @dataclass(frozen=True)
+    class Cispo(Loss):
+        name = "cispo"
+        clip_high: float = setting(3.0, low=0, expected="at least 0")
+
+    LOSSES = Variants("algorithm.loss", {"cispo": "rlvr.algorithms.losses.clipped:Cispo", ...})
+
+A variant is a frozen dataclass with a `name`; its fields are its options. What an option may be is declared with it and
+nowhere else: the check, the key in a config, its help and the refusal of an option that another variant has all follow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
+
+from rlvr.core.registry import did_you_mean, load_object
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an option may be: a finite number from `low` to `high`, or one of `choices`; null too if it is the default.
+
+    `expected` says it in words. `flat` is the key that sets the option from the section of its kind: `kl_coef` of
+    `algorithm` for the option `coef` of the term `kl`. By default it is the option's own name.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    choices: tuple[str, ...] = ()
+    expected: str = ""
+    flat: str = ""
+
+    def allows(self, value: Any) -> bool:
+        """Whether a value that is not null is allowed."""
+        if self.choices:
+            return value in self.choices
+        return isinstance(value, bool) or (self.low <= value <= self.high and math.isfinite(value))
+
+
+def setting(
+    default: Any = MISSING,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    choices: tuple[str, ...] = (),
+    expected: str = "",
+    flat: str = "",
+) -> Any:
+    """A field of a variant with what it may be (`Setting`)."""
+    return field(default=default, metadata={"setting": Setting(low, high, choices, expected, flat)})
+
+
+def setting_of(option: Field[Any]) -> Setting:
+    """What the field of a variant may be."""
+    declared = option.metadata.get("setting")
+    return declared if isinstance(declared, Setting) else Setting()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The base of all variants. `kind` is the word for what it is a variant of, `section` where its flat keys are."""
+
+    name: ClassVar[str] = ""
+    kind: ClassVar[str] = ""
+    section: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        """ValueError for the first option that has a value which is not allowed."""
+        for option in fields(self):
+            self.check_option(option.name, getattr(self, option.name))
+
+    @classmethod
+    def check_option(cls, name: str, value: Any) -> None:
+        """ValueError unless an option may have this value."""
+        option = cls.__dataclass_fields__[name]
+        declared = setting_of(option)
+        if value is None and option.default is None:
+            return
+        if declared.choices and value not in declared.choices:
+            raise ValueError(
+                f"{cls.key(name)}={value!r} is unknown{did_you_mean(str(value), declared.choices)}; "
+                f"known: {', '.join(declared.choices)}"
+            )
+        if not declared.allows(value):
+            raise ValueError(f"{cls.key(name)}={value!r}, expected {declared.expected}")
+
+    @classmethod
+    def key(cls, option: str) -> str:
+        """The key of an option in a config."""
+        return f"{cls.section}.{cls.flat_names()[option]}"
+
+    @classmethod
+    def flat_names(cls) -> dict[str, str]:
+        """Each option and its key in the section of the kind."""
+        return {option.name: setting_of(option).flat or option.name for option in fields(cls)}
+
+    @classmethod
+    def flat_types(cls) -> dict[str, Any]:
+        """The type of each option, by its key in the section of the kind."""
+        hints = get_type_hints(cls)
+        return {flat: hints[option] for option, flat in cls.flat_names().items()}
+
+    @classmethod
+    def read_flat(cls, flat: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+        """`earlier` options with those of the flat keys; None takes an option's default."""
+        names = {key: option for option, key in cls.flat_names().items()}
+        options = dict(earlier)
+        for key, value in flat.items():
+            if value is not None:
+                cls.check_option(names[key], value)
+                options[names[key]] = value
+            elif key in names:
+                options.pop(names[key], None)
+        return options
+
+    @classmethod
+    def inherit(cls, earlier: Variant) -> dict[str, Any]:
+        """What this variant takes over of the one that it replaces: nothing, unless both mean the same by it."""
+        return {}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {option.name: getattr(self, option.name) for option in fields(self)}
+
+
+V = TypeVar("V", bound=Variant)
+
+
+class Variants(Generic[V]):
+    """The variants of a kind by name. One given as a path `package.module:Class` is loaded when it is asked for."""
+
+    def __init__(self, key: str, base: type[V], *built_in: type[V], or_else: str = "") -> None:
+        self.key, self.base, self.or_else = key, base, or_else
+        self._known: dict[str, type[V]] = {variant.name: variant for variant in built_in}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known
+
+    def classes(self) -> list[type[V]]:
+        return list(self._known.values())
+
+    def add(self, variant: type[V]) -> None:
+        """Register a variant under its name."""
+        if self._known.get(variant.name, variant) != variant:
+            raise ValueError(f"{self.key} {variant.name!r} is registered already; choose another name")
+        self._known[variant.name] = variant
+
+    def find(self, name: str) -> type[V]:
+        """The variant of that name, or the class at `package.module:Class`."""
+        if name in self._known:
+            return self._known[name]
+        if ":" not in name:
+            raise ValueError(
+                f"{self.key}={name!r} is unknown{did_you_mean(name, self)}; known: {', '.join(self)}{self.or_else}"
+            )
+        found = load_object(self.key, name)
+        if not (isinstance(found, type) and issubclass(found, self.base)):
+            raise ValueError(f"{self.key}={name!r}: expected a class that extends {self.base.__name__}")
+        return found
+
+    def flat_options(self) -> dict[str, set[str]]:
+        """Every flat key of the variants, and the names of the variants that it belongs to."""
+        keys: dict[str, set[str]] = {}
+        for variant in self.classes():
+            for flat in variant.flat_names().values():
+                keys.setdefault(flat, set()).add(variant.name)
+        return keys
+
+    def vary(self, now: V, name: str | None, flat: Mapping[str, Any]) -> V:
+        """`now`, or the variant `name`, with the options of the flat keys; null takes the default.
+
+        ValueError for a key that belongs to another variant.
+        """
+        variant = type(now) if name in (None, now.name) else self.find(name or "")
+        kept = now.options if variant is type(now) else variant.inherit(now)
+        others = [key for key, value in flat.items() if value is not None and key not in variant.flat_types()]
+        if others:
+            raise ValueError(self.about_other(others[0], flat[others[0]], variant))
+        return variant(**variant.read_flat(flat, kept))
+
+    def about_other(self, key: str, value: Any, variant: type[V]) -> str:
+        """What is wrong with the option of another variant."""
+        takers = ", ".join(sorted(self.flat_options().get(key, ())))
+        return (
+            f"{variant.section}.{key}={value} has no effect: the {variant.kind} {variant.name!r} has no {key}; leave "
+            f"it out, or use one that has: {takers}"
+        )
