@@ -349,7 +349,7 @@ class Threshold(Advantage):
 
 
 @dataclass(frozen=True)
-class Acceptance(Threshold):
+class AcceptanceAdvantage(Threshold):
     """A_i = 1 if r_i > `accept_above`; the others leave the batch and its denominators.
 
     Rejection sampling: RAFT, arXiv:2304.06767, and ReST, arXiv:2308.08998, with a threshold on the reward.
@@ -368,7 +368,7 @@ class Acceptance(Threshold):
 
 
 @dataclass(frozen=True)
-class Verdict(Threshold):
+class VerdictAdvantage(Threshold):
     """A_i = 1 if r_i > `accept_above`, else -1: which completions a preference loss prefers to which."""
 
     name = "verdict"
@@ -432,7 +432,7 @@ class Gae(Advantage):
 ADVANTAGES = Variants(
     "algorithm.advantage", Advantage, GroupMean, GroupNormalized, GroupMeanBatchStd, LeaveOneOut, BatchMean,
     BatchNormalized, TokenNormalized, GroupMeanTokenNormalized, MovingAverage, Raw, PassAtK, ProcessNormalized, Gae,
-    Zero, Acceptance, Verdict,
+    Zero, AcceptanceAdvantage, VerdictAdvantage,
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlvr.algorithms.advantages import (
-    Acceptance,
+    AcceptanceAdvantage,
     BatchMean,
     Gae,
     GroupMean,
@@ -24,7 +24,7 @@ from rlvr.algorithms.advantages import (
     PassAtK,
     ProcessNormalized,
     TokenNormalized,
-    Verdict,
+    VerdictAdvantage,
     Zero,
 )
 from rlvr.algorithms.losses.clipped import Cispo, Gspo, Ppo
@@ -116,7 +116,7 @@ for _spec in (
         source="arXiv:2402.03300, section 4.1.3: a reward for each turn",
     ),
     Algorithm(
-        "raft", Acceptance(), CrossEntropy(), "token_mean", drop_equal_groups=False,
+        "raft", AcceptanceAdvantage(), CrossEntropy(), "token_mean", drop_equal_groups=False,
         source="rejection-sampling fine-tuning on what the verifier accepts: arXiv:2304.06767, arXiv:2308.08998",
     ),
     Algorithm(
@@ -124,15 +124,15 @@ for _spec in (
         source="on-policy distillation: arXiv:2306.13649, https://thinkingmachines.ai/blog/on-policy-distillation/",
     ),
     Algorithm(
-        "dpo", Verdict(), Dpo(), "sequence_sum",
+        "dpo", VerdictAdvantage(), Dpo(), "sequence_sum",
         source="arXiv:2305.18290, over the pairs of each group: accepted and refused",
     ),
     Algorithm(
-        "ipo", Verdict(), Ipo(), "sequence_sum",
+        "ipo", VerdictAdvantage(), Ipo(), "sequence_sum",
         source="arXiv:2310.12036, over the same pairs",
     ),
     Algorithm(
-        "kto", Verdict(), Kto(), "sequence_sum", drop_equal_groups=False,
+        "kto", VerdictAdvantage(), Kto(), "sequence_sum", drop_equal_groups=False,
         source="arXiv:2402.01306, over single completions: accepted or refused",
     ),
 ):  # fmt: skip
