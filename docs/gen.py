@@ -161,7 +161,7 @@ def preferences() -> str:
 
 def gae() -> str:
     """The advantages of a critic."""
-    return _text(read_docstring("rlvr.algorithms.advantages.Gae"))
+    return _text(read_docstring("rlvr.algorithms.advantages.GaeAdvantage"))
 
 
 def critic_loss() -> str:
@@ -186,9 +186,13 @@ def options() -> str:
 
     variants = [*TERMS.classes(), *LOSSES.classes(), *ADVANTAGES.classes()]
     rows = [
-        [f"{variant.kind} `{variant.name}`", ", ".join(f"`{key}`" for key in variant.flat_types()), _cell(variant)]
+        [
+            f"{variant.kind} `{variant.name}`",
+            ", ".join(f"`{key}`" for key in variant.flat_names().values()),
+            _cell(variant),
+        ]
         for variant in variants
-        if variant.flat_types()
+        if variant.flat_names()
     ]
     return f"{_paragraphs(Algorithm)}\n\n{_table(['of', 'keys', 'what they do'], rows)}"
 
@@ -515,8 +519,38 @@ def _section(schema: Any, prefix: str, title: str) -> Iterator[str]:
     yield f"{'#' * max(3, 2 + prefix.count('.'))} {title}\n\n{_paragraphs(schema)}"
     if rows:
         yield _table(["key", "default", "takes"], rows)
+    options = [row for part, key in inner for row in _list_variant_options(part, key)]
+    if options:
+        yield _table(["key", "shorter", "of", "default", "takes"], options)
     for part, key in inner:
-        yield from _section(part, f"{key}.", f"`{key}`")
+        if not _list_variant_options(part, key):
+            yield from _section(part, f"{key}.", f"`{key}`")
+
+
+def _list_variant_options(section: Any, key: str) -> list[list[str]]:
+    """The rows of a section that was made of variants, or of sections that were: one for each option."""
+    if not hasattr(section, "variants"):
+        inner = {field.name: field.default_factory for field in dataclasses.fields(section)}
+        if not all(hasattr(part, "variants") for part in inner.values()):
+            return []
+        return [row for name, part in inner.items() for row in _list_variant_options(part, f"{key}.{name}")]
+    from rlvr.core.variants import setting_of
+
+    rows: list[list[str]] = []
+    for field in dataclasses.fields(section):
+        having = [one for one in section.variants if field.name in {option.name for option in dataclasses.fields(one)}]
+        if not having:
+            names = ", ".join(f"`{variant.name}`" for variant in section.variants)
+            rows.append([f"`{key}.{field.name}`", f"`{key}`", "", "that of the spec", names])
+            continue
+        option = having[0].__dataclass_fields__[field.name]
+        declared, hint = setting_of(option), typing.get_type_hints(having[0])[field.name]
+        defaults = dict.fromkeys(f"`{_default(one.__dataclass_fields__[field.name])}`" for one in having)
+        takes = ", ".join(f"`{word}`" for word in declared.choices) or declared.expected or _kind(hint)
+        shorter = f"`{having[0].section}.{declared.flat}`" if declared.flat else ""
+        of = ", ".join(f"`{one.name}`" for one in having)
+        rows.append([f"`{key}.{field.name}`", shorter, of, " or ".join(defaults).replace("``", "none"), takes])
+    return rows
 
 
 def _alternatives(hint: Any) -> list[Any]:

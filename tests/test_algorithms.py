@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlvr.algorithms import ALGORITHMS, Algorithm, register_algorithm, registry, resolve_algorithm
-from rlvr.algorithms.advantages import REDUCTIONS, Raw
+from rlvr.algorithms.advantages import REDUCTIONS, RawAdvantage
 from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.losses.policy_gradient import ImportanceSampling
 from rlvr.core.types import StopReason, Trajectory
@@ -349,7 +349,9 @@ def test_a_name_is_registered_once() -> None:
     """The same row again is nothing new; another one under its name is an error."""
     register_algorithm(ALGORITHMS["ppo"])
     with pytest.raises(ValueError, match="'ppo' is registered already; choose another name"):
-        register_algorithm(Algorithm("ppo", Raw(), ImportanceSampling(), "token_mean", drop_equal_groups=False))
+        register_algorithm(
+            Algorithm("ppo", RawAdvantage(), ImportanceSampling(), "token_mean", drop_equal_groups=False)
+        )
 
 
 def test_every_row_names_a_loss_of_the_engine() -> None:

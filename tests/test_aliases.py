@@ -11,6 +11,7 @@ from composing import BASE, compose_base, config, refusal_of
 from rlvr.config import dump, load
 from rlvr.config.aliases import ALIASES, ALIASES_BY_WORD, PLACES, SECTIONS, is_ours
 from rlvr.config.build_config import build_config, resolved_values
+from rlvr.config.choices import full_key
 
 # Word: what is typed, and what it makes of our keys. Those with None are worked out from several, and tested as such.
 MEANS: dict[str, tuple[str, dict[str, Any]] | None] = {
@@ -88,7 +89,7 @@ def in_place(place: str, word: str, value: str) -> str:
 
 def test_every_word_of_the_table_is_tried_here_and_sets_keys_that_exist() -> None:
     assert set(MEANS) == set(ALIASES_BY_WORD) and len(ALIASES_BY_WORD) == len(ALIASES)
-    assert all(is_ours(key) for spelling in ALIASES for key in spelling.key.split(", "))
+    assert all(is_ours(full_key(key)) for spelling in ALIASES for key in spelling.key.split(", "))
     assert all(spelling.meaning for spelling in ALIASES)
 
 
@@ -99,25 +100,26 @@ def test_a_word_sets_our_key_from_a_file_and_from_the_command_line(word: str) ->
     places = ("",) if ALIASES_BY_WORD[word].only_at_top else PLACES
     for place in places:
         typed = f"{place}.{word}" if place else word
-        if is_ours(typed):
+        if is_ours(typed) or full_key(typed) != typed:
             continue
         Path("file.yaml").write_text(in_place(place, word, value))
         by_file, by_hand = load(None, "file.yaml"), compose_base("", f"{typed}={value}")
         for key, ours in expected.items():
             for loaded, origin in ((by_file, "file.yaml"), (by_hand, "cli")):
+                key = full_key(key)
                 got = at(loaded.values, key)
                 assert got == ours and isinstance(got, bool) == isinstance(ours, bool), (typed, got)
                 assert at(loaded.raw, key) == ours
                 assert loaded.origin[key] == origin
                 assert key == typed or loaded.typed[key] == typed
-        assert typed in expected or typed not in by_hand.origin
+        assert full_key(typed) in map(full_key, expected) or typed not in by_hand.origin
 
 
 def test_ratios_become_distances_without_the_dust_of_floating_point() -> None:
     """1 - 0.8 is 0.19999999999999996 there; what is written down is 0.2."""
     loaded = compose_base("", "ppo_clip_low=0.8", "ppo_clip_high=1.2")
-    assert repr(loaded.values["algorithm"]) == "{'clip_low': 0.2, 'clip_high': 0.2}"
-    assert config("", "clip_low_threshold=0.7", "epsilon_high=0.3").algorithm.clip_low == 0.3
+    assert repr(loaded.values["algorithm"]) == "{'loss': {'clip_low': 0.2, 'clip_high': 0.2}}"
+    assert config("", "clip_low_threshold=0.7", "epsilon_high=0.3").algorithm.loss.clip_low == 0.3
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,7 @@ def test_sections_of_other_systems_stand_for_ours() -> None:
     assert got.env.kwargs == {"p": 7} and got.model.config == {"model_type": "gpt2"} and got.tracking.tensorboard
     assert (got.training.dynamic_sampling, got.training.optimizer.warmup_steps) == (1, 3)
     assert (got.sft.steps, got.evaluation.tasks) == (5, 9)
-    assert (got.rollout.top_k, got.reward.type, got.algorithm.clip_high) == (4, "boxed", 0.3)
+    assert (got.rollout.top_k, got.reward.type, got.algorithm.loss.clip_high) == (4, "boxed", 0.3)
     assert set(SECTIONS) >= {"rlvr_training", "training_data_generator", "predictive_model", "logging", "rlvr"}
 
 
@@ -227,7 +229,7 @@ def test_two_spellings_that_agree_are_fine() -> None:
 def test_the_command_line_overrides_a_file_whatever_the_spelling() -> None:
     text = "rlvr_training: {max_steps: 3, cliprange: 0.2, num_generations: 4}\n"
     got = config(text, "training.steps=5", "epsilon_high=0.3", "training.group_size=2")
-    assert (got.training.steps, got.algorithm.clip_low, got.algorithm.clip_high) == (5, 0.2, 0.3)
+    assert (got.training.steps, got.algorithm.loss.clip_low, got.algorithm.loss.clip_high) == (5, 0.2, 0.3)
     assert got.training.group_size == 2
     assert config("training: {steps: 4}\n", "max_steps=5").training.steps == 5
 
@@ -235,8 +237,8 @@ def test_the_command_line_overrides_a_file_whatever_the_spelling() -> None:
 def test_null_takes_a_word_back() -> None:
     text = "rlvr_training: {cliprange: 0.1, max_steps: 3}\ntraining: {steps: 4}\n"
     got = config(text, "rlvr_training.cliprange=null", "rlvr_training.max_steps=null")
-    assert got.algorithm.clip_low is None and got.training.steps == 4
-    assert config("rlvr_training: {cliprange: 0.1}\n", "epsilon=null").algorithm.clip_low is None
+    assert got.algorithm.loss.clip_low is None and got.training.steps == 4
+    assert config("rlvr_training: {cliprange: 0.1}\n", "epsilon=null").algorithm.loss.clip_low is None
 
 
 def test_a_users_file_overrides_a_shipped_one_whatever_the_spelling() -> None:
@@ -303,7 +305,7 @@ def test_sizes_that_do_not_divide_say_which_numbers(words: list[str], said: list
     ],
 )
 def test_two_switches_choose_the_advantage(switches: str, advantage: str) -> None:
-    assert config(f"algorithm: {{name: reinforce}}\n{switches}\n").algorithm.advantage == advantage
+    assert config(f"algorithm: {{name: reinforce}}\n{switches}\n").algorithm.advantage.name == advantage
 
 
 # --- groups and interpolation ------------------------------------------------------------------------------------
@@ -330,5 +332,5 @@ def test_epsilon_beside_epsilon_high_is_the_lower_side() -> None:
         ("epsilon_high: 0.28\n", ("epsilon=0.1",)),
     ):
         got = config(text, *words).algorithm
-        assert (got.clip_low, got.clip_high) == (0.1, 0.28)
+        assert (got.loss.clip_low, got.loss.clip_high) == (0.1, 0.28)
     assert "disagree" in refusal_of("", "cliprange=0.1", "epsilon_high=0.28")

@@ -25,7 +25,7 @@ CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 
 
 def clip_of(loss: Any) -> dict[str, float]:
-    return CLIP if "clip_low" in loss.flat_types() else {}
+    return CLIP if "clip_low" in loss.flat_names() else {}
 
 
 # The table's first column, and a row of the algorithm table that uses just this option.

@@ -11,7 +11,7 @@ from table_trainer import make_trainer
 
 from rlvr.algorithms import resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
-from rlvr.algorithms.terms.teacher import add_teacher_advantages, measure_teacher_kl
+from rlvr.algorithms.terms.distillation import add_teacher_advantages, measure_teacher_kl
 from rlvr.algorithms.update import Passes, UpdateInputs, make_datum, update
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.futures import LazyFuture

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 from composing import BASE, compose_base, refusal_of
 
+from rlvr.algorithms.terms.entropy import Entropy
+from rlvr.algorithms.terms.kl import Kl
 from rlvr.config import load
 from rlvr.config.aliases import ALIASES_BY_WORD, find_alias, is_ours
 from rlvr.config.build_config import build_config
+from rlvr.config.choices import full_key
 from rlvr.config.foreign_words import FOREIGN, TRL, VERL
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +47,7 @@ def changes(before: Any, after: Any, prefix: str = "") -> Any:
 
 def test_the_tables_name_keys_that_exist_and_no_word_twice() -> None:
     assert len(FOREIGN) == len(TRL) + len(VERL) and not set(FOREIGN) & set(ALIASES_BY_WORD)
-    assert all(is_ours(key) for alias in FOREIGN.values() if alias.targets for key in alias.key.split(", "))
+    assert all(is_ours(full_key(key)) for alias in FOREIGN.values() if alias.targets for key in alias.key.split(", "))
     assert all(alias.meaning for alias in FOREIGN.values()) and not any(map(is_ours, FOREIGN))
 
 
@@ -194,7 +197,7 @@ POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
     ],
 )
 def test_a_word_becomes_our_key(words: str, expected: dict[str, Any]) -> None:
-    assert read_words(*words.split()) == expected
+    assert read_words(*words.split()) == {full_key(key): value for key, value in expected.items()}
 
 
 @pytest.mark.parametrize(
@@ -272,7 +275,7 @@ def test_a_published_verl_command_trains_what_it_says() -> None:
     Path("verl.yaml").write_text("env: {name: rpn_arithmetic}\n")
     built = build_config(load(None, "verl.yaml", words.split()), warn=pytest.fail)
     assert (built.training.prompts_per_step, built.training.group_size, built.training.num_substeps) == (64, 5, 1)
-    assert (built.algorithm.kl_coef, built.algorithm.kl_in, built.algorithm.kl_estimator) == (0.001, "loss", "k3")
+    assert built.algorithm.resolve().terms == (Kl(0.001, "k3", "loss"), Entropy(0.001))
     assert built.model.lora is not None and (built.model.lora.rank, built.model.lora.alpha) == (32, 32)
     assert built.training.optimizer.learning_rate == 3e-5 and built.rollout.max_tokens == 1024
 

@@ -261,13 +261,13 @@ def test_zero_advantage_or_weight_means_zero_gradient(name: str) -> None:
 def test_dro_alone_keeps_a_gradient_at_zero_advantage() -> None:
     """Its quadratic term pulls p to q: rows without advantage are sent with it, and may be skipped with the others."""
     from rlvr.algorithms import Algorithm
-    from rlvr.algorithms.advantages import GroupMean
+    from rlvr.algorithms.advantages import GroupMeanAdvantage
 
     _, grad = run("dro", [-1.0], logprobs=[-3.0], advantages=[0.0])
     assert grad == pytest.approx([0.05 * 2.0])
     for name in LOSS_SPECS:
         clip = {"clip_low": 0.2, "clip_high": 0.2} if "clip_low_threshold" in LOSS_SPECS[name].config else {}
-        row = Algorithm("x", GroupMean(), LOSSES.find(name)(**clip), "token_mean")
+        row = Algorithm("x", GroupMeanAdvantage(), LOSSES.find(name)(**clip), "token_mean")
         assert row.has_gradient_at_zero == (name == "dro")
         _, grad = run(name, [-1.0], logprobs=[-3.0], advantages=[0.0], weights=[0.0], sequence_ratio_mask=[1.0])
         assert (grad == [0.0]) == (name != "dro")

@@ -15,6 +15,7 @@ import pytest
 from composing import BASE, compose_base, refusal_of
 
 from rlvr.config.build_config import build_config
+from rlvr.config.choices import full_key
 
 
 @dataclass(frozen=True)
@@ -145,4 +146,4 @@ def test_a_script_is_translated_and_the_rest_refused_at_once(script: Script) -> 
         assert all(remedy in named[word] for word, remedy in script.refused.items()), lines
     kept = [word for word in words if word.split("=")[0] not in script.refused]
     settings = asdict(build_config(compose_base("", *kept)))
-    assert {key: reduce(getitem, key.split("."), settings) for key in script.becomes} == script.becomes
+    assert {key: reduce(getitem, full_key(key).split("."), settings) for key in script.becomes} == script.becomes

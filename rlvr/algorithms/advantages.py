@@ -107,7 +107,7 @@ class Advantage(Part):
 
 
 @dataclass(frozen=True)
-class GroupMean(Advantage):
+class GroupMeanAdvantage(Advantage):
     """A_i = r_i - mean_G(r). Dr. GRPO, arXiv:2503.20783: no division by the group's std, which favours the extremes."""
 
     name = "group_mean"
@@ -119,7 +119,7 @@ class GroupMean(Advantage):
 
 
 @dataclass(frozen=True)
-class GroupNormalized(Advantage):
+class GroupNormalizedAdvantage(Advantage):
     """A_i = (r_i - mean_G(r)) / (std_G(r) + 1e-6). GRPO, arXiv:2402.03300, section 4.1.2."""
 
     name = "group_normalized"
@@ -134,21 +134,21 @@ class GroupNormalized(Advantage):
 
 
 @dataclass(frozen=True)
-class GroupMeanBatchStd(Advantage):
+class GroupMeanBatchStdAdvantage(Advantage):
     """A_i = (r_i - mean_G(r)) / (std of the returns over the batch + 1e-6). Lite PPO, arXiv:2508.08221."""
 
     name = "group_mean_batch_std"
     is_standardized = True
 
     def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
-        GroupMean().estimate(trajectories, baseline)
+        GroupMeanAdvantage().estimate(trajectories, baseline)
         scale = std(list(rollout_values(trajectories).values())) + EPSILON
         for t in trajectories:
             t.advantage /= scale
 
 
 @dataclass(frozen=True)
-class LeaveOneOut(Advantage):
+class LeaveOneOutAdvantage(Advantage):
     """A_i = r_i - mean of the group's other rewards = n / (n - 1) (r_i - mean_G(r)). RLOO, arXiv:2402.14740, eq. 8.
 
     A group with one known reward has advantage 0.
@@ -167,7 +167,7 @@ class LeaveOneOut(Advantage):
 
 
 @dataclass(frozen=True)
-class BatchMean(Advantage):
+class BatchMeanAdvantage(Advantage):
     """A_i = r_i - mean over the batch. REINFORCE with a constant baseline, Williams 1992."""
 
     name = "batch_mean"
@@ -178,7 +178,7 @@ class BatchMean(Advantage):
 
 
 @dataclass(frozen=True)
-class BatchNormalized(Advantage):
+class BatchNormalizedAdvantage(Advantage):
     """A_i = (r_i - mean) / (std + 1e-6) over the batch: advantage normalisation as commonly done in PPO."""
 
     name = "batch_normalized"
@@ -191,7 +191,7 @@ class BatchNormalized(Advantage):
 
 
 @dataclass(frozen=True)
-class TokenNormalized(Advantage):
+class TokenNormalizedAdvantage(Advantage):
     """A_t = (G_t - mean) / (std + 1e-6) over all sampled tokens of the batch, G_t = r_i less the KL from token t on.
 
     So a long completion has more weight in the mean. `kl_in=reward` charges the KL token by token: token t pays for its
@@ -204,12 +204,12 @@ class TokenNormalized(Advantage):
     pays_by_token = True
 
     def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
-        Raw().estimate(trajectories, baseline)
+        RawAdvantage().estimate(trajectories, baseline)
         _normalize_tokens(trajectories)
 
 
 @dataclass(frozen=True)
-class GroupMeanTokenNormalized(Advantage):
+class GroupMeanTokenNormalizedAdvantage(Advantage):
     """A_i = (d_i - mean(d)) / (std(d) + 1e-6), d_i = r_i - mean_G(r), both over all sampled tokens of the batch.
 
     REINFORCE++ with a baseline, arXiv:2501.03262; its KL is k2 in the loss. The mean of d over tokens need not be
@@ -221,7 +221,7 @@ class GroupMeanTokenNormalized(Advantage):
     is_standardized = True
 
     def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
-        GroupMean().estimate(trajectories, baseline)
+        GroupMeanAdvantage().estimate(trajectories, baseline)
         _normalize_tokens(trajectories)
 
 
@@ -247,7 +247,7 @@ def _normalize_tokens(trajectories: Sequence[Trajectory]) -> None:
 
 
 @dataclass(frozen=True)
-class MovingAverage(Advantage):
+class MovingAverageAdvantage(Advantage):
     """A_i = r_i - b with b the moving average of earlier batches' means; the first batch is its own baseline.
 
     b <- decay b + (1 - decay) mean after each batch. This batch is not in b, so the baseline does not depend on the
@@ -268,7 +268,7 @@ class MovingAverage(Advantage):
 
 
 @dataclass(frozen=True)
-class Raw(Advantage):
+class RawAdvantage(Advantage):
     """A_i = r_i: no baseline."""
 
     name = "raw"
@@ -280,7 +280,7 @@ class Raw(Advantage):
 
 
 @dataclass(frozen=True)
-class PassAtK(Advantage):
+class PassAtKAdvantage(Advantage):
     """A_i = k x mean over the sets T of k - 1 others of its group of max(0, r_i - max_T(r)), k = `pass_k`.
 
     With the reduction `sequence_sum` and every group kept it is an unbiased gradient of the expected best of k: each of
@@ -315,7 +315,7 @@ class PassAtK(Advantage):
 
 
 @dataclass(frozen=True)
-class Zero(Advantage):
+class ZeroAdvantage(Advantage):
     """A_i = 0: rewards teach nothing. For distillation from a teacher alone (`teacher_coef`)."""
 
     name = "zero"
@@ -380,7 +380,7 @@ class VerdictAdvantage(Threshold):
 
 
 @dataclass(frozen=True)
-class ProcessNormalized(Advantage):
+class ProcessNormalizedAdvantage(Advantage):
     """A of a turn is the sum of (r - mean_G(r)) / (std_G(r) + 1e-6) over it and the later turns of its episode.
 
     r is what a turn earned, with mean and std over all turns of the group. GRPO's process supervision,
@@ -396,7 +396,7 @@ class ProcessNormalized(Advantage):
 
 
 @dataclass(frozen=True)
-class Gae(Advantage):
+class GaeAdvantage(Advantage):
     """A_t = sum_k (gamma lambda)^k delta_t+k over the sampled tokens of an episode, delta_t = r_t + gamma V_t+1 - V_t.
 
     V are the values of a critic. Schulman et al. 2016, arXiv:1506.02438 (`rlvr.algorithms.gae`). `gamma` and `lam` are
@@ -411,12 +411,12 @@ class Gae(Advantage):
     takes_critic = True
     pays_by_token = True
 
-    gamma: float = setting(1.0, low=0, high=1, expected="0 to 1 (1 does not discount)")
+    gamma: float = setting(1.0, low=0, high=1, expected="0 to 1 (1 does not discount)", flat="gamma")
     lam: float = setting(
         0.95, low=0, high=1, expected="0 to 1 (1 trusts the returns alone, 0 the next value)", flat="gae_lambda"
     )
     critic_lam: float = setting(1.0, low=0, high=1, expected="0 to 1 (1 learns what was earned)", flat="critic_lambda")
-    bootstrap_truncated: bool = True
+    bootstrap_truncated: bool = setting(True, flat="bootstrap_truncated")
 
     def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
         gae(trajectories, self.gamma, self.lam, self.bootstrap_truncated, self.critic_lam)
@@ -430,10 +430,25 @@ class Gae(Advantage):
 
 
 ADVANTAGES = Variants(
-    "algorithm.advantage", Advantage, GroupMean, GroupNormalized, GroupMeanBatchStd, LeaveOneOut, BatchMean,
-    BatchNormalized, TokenNormalized, GroupMeanTokenNormalized, MovingAverage, Raw, PassAtK, ProcessNormalized, Gae,
-    Zero, AcceptanceAdvantage, VerdictAdvantage,
-)  # fmt: skip
+    "algorithm.advantage",
+    Advantage,
+    GroupMeanAdvantage,
+    GroupNormalizedAdvantage,
+    GroupMeanBatchStdAdvantage,
+    LeaveOneOutAdvantage,
+    BatchMeanAdvantage,
+    BatchNormalizedAdvantage,
+    TokenNormalizedAdvantage,
+    GroupMeanTokenNormalizedAdvantage,
+    MovingAverageAdvantage,
+    RawAdvantage,
+    PassAtKAdvantage,
+    ProcessNormalizedAdvantage,
+    GaeAdvantage,
+    ZeroAdvantage,
+    AcceptanceAdvantage,
+    VerdictAdvantage,
+)
 
 
 def register_advantage(name: str, *, baseline: str = "group") -> Callable[[Values], Values]:

@@ -83,7 +83,7 @@ def support_table(clients: Iterable[ClientCapabilities]) -> list[list[str]]:
 
 def _with_loss(name: str) -> Algorithm:
     loss = LOSSES.find(name)
-    clip = {"clip_low": 0.2, "clip_high": 0.2} if "clip_low" in loss.flat_types() else {}
+    clip = {"clip_low": 0.2, "clip_high": 0.2} if "clip_low" in loss.flat_names() else {}
     is_preference = loss.needs_reference
     more = {"advantage": "verdict", "reduction": "sequence_sum", "drop_equal_groups": False} if is_preference else {}
     return resolve_algorithm("importance_sampling", loss=name, **clip, **more)

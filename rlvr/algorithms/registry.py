@@ -15,24 +15,24 @@ from typing import Any
 
 from rlvr.algorithms.advantages import (
     AcceptanceAdvantage,
-    BatchMean,
-    Gae,
-    GroupMean,
-    GroupNormalized,
-    LeaveOneOut,
-    MovingAverage,
-    PassAtK,
-    ProcessNormalized,
-    TokenNormalized,
+    BatchMeanAdvantage,
+    GaeAdvantage,
+    GroupMeanAdvantage,
+    GroupNormalizedAdvantage,
+    LeaveOneOutAdvantage,
+    MovingAverageAdvantage,
+    PassAtKAdvantage,
+    ProcessNormalizedAdvantage,
+    TokenNormalizedAdvantage,
     VerdictAdvantage,
-    Zero,
+    ZeroAdvantage,
 )
 from rlvr.algorithms.losses.clipped import Cispo, Gspo, Ppo
 from rlvr.algorithms.losses.dro import Dro
 from rlvr.algorithms.losses.policy_gradient import CrossEntropy, ImportanceSampling
 from rlvr.algorithms.losses.preferences import Dpo, Ipo, Kto
 from rlvr.algorithms.specs import Algorithm
-from rlvr.algorithms.terms.teacher import Teacher
+from rlvr.algorithms.terms.distillation import Teacher
 from rlvr.core.registry import did_you_mean, load_object
 
 UNSUPPORTED = ("orpo", "simpo")  # not to be taken for a typing error
@@ -52,67 +52,67 @@ _TIGHT, _WIDE = Ppo(0.2, 0.2), Ppo(0.2, 0.28)
 
 for _spec in (
     Algorithm(
-        "reinforce", BatchMean(), ImportanceSampling(), "sequence_sum", drop_equal_groups=False,
+        "reinforce", BatchMeanAdvantage(), ImportanceSampling(), "sequence_sum", drop_equal_groups=False,
         source="Williams 1992; on-policy the importance ratio is 1",
     ),
     Algorithm(
-        "reinforce_ema", MovingAverage(), ImportanceSampling(), "token_mean", drop_equal_groups=False,
+        "reinforce_ema", MovingAverageAdvantage(), ImportanceSampling(), "token_mean", drop_equal_groups=False,
         source="Williams 1992 with a moving baseline",
     ),
     Algorithm(
-        "reinforce_pp", TokenNormalized(), _TIGHT, "token_mean", drop_equal_groups=False,
+        "reinforce_pp", TokenNormalizedAdvantage(), _TIGHT, "token_mean", drop_equal_groups=False,
         source="arXiv:2501.03262; its KL penalty is kl_coef with k1 in the reward",
     ),
     Algorithm(
-        "rloo", LeaveOneOut(), ImportanceSampling(), "sequence_sum", drop_equal_groups=False,
+        "rloo", LeaveOneOutAdvantage(), ImportanceSampling(), "sequence_sum", drop_equal_groups=False,
         source="arXiv:2402.14740",
     ),
     Algorithm(
-        "grpo_original", GroupNormalized(), _TIGHT, "sequence_mean", drop_equal_groups=False,
+        "grpo_original", GroupNormalizedAdvantage(), _TIGHT, "sequence_mean", drop_equal_groups=False,
         source="arXiv:2402.03300; its KL is kl_coef with k3 in the loss",
     ),
     Algorithm(
-        "dr_grpo", GroupMean(), _TIGHT, "constant", drop_equal_groups=False,
+        "dr_grpo", GroupMeanAdvantage(), _TIGHT, "constant", drop_equal_groups=False,
         source="arXiv:2503.20783",
     ),
     Algorithm(
-        "dapo", GroupNormalized(), _WIDE, "token_mean", equal_by="reward",
+        "dapo", GroupNormalizedAdvantage(), _WIDE, "token_mean", equal_by="reward",
         source="arXiv:2503.14476; with training.dynamic_sampling and overlong_buffer",
     ),
     Algorithm(
-        "grpo", GroupMean(), _WIDE, "token_mean",
+        "grpo", GroupMeanAdvantage(), _WIDE, "token_mean",
         source="the default: arXiv:2402.03300, without std as in arXiv:2503.20783, mean and clip of arXiv:2503.14476",
     ),
     Algorithm(
-        "ppo", GroupMean(), _WIDE, "token_mean",
+        "ppo", GroupMeanAdvantage(), _WIDE, "token_mean",
         source="arXiv:1707.06347, its clip without a critic: the same as grpo",
     ),
     Algorithm(
-        "ppo_critic", Gae(), _TIGHT, "token_mean", drop_equal_groups=False,
+        "ppo_critic", GaeAdvantage(), _TIGHT, "token_mean", drop_equal_groups=False,
         source="arXiv:1707.06347 with the advantages of arXiv:1506.02438; its critic's settings are training.critic",
     ),
     Algorithm(
-        "gspo", GroupNormalized(), Gspo(3e-4, 4e-4), "sequence_mean", drop_equal_groups=False,
+        "gspo", GroupNormalizedAdvantage(), Gspo(3e-4, 4e-4), "sequence_mean", drop_equal_groups=False,
         source="arXiv:2507.18071, section 5.1",
     ),
     Algorithm(
-        "cispo", GroupNormalized(), Cispo(1.0, 3.0), "token_mean", drop_equal_groups=False,
+        "cispo", GroupNormalizedAdvantage(), Cispo(1.0, 3.0), "token_mean", drop_equal_groups=False,
         source="arXiv:2506.13585; weights clipped to 0 ... 4, the Tinker protocol's default",
     ),
     Algorithm(
-        "dro", GroupMean(), Dro(), "token_mean", drop_equal_groups=False,
+        "dro", GroupMeanAdvantage(), Dro(), "token_mean", drop_equal_groups=False,
         source="arXiv:2405.19107, with the group's mean as the value",
     ),
     Algorithm(
-        "importance_sampling", GroupMean(), ImportanceSampling(), "token_mean",
+        "importance_sampling", GroupMeanAdvantage(), ImportanceSampling(), "token_mean",
         source="the Tinker cookbook's default: group mean, no clip",
     ),
     Algorithm(
-        "pass_at_k", PassAtK(), _WIDE, "sequence_sum", drop_equal_groups=False,
+        "pass_at_k", PassAtKAdvantage(), _WIDE, "sequence_sum", drop_equal_groups=False,
         source="PKPO, arXiv:2505.15201: the expected best of k completions instead of one",
     ),
     Algorithm(
-        "grpo_process", ProcessNormalized(), _TIGHT, "sequence_mean", drop_equal_groups=False,
+        "grpo_process", ProcessNormalizedAdvantage(), _TIGHT, "sequence_mean", drop_equal_groups=False,
         source="arXiv:2402.03300, section 4.1.3: a reward for each turn",
     ),
     Algorithm(
@@ -120,7 +120,7 @@ for _spec in (
         source="rejection-sampling fine-tuning on what the verifier accepts: arXiv:2304.06767, arXiv:2308.08998",
     ),
     Algorithm(
-        "distillation", Zero(), ImportanceSampling(), "token_mean", (Teacher(1.0),), drop_equal_groups=False,
+        "distillation", ZeroAdvantage(), ImportanceSampling(), "token_mean", (Teacher(1.0),), drop_equal_groups=False,
         source="on-policy distillation: arXiv:2306.13649, https://thinkingmachines.ai/blog/on-policy-distillation/",
     ),
     Algorithm(

@@ -32,26 +32,14 @@ T = TypeVar("T", bound=Term)
 EQUAL_BY = ("return", "reward")
 
 
-@dataclass(frozen=True)
-class FlatKey:
-    """A key of a config's section `algorithm`: its type, and which part of a spec it is of: `advantage`, `loss`, the
-    name of a term, or "" for a field of its own."""
-
-    part: str
-    type: Any
-
-
-def flat_keys() -> dict[str, FlatKey]:
-    """Every key that can override a part of a spec: its own fields, and the options of all variants."""
-    fields = {"reduction": str, "drop_equal_groups": bool, "equal_by": str, "mask_truncated": bool}
-    keys = {"advantage": FlatKey("advantage", str), "loss": FlatKey("loss", str)}
-    keys |= {name: FlatKey("", kind) for name, kind in fields.items()}
+def flat_keys() -> dict[str, str]:
+    """Every key that can override a part of a spec, and which part it is of: `advantage`, `loss`, the name of a term,
+    or "" for a field of its own."""
+    keys = {"advantage": "advantage", "loss": "loss"}
+    keys |= dict.fromkeys(("reduction", "drop_equal_groups", "equal_by", "mask_truncated"), "")
     for part, variants in (("loss", LOSSES), ("advantage", ADVANTAGES)):
-        for variant in variants.classes():
-            keys |= {key: FlatKey(part, kind) for key, kind in variant.flat_types().items()}
-    for term in TERMS.classes():
-        keys |= {key: FlatKey(term.name, kind) for key, kind in term.flat_types().items()}
-    return keys
+        keys |= {key: part for variant in variants.classes() for key in variant.flat_names().values()}
+    return keys | {key: term.name for term in TERMS.classes() for key in term.flat_names().values()}
 
 
 @dataclass(frozen=True)
@@ -120,7 +108,7 @@ class Algorithm:
             )
         of_part: dict[str, dict[str, Any]] = {}
         for key, value in flat.items():
-            of_part.setdefault(known[key].part, {})[key] = value
+            of_part.setdefault(known[key], {})[key] = value
         changes = of_part.pop("", {})
         if given := of_part.pop("advantage", None):
             changes["advantage"] = ADVANTAGES.vary(self.advantage, given.pop("advantage", None), given)

@@ -11,7 +11,7 @@ import numpy as np
 from rlvr.algorithms.loss_specs import CUSTOM_METRICS
 from rlvr.algorithms.losses.loss import DUAL_CLIP
 from rlvr.algorithms.specs import Algorithm
-from rlvr.algorithms.terms.term import Trained
+from rlvr.algorithms.terms.term import TrainedTokens
 from rlvr.core.messages import Datum, ForwardBackwardOutput
 from rlvr.core.types import Trajectory, mean
 
@@ -195,7 +195,7 @@ class UpdateStatistics:
         self, rows: Sequence[tuple[Trajectory, float]], tokens: Tokens, output: ForwardBackwardOutput, joined: bool
     ) -> None:
         weight = np.concatenate([np.full(t.num_action_tokens, w) for t, w in rows])
-        trained = Trained(tokens.now, tokens.sampled, tokens.reference, weight, output.metrics)
+        trained = TrainedTokens(tokens.now, tokens.sampled, tokens.reference, weight, output.metrics)
 
         def join(before: float, value: float) -> float:
             return before + (value - (0.0 if joined else before)) / self.updates

@@ -22,6 +22,7 @@ from typing import Any
 from rlvr.algorithms.classic import PPOConfig, REINFORCEConfig
 from rlvr.config.alias import number
 from rlvr.config.aliases import ALIASES_BY_WORD
+from rlvr.config.choices import full_key
 from rlvr.config.compose import CLI, SHIPPED_FILES
 from rlvr.training.training_options import TrainingOptions
 
@@ -61,11 +62,15 @@ class Candidates:
     unused: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
 
     def add(self, target: str, candidate: Candidate) -> None:
-        self.by_key.setdefault(target, []).append(candidate)
+        self.by_key.setdefault(full_key(target), []).append(candidate)
+
+    def of(self, target: str) -> list[Candidate]:
+        """The candidates for a key."""
+        return self.by_key.get(full_key(target), [])
 
     def pick(self, target: str) -> Candidate | None:
         """The candidate of the highest rank; ValueError if several of it disagree."""
-        candidates = self.by_key.get(target, [])
+        candidates = self.of(target)
         if not candidates:
             return None
         highest = max(c.rank for c in candidates)
@@ -106,7 +111,7 @@ def derive(candidates: Candidates, ours: OwnValue, rlvr_section: bool) -> None:
     `ours` gives the config's own value of a key of ours. A config with a section `rlvr` (`rlvr_section`) may name
     neither model nor environment: it gets the mock client and the toy environment.
     """
-    highest = candidates.by_key.get("algorithm.clip_high", [])
+    highest = candidates.of("algorithm.clip_high")
     if any(given.key.rpartition(".")[2] == "epsilon_high" for given in highest):  # TRL's: epsilon is then the lower one
         highest[:] = [given for given in highest if given.key.rpartition(".")[2] != "epsilon"]
     _algorithm(candidates, ours)
@@ -124,7 +129,7 @@ def derive(candidates: Candidates, ours: OwnValue, rlvr_section: bool) -> None:
         has_model = any(target.startswith("model.") for target in candidates.by_key) or ours("model") is not None
         if not has_model and ours("client") is None:
             candidates.add("client", _default("mock"))
-        if ours("env.name") is None and not candidates.by_key.get("env.name"):
+        if ours("env.name") is None and not candidates.of("env.name"):
             candidates.add("env.name", _default("toy"))
 
 
@@ -217,7 +222,7 @@ def _default(value: Any) -> Candidate:
 def _pick(candidates: Candidates, ours: OwnValue, key: str) -> Candidate | None:
     """Pick among the aliases of one of our keys and the config's own value."""
     own = ours(key)
-    if own is not None and own not in candidates.by_key.get(key, []):
+    if own is not None and own not in candidates.of(key):
         candidates.add(key, own)
     return candidates.pick(key)
 
@@ -238,7 +243,7 @@ def _algorithm(candidates: Candidates, ours: OwnValue) -> None:
     switches = ("use_baseline", "normalize_advantages")
     others = [f.name for _, c in CLASSIC.values() for f in fields(c) if f.name not in own] if own else switches
     belongs = dict.fromkeys(target for word in others for target in ALIASES_BY_WORD[word].targets)
-    for given in [g for target in belongs for g in candidates.by_key.get(target, [])]:
+    for given in [g for target in belongs for g in candidates.of(target)]:
         if given.key.startswith("rlvr.algorithm_config."):
             candidates.leave_out(
                 given, f"{chosen.value if own else counts.value if counts else name} has no such setting"
@@ -269,11 +274,7 @@ def _estimator(candidates: Candidates) -> None:
     value = "batch_normalized" if normal else "ema" if subtract is None or subtract.value else "raw"
     deciding = [scale] if normal and scale is not None else switches
     candidates.add("algorithm.advantage", _derive(value, deciding, " with "))
-    if (
-        value == "ema"
-        and candidates.pick("~algorithm") is not None
-        and not candidates.by_key.get("algorithm.baseline_decay")
-    ):
+    if value == "ema" and candidates.pick("~algorithm") is not None and not candidates.of("algorithm.baseline_decay"):
         decay = next(f.default for f in fields(REINFORCEConfig) if f.name == "baseline_decay")
         candidates.add("algorithm.baseline_decay", _default(decay))
 

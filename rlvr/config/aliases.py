@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from functools import cache
 from typing import Any
 
 from rlvr.config.alias import Alias, number, same
+from rlvr.config.choices import FLAT, full_key
 from rlvr.config.foreign_words import FOREIGN, VERL_SECTIONS
 from rlvr.config.schema import RunConfig
 from rlvr.config.validate import list_keys
@@ -155,10 +157,12 @@ def find_alias(key: str) -> Alias | None:
 
     `find_alias("rlvr_training.cliprange")` is the alias `cliprange`; that of `"rlvr.rollout.top_k"` only renames.
     """
+    if (full := full_key(key)) != key:
+        return Alias(key.rpartition(".")[2], (full,), "")
     if is_ours(key):
         return None
     if key in FOREIGN:
-        return FOREIGN[key]
+        return _in_full(FOREIGN[key])
     parent, _, word = key.rpartition(".")
     if (first := key.partition(".")[0]) in VERL_SECTIONS:
         near = difflib.get_close_matches(key, FOREIGN, n=1)
@@ -172,24 +176,28 @@ def find_alias(key: str) -> Alias | None:
         return Alias(word, ("~algorithm",), "reinforce, ppo, or an algorithm spec")
     alias = ALIASES_BY_WORD.get(word)
     if alias and parent in PLACES and (parent == "" or not alias.only_at_top):
-        return alias
+        return _in_full(alias)
     section = max((s for s in SECTIONS if key.startswith(f"{s}.")), key=len, default=None)
     if section is None:
         return None
     rest = key[len(section) + 1 :]
     for ours in SECTIONS[section]:
         candidate = f"{ours}.{rest}" if ours else rest
-        if is_ours(candidate):
-            return Alias(word, (candidate,), "")
+        if is_ours(full_key(candidate)):
+            return Alias(word, (full_key(candidate),), "")
     if section in OURS_FIRST:
         return None  # the schema reports it
     raise ValueError(_about(section, rest))
+
+
+def _in_full(alias: Alias) -> Alias:
+    return replace(alias, targets=tuple(map(full_key, alias.targets)))
 
 
 def _about(section: str, rest: str) -> str:
     every, _ = _schema_keys()
     words = {w for w, s in ALIASES_BY_WORD.items() if section in PLACES and not s.only_at_top}
     for ours in SECTIONS[section]:
-        words |= {k[len(ours) + 1 :] for k in every if ours and k.startswith(f"{ours}.")}
+        words |= {k[len(ours) + 1 :] for k in (*every, *FLAT) if ours and k.startswith(f"{ours}.")}
     near = difflib.get_close_matches(rest, words, n=1)
     return f"did you mean {section}.{near[0]}?" if near else f"known there: {', '.join(sorted(words))}"

@@ -28,6 +28,7 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlvr.config.choices import SHORTHANDS
 from rlvr.config.document_limits import DEEPEST, TOO_DEEP, check_size, with_text_keys
 from rlvr.config.interpolate import resolve
 from rlvr.core.error_text import first_line
@@ -361,6 +362,8 @@ class _Composer:
                 held = OmegaConf.select(self.config, parent, throw_on_resolution_failure=False)
                 if held is not None and not OmegaConf.is_config(held):
                     raise ValueError(f"override {override.text!r}: {parent} is a single value and holds no keys")
+            if override.key in SHORTHANDS and not isinstance(override.value, dict):
+                override.key += ".name"
             try:
                 OmegaConf.update(self.config, override.key, override.value, merge=True, force_add=True)
             except (OmegaConfBaseException, TypeError, IndexError) as error:
@@ -371,6 +374,10 @@ class _Composer:
         node: Any = config
         for part in reversed(package.split(".") if package else []):
             node = OmegaConf.create({part: node})
+        for key in SHORTHANDS:
+            word = OmegaConf.select(node, key, throw_on_resolution_failure=False)
+            if isinstance(word, str):
+                OmegaConf.update(node, key, {"name": word}, merge=False)
         merged = OmegaConf.merge(self.config, node)
         assert isinstance(merged, DictConfig)
         self.config = merged

@@ -7,15 +7,16 @@ composed values into a `RunConfig`.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, make_dataclass
-from typing import Any, Optional
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from rlvr.algorithms.registry import resolve_algorithm
-from rlvr.algorithms.specs import Algorithm, flat_keys
+from rlvr.algorithms.specs import Algorithm
 from rlvr.clients.registry import AT_A_SERVER, ModelOptions, check_client
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.clients.teacher import TeacherOptions
 from rlvr.clients.vllm import SamplerOptions
+from rlvr.config.choices import FLAT, list_given
 from rlvr.core.messages import SamplingParams
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.envs.prompt import PromptOptions
@@ -25,6 +26,11 @@ from rlvr.training.evaluate import EvaluationOptions
 from rlvr.training.sft import SftOptions
 from rlvr.training.training_job import RunOptions
 from rlvr.training.training_options import TrainingOptions
+
+if TYPE_CHECKING:  # they are made of the variants that there are
+    AdvantageOptions = LossOptions = TermOptions = Any
+else:
+    from rlvr.config.choices import AdvantageOptions, LossOptions, TermOptions
 
 
 @dataclass(frozen=True)
@@ -55,21 +61,30 @@ class RewardOptions:
             raise ValueError(f"reward.environment_weight={self.environment_weight}, expected a finite number, or null")
 
 
-# `name`, and every key that overrides a part of a spec, with None for the spec's own value.
-_Overrides: Any = make_dataclass(
-    "_Overrides",
-    [("name", str, "grpo"), *((key, Optional[flat.type], None) for key, flat in flat_keys().items())],  # noqa: UP045
-    frozen=True,
-)
-
-
 @dataclass(frozen=True)
-class AlgorithmOptions(_Overrides):
-    """An algorithm spec by name; any other field overrides that field of the spec."""
+class AlgorithmOptions:
+    """An algorithm spec by name; what else is given takes the place of that part of the spec.
+
+    `advantage` and `loss` are another variant, by `name`, or other options of the spec's own. A term of `terms` is
+    added if its first option is given, and taken away if that is 0.
+    """
+
+    name: str = "grpo"
+    advantage: AdvantageOptions = field(default_factory=AdvantageOptions)
+    loss: LossOptions = field(default_factory=LossOptions)
+    reduction: str | None = None
+    terms: TermOptions = field(default_factory=TermOptions)
+    drop_equal_groups: bool | None = None
+    equal_by: str | None = None
+    mask_truncated: bool | None = None
 
     def resolve(self) -> Algorithm:
-        overrides = {key: value for key, value in asdict(self).items() if key != "name" and value is not None}
-        return resolve_algorithm(self.name, **overrides)
+        given = list_given(self)
+        flat = {_FLAT_OF.get(key, key.removesuffix(".name")): value for key, value in given.items() if key != "name"}
+        return resolve_algorithm(self.name, **flat)
+
+
+_FLAT_OF = {key.partition(".")[2]: flat.partition(".")[2] for flat, key in FLAT.items()}
 
 
 @dataclass(frozen=True)

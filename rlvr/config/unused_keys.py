@@ -18,6 +18,7 @@ from rlvr.algorithms.terms import TERMS
 from rlvr.algorithms.terms.importance import Importance
 from rlvr.algorithms.terms.overlong import Overlong
 from rlvr.clients.registry import AT_A_SERVER
+from rlvr.config.choices import get_at, list_given, set_at
 from rlvr.config.compose import CLI, SHIPPED_FILES, LoadedConfig
 from rlvr.config.schema import RunConfig
 from rlvr.envs.registry import known_environments
@@ -47,18 +48,20 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
     given, spec = config.algorithm, find_algorithm(config.algorithm.name)
     dropped: dict[str, str] = {}
     for part, variants in (("loss", LOSSES), ("advantage", ADVANTAGES)):
-        chosen = variants.find(getattr(given, part)) if getattr(given, part) in variants else type(getattr(spec, part))
-        if (named := getattr(given, part)) and ":" in named:
-            chosen = variants.find(named)
-        for key, takers in variants.flat_options().items():
-            if key not in chosen.flat_types():
-                dropped[key] = f"the {part} {chosen.name} has no {key}; it is of {', '.join(sorted(takers))}"
-        if config.training.completions == "given" and "accept_above" in chosen.flat_types():
-            dropped["accept_above"] = "training.completions=given: the tasks say which completion is preferred"
-    dropped = {key: why for key, why in dropped.items() if getattr(given, key) is not None}
-    if dropped:
-        idle += [(f"algorithm.{key}", why) for key, why in dropped.items()]
-        config = replace(config, algorithm=replace(given, **dict.fromkeys(dropped)))
+        options = getattr(given, part)
+        is_known = options.name in variants or ":" in (options.name or "")
+        chosen = variants.find(options.name) if is_known else type(getattr(spec, part))
+        for option, value in list_given(options).items():
+            key, taken = f"algorithm.{part}.{option}", {one.name for one in fields(chosen)}
+            if option not in (*taken, "name") and value is not None:
+                takers = ", ".join(variants.list_takers(option))
+                dropped[key] = f"the {part} {chosen.name} has no {option}; it is of {takers}"
+    if config.training.completions == "given" and given.advantage.above is not None:
+        why = "training.completions=given: the tasks say which completion is preferred"
+        dropped.setdefault("algorithm.advantage.above", why)
+    idle += dropped.items()
+    for key in dropped:
+        config = set_at(config, key, None)
     if why := _without_dynamic_sampling(config):
         idle.append(("training.dynamic_sampling", why))
         config = replace(config, training=replace(config.training, dynamic_sampling=0))
@@ -66,7 +69,7 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
         # The tokens of a batch that is still arriving cannot be counted, so the denominator is constant.
         config = replace(config, algorithm=replace(config.algorithm, reduction="constant"))
     if _needs_importance_cap(config):
-        config = replace(config, algorithm=replace(config.algorithm, importance_cap=config.sampler.importance_cap))
+        config = set_at(config, "algorithm.terms.importance.cap", config.sampler.importance_cap)
     if others := _kwargs_of_others(config.reward.type, config.reward.kwargs, options_of, known_rewards()):
         idle += [(f"reward.kwargs.{key}", f"the reward {config.reward.type} has no such option") for key in others]
         config = replace(config, reward=replace(config.reward, kwargs=_without(config.reward.kwargs, others)))
@@ -200,21 +203,21 @@ def find_unused(config: RunConfig) -> UnusedKeys:
 
 
 def _unused_algorithm_keys(config: RunConfig) -> UnusedKeys:
-    given, spec = config.algorithm, config.algorithm.resolve()
+    spec = config.algorithm.resolve()
     idle: UnusedKeys = []
     for term in TERMS.classes():
         if spec.term(term) is None:
-            switch = term.flat_names()[term.switch]
-            why = f"algorithm.{switch} is {'not given' if getattr(given, switch) is None else getattr(given, switch)}"
-            idle += [(f"algorithm.{key}", why) for key in term.flat_types() if key != switch]
-    if not spec.has_teacher:
-        idle.append(("teacher", "algorithm.teacher_coef is 0"))
+            key = f"algorithm.{term.place()}"
+            switch = get_at(config, f"{key}.{term.switch}")
+            why = f"{term.key(term.switch)} is {'not given' if switch is None else switch}"
+            idle += [(f"{key}.{option.name}", why) for option in fields(term) if option.name != term.switch]
     if spec.term(Overlong) is None:
         idle.append(("algorithm.equal_by", "algorithm.overlong_buffer is not given"))
     elif not spec.drop_equal_groups:
         idle.append(("algorithm.equal_by", "algorithm.drop_equal_groups is false"))
     # What a spec can do without: a file may say the default aloud.
-    return [(key, why) for key, why in idle if getattr(given, key.partition(".")[2] or key, key) is not None]
+    idle = [(key, why) for key, why in idle if get_at(config, key) is not None]
+    return idle if spec.has_teacher else [*idle, ("teacher", "algorithm.teacher_coef is 0")]
 
 
 def report_unused(

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, Union
 
 from pydantic import TypeAdapter, ValidationError
 
+from rlvr.config.choices import FLAT
 from rlvr.config.compose import CLI
 from rlvr.config.interpolate import mask_secrets
 
@@ -141,6 +142,7 @@ def list_keys(hint: Any, prefix: str = "") -> Iterator[str]:
 
 def _about_unknown(key: str, siblings: list[str], known: list[str], came: Origins) -> str:
     parent, _, leaf = key.rpartition(".")
+    siblings = [*siblings, *(flat.rpartition(".")[2] for flat in FLAT if flat.rpartition(".")[0] == parent)]
     near = difflib.get_close_matches(leaf, siblings, n=1)
     if near:
         hint = f"did you mean {f'{parent}.{near[0]}' if parent else near[0]}?"

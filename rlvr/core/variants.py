@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
+from typing import Any, ClassVar, Generic, TypeVar
 
 from rlvr.core.registry import did_you_mean, load_object
 
@@ -25,8 +25,8 @@ from rlvr.core.registry import did_you_mean, load_object
 class Setting:
     """What an option may be: a finite number from `low` to `high`, or one of `choices`; null too if it is the default.
 
-    `expected` says it in words. `flat` is the key that sets the option from the section of its kind: `kl_coef` of
-    `algorithm` for the option `coef` of the term `kl`. By default it is the option's own name.
+    `expected` says it in words. `flat` is a second, shorter key of an option: `algorithm.kl_coef` for
+    `algorithm.terms.kl.coef`.
     """
 
     low: float = -math.inf
@@ -63,7 +63,9 @@ def setting_of(option: Field[Any]) -> Setting:
 
 @dataclass(frozen=True)
 class Variant:
-    """The base of all variants. `kind` is the word for what it is a variant of, `section` where its flat keys are."""
+    """The base of all variants. `kind` is the word for what it is a variant of, `section` the part of a config that
+    its kind belongs to.
+    """
 
     name: ClassVar[str] = ""
     kind: ClassVar[str] = ""
@@ -90,20 +92,19 @@ class Variant:
             raise ValueError(f"{cls.key(name)}={value!r}, expected {declared.expected}")
 
     @classmethod
+    def place(cls) -> str:
+        """Where the options are in the section: `loss`, or `terms.kl`."""
+        return cls.kind
+
+    @classmethod
     def key(cls, option: str) -> str:
-        """The key of an option in a config."""
+        """The shortest key of an option in a config."""
         return f"{cls.section}.{cls.flat_names()[option]}"
 
     @classmethod
     def flat_names(cls) -> dict[str, str]:
-        """Each option and its key in the section of the kind."""
-        return {option.name: setting_of(option).flat or option.name for option in fields(cls)}
-
-    @classmethod
-    def flat_types(cls) -> dict[str, Any]:
-        """The type of each option, by its key in the section of the kind."""
-        hints = get_type_hints(cls)
-        return {flat: hints[option] for option, flat in cls.flat_names().items()}
+        """Each option and its shortest key in the section."""
+        return {option.name: setting_of(option).flat or f"{cls.place()}.{option.name}" for option in fields(cls)}
 
     @classmethod
     def read_flat(cls, flat: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,6 +175,10 @@ class Variants(Generic[V]):
                 keys.setdefault(flat, set()).add(variant.name)
         return keys
 
+    def list_takers(self, option: str) -> list[str]:
+        """The names of the variants that have an option."""
+        return sorted(one.name for one in self.classes() if option in {field.name for field in fields(one)})
+
     def vary(self, now: V, name: str | None, flat: Mapping[str, Any]) -> V:
         """`now`, or the variant `name`, with the options of the flat keys; null takes the default.
 
@@ -181,7 +186,7 @@ class Variants(Generic[V]):
         """
         variant = type(now) if name in (None, now.name) else self.find(name or "")
         kept = now.options if variant is type(now) else variant.inherit(now)
-        others = [key for key, value in flat.items() if value is not None and key not in variant.flat_types()]
+        others = [key for key, value in flat.items() if value is not None and key not in variant.flat_names().values()]
         if others:
             raise ValueError(self.about_other(others[0], flat[others[0]], variant))
         return variant(**variant.read_flat(flat, kept))

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from rlvr.algorithms.classic import PPOConfig, REINFORCEConfig
+from rlvr.algorithms.losses.clipped import Ppo
+from rlvr.algorithms.terms.entropy import Entropy
 from rlvr.cli.main import run
 from rlvr.config import load
 from rlvr.config.build_config import build_config
@@ -62,7 +64,7 @@ def test_every_key_of_the_file_is_taken_up() -> None:
     assert (got.rollout.max_tokens, got.rollout.temperature, got.rollout.top_p) == (64, 0.7, 0.9)
     assert (got.reward.type, got.reward.kwargs) == ("keyword_contains", {"keywords": ["answer", "solution"]})
     assert got.training.optimizer.learning_rate == 1e-5
-    assert (got.algorithm.name, got.algorithm.advantage, got.algorithm.entropy_coef) == (
+    assert (got.algorithm.name, got.algorithm.advantage.name, got.algorithm.terms.entropy.coef) == (
         "reinforce_ema", "batch_normalized", 0.01,
     )  # fmt: skip
 
@@ -88,8 +90,9 @@ def test_where_the_file_is_silent_the_defaults_of_the_classes_hold() -> None:
     ppo, classic = config("silent", "rlvr.algorithm=ppo"), PPOConfig()
     assert ppo.algorithm.resolve() == classic.row()
     assert (ppo.training.ppo_epochs, ppo.training.target_kl) == (classic.ppo_epochs, classic.target_kl) == (4, 0.01)
-    assert (ppo.algorithm.clip_low, ppo.algorithm.clip_high, ppo.algorithm.drop_equal_groups) == (0.2, 0.2, False)
-    assert ppo.training.optimizer.learning_rate == 1e-5 and ppo.algorithm.entropy_coef == 0.01
+    assert (ppo.algorithm.loss.clip_low, ppo.algorithm.loss.clip_high) == (0.2, 0.2)
+    assert ppo.algorithm.drop_equal_groups is False
+    assert ppo.training.optimizer.learning_rate == 1e-5 and ppo.algorithm.terms.entropy.coef == 0.01
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,7 @@ def test_where_the_file_is_silent_the_defaults_of_the_classes_hold() -> None:
 )  # fmt: skip
 def test_settings_mean_what_they_mean_to_the_classes(words: list[str], row: Any) -> None:
     got = config("silent", *words).algorithm.resolve()
-    assert got == row if row else (got.clip_low, got.clip_high, got.entropy_coef) == (0.2, 0.28, 0.02)
+    assert got == row if row else (got.loss, got.terms) == (Ppo(0.2, 0.28), (Entropy(0.02),))
 
 
 def test_settings_of_the_other_algorithm_do_nothing_and_say_so() -> None:

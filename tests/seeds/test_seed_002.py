@@ -199,7 +199,7 @@ def test_every_parameter_name_reaches_the_run() -> None:
     Curriculum(build_source(got), got.sft.curriculum, 0)  # the warm-up has no levels of its own that could be missing
     assert got.env.kwargs["complexity"] == [2, 3] and training.optimizer.learning_rate == 0.0007
     assert (training.ppo_epochs, training.target_kl) == (2, 0.03)
-    assert (got.algorithm.clip_low, got.algorithm.clip_high) == (0.15, 0.15)
+    assert (got.algorithm.loss.clip_low, got.algorithm.loss.clip_high) == (0.15, 0.15)
     assert (rollout.temperature, rollout.top_p) == (0.9, 0.95)
     assert got.reward.type == "combined" and got.reward.kwargs == {"boxed_weight": 0.1, "correct_weight": 0.9}
 

@@ -20,8 +20,8 @@ _EPSILON = "(0.2 means the ratio 0.8 or 1.2)"
 class ClippedLoss(Loss):
     """`clip_low` and `clip_high` are epsilons around 1: 0.2 means a ratio of 0.8 and 1.2. Both have to be given."""
 
-    clip_low: float | None = setting(None, low=0, high=1, expected=f"0 to 1.0 {_EPSILON}")
-    clip_high: float | None = setting(None, low=0, expected=f"0 to inf {_EPSILON}")
+    clip_low: float | None = setting(None, low=0, high=1, expected=f"0 to 1.0 {_EPSILON}", flat="clip_low")
+    clip_high: float | None = setting(None, low=0, expected=f"0 to inf {_EPSILON}", flat="clip_high")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,7 +39,7 @@ class DualClippedLoss(ClippedLoss):
     has no gradient either: its loss is at most that many times its advantage. None: no such bound.
     """
 
-    dual_clip: float | None = setting(None, expected="a finite ratio (3 is usual), or null")
+    dual_clip: float | None = setting(None, expected="a finite ratio (3 is usual), or null", flat="dual_clip")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,7 +28,7 @@ class Dro(Loss):
     has_gradient_at_zero = True
     needs = (Feature.EXTRA_INPUTS,)  # the pull would reach the prompt's tokens too, if no weights held it off
 
-    beta: float = setting(0.05, low=math.ulp(0.0), expected="a number above 0 (0.05 is usual)")
+    beta: float = setting(0.05, low=math.ulp(0.0), expected="a number above 0 (0.05 is usual)", flat="beta")
 
     @staticmethod
     def torch_terms(p: Any, inputs: Inputs, config: Settings, row_N: Any) -> Any:

@@ -98,7 +98,7 @@ class PreferenceLoss(Loss):
     needs_reference = True
     needs = (Feature.OWN_LOSS, Feature.REFERENCE)
 
-    beta: float = setting(0.1, low=math.ulp(0.0), expected="a number above 0 (0.1 is usual)")
+    beta: float = setting(0.1, low=math.ulp(0.0), expected="a number above 0 (0.1 is usual)", flat="beta")
 
     def check(self, algorithm: Parts) -> None:
         """Refuse what a preference loss does not read."""

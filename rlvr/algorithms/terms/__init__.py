@@ -6,11 +6,11 @@ Their order is that in which an update applies them, whatever the order in which
 from __future__ import annotations
 
 from rlvr.algorithms.terms.covariance import ClipCovariance
+from rlvr.algorithms.terms.distillation import Teacher
 from rlvr.algorithms.terms.entropy import Entropy
 from rlvr.algorithms.terms.importance import Importance
 from rlvr.algorithms.terms.kl import Kl
 from rlvr.algorithms.terms.overlong import Overlong
-from rlvr.algorithms.terms.teacher import Teacher
 from rlvr.algorithms.terms.term import Term
 from rlvr.core.variants import Variants
 

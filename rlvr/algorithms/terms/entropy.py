@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlvr.algorithms.losses.loss import ENTROPY_INPUT
-from rlvr.algorithms.terms.term import Row, Term, Trained
+from rlvr.algorithms.terms.term import Row, Term, TrainedTokens
 from rlvr.core.protocols import Feature
 from rlvr.core.variants import setting
 
@@ -43,7 +43,7 @@ class Entropy(Term):
         else:
             row.advantages = row.advantages - self.coef * (row.logprobs if row.old is None else row.old)
 
-    def measure(self, trained: Trained) -> tuple[float, np.ndarray | None]:
+    def measure(self, trained: TrainedTokens) -> tuple[float, np.ndarray | None]:
         exact = trained.metrics.get("entropy_loss:sum")
         sampled = self.coef * float((trained.weight * trained.sampled * np.exp(trained.now - trained.sampled)).sum())
         return sampled if exact is None else exact, None

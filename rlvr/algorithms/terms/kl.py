@@ -10,7 +10,7 @@ import numpy as np
 from rlvr.algorithms.losses.loss import MAX_LOG_RATIO
 from rlvr.algorithms.part import Parts
 from rlvr.algorithms.sampler_logprobs import fill_reference_logprobs
-from rlvr.algorithms.terms.term import Logprobs, Preparation, Row, Term, Trained, group_rollouts
+from rlvr.algorithms.terms.term import Logprobs, Preparation, Row, Term, TrainedTokens, group_rollouts
 from rlvr.core.protocols import Feature
 from rlvr.core.types import Trajectory
 from rlvr.core.variants import setting
@@ -114,7 +114,7 @@ class Kl(Term):
             row.inputs["reference_logprobs"] = row.trajectory.reference_logprobs
             row.inputs["kl_weights"] = self.coef * row.weight * np.ones(len(row.logprobs))
 
-    def measure(self, trained: Trained) -> tuple[float, np.ndarray | None]:
+    def measure(self, trained: TrainedTokens) -> tuple[float, np.ndarray | None]:
         if trained.reference is None:
             return 0.0, None
         k = KL_TERMS[self.estimator](trained.reference - trained.now)

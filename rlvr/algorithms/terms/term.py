@@ -63,7 +63,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedTokens:
     """The sampled tokens of some rows after a forward-backward pass, end to end: log-probs now, when sampled and under
     the reference (if it was asked), the reduction's weights, and the metrics that the client gave."""
 
@@ -96,6 +96,10 @@ class Term(Part):
     """Its penalty follows from the completion alone."""
     teaches: ClassVar[bool] = False
     """The policy learns from it even if no reward is read."""
+
+    @classmethod
+    def place(cls) -> str:
+        return f"terms.{cls.name}"
 
     @property
     def key_of_switch(self) -> str:
@@ -147,7 +151,7 @@ class Term(Part):
     def weigh(self, row: Row) -> None:
         """Change a row's advantages, or give it inputs."""
 
-    def measure(self, trained: Trained) -> tuple[float, np.ndarray | None]:
+    def measure(self, trained: TrainedTokens) -> tuple[float, np.ndarray | None]:
         """What it added to the loss of a pass, and values [T] whose mean is its metric, if it has one."""
         return 0.0, None
 

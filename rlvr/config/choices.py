@@ -1,0 +1,106 @@
+"""Choices of a config that have options of their own: sections whose `name` says which variant, beside its options.
+
+    algorithm:
+      loss: {name: ppo, clip_low: 0.2, clip_high: 0.28}     # or `loss: ppo`, with the options that the spec gives it
+      terms: {kl: {coef: 0.001, to: loss}}                  # a term is there if its switch is
+
+The sections follow from the variants (`rlvr.core.variants`). Flat keys (`algorithm.kl_coef`) are aliases of their
+options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import field, fields, is_dataclass, make_dataclass, replace
+from typing import Any, Optional, get_type_hints
+
+from rlvr.algorithms.advantages import ADVANTAGES
+from rlvr.algorithms.losses import LOSSES
+from rlvr.algorithms.terms import TERMS
+from rlvr.core.variants import Variant, setting_of
+
+# Where a bare word stands for the name of a variant.
+SHORTHANDS = ("algorithm.advantage", "algorithm.loss")
+
+
+def make_section(name: str, variants: Iterable[type[Variant]], *, named: bool = True) -> Any:
+    """A dataclass with every option of the variants, None by default: what the variant itself has."""
+    options: dict[str, Any] = {"name": str} if named else {}
+    for variant in variants:
+        hints = get_type_hints(variant)
+        for option in fields(variant):
+            options.setdefault(option.name, hints[option.name])
+    made = [(option, Optional[kind], None) for option, kind in options.items()]  # noqa: UP045
+    return make_dataclass(name, made, frozen=True, namespace={"variants": tuple(variants)})
+
+
+AdvantageOptions = make_section("AdvantageOptions", ADVANTAGES.classes())
+LossOptions = make_section("LossOptions", LOSSES.classes())
+_OF_TERMS = {term.name: make_section(f"{term.__name__}Options", [term], named=False) for term in TERMS.classes()}
+TermOptions = make_dataclass(
+    "TermOptions",
+    [(name, section, field(default_factory=section)) for name, section in _OF_TERMS.items()],
+    frozen=True,
+)
+
+
+def _list_flat() -> dict[str, str]:
+    """Each flat key, and the key that it stands for."""
+    keys: dict[str, str] = {}
+    variants: list[type[Variant]] = [*LOSSES.classes(), *ADVANTAGES.classes(), *TERMS.classes()]
+    for variant in variants:
+        for option in fields(variant):
+            if flat := setting_of(option).flat:
+                keys[f"{variant.section}.{flat}"] = f"{variant.section}.{variant.place()}.{option.name}"
+    return keys
+
+
+FLAT = _list_flat()
+
+
+def full_key(key: str) -> str:
+    """The key that a flat key stands for, or a choice without a name; other keys stay."""
+    return f"{key}.name" if key in SHORTHANDS else FLAT.get(key, key)
+
+
+def nest(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of an older `resolved.yaml` with each option where it is now."""
+    sections = {name: dict(held) if isinstance(held, Mapping) else held for name, held in stored.items()}
+    for old in (*SHORTHANDS, *FLAT):
+        section, _, key = old.partition(".")
+        holder = sections.get(section)
+        if not isinstance(holder, dict) or key not in holder or isinstance(holder[key], Mapping):
+            continue
+        value = holder.pop(key)
+        *parents, last = full_key(old).split(".")[1:]
+        for parent in parents:
+            if not isinstance(holder.get(parent), dict):
+                holder[parent] = {}
+            holder = holder[parent]
+        holder[last] = value
+    return sections
+
+
+def get_at(config: Any, key: str) -> Any:
+    """The value of a dotted key of a checked config."""
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def set_at(config: Any, key: str, value: Any) -> Any:
+    """A checked config with another value of a dotted key."""
+    first, _, rest = key.partition(".")
+    return replace(config, **{first: set_at(getattr(config, first), rest, value) if rest else value})
+
+
+def list_given(section: Any, prefix: str = "") -> dict[str, Any]:
+    """The options of a choice that are given, by their dotted keys within it."""
+    given: dict[str, Any] = {}
+    for one in fields(section):
+        value = getattr(section, one.name)
+        if is_dataclass(value):
+            given |= list_given(value, f"{prefix}{one.name}.")
+        elif value is not None:
+            given[f"{prefix}{one.name}"] = value
+    return given
