@@ -541,7 +541,11 @@ def _list_variant_options(section: Any, key: str) -> list[list[str]]:
         having = [one for one in section.variants if field.name in {option.name for option in dataclasses.fields(one)}]
         if not having:
             names = ", ".join(f"`{variant.name}`" for variant in section.variants)
-            rows.append([f"`{key}.{field.name}`", f"`{key}`", "", "that of the spec", names])
+            is_name, default = field.name == "name", _default(field)
+            shown = default if default != "null" else "that of the spec"
+            rows.append(
+                [f"`{key}.{field.name}`", f"`{key}`" if is_name else "", "", shown, names if is_name else "mapping"]
+            )
             continue
         option = having[0].__dataclass_fields__[field.name]
         declared, hint = setting_of(option), typing.get_type_hints(having[0])[field.name]

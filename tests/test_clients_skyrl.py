@@ -232,4 +232,4 @@ def test_a_run_with_what_skyrl_lacks_is_refused_before_it_starts(tmp_path: Any, 
         check(clip, "training.num_minibatches=2", "algorithm.name=dr_grpo")
     with pytest.raises(ValueError, match=r"start_from.*leave it out"):
         SKYRL.check(SimpleNamespace(model=SimpleNamespace(start_from="tinker://a/weights/b")))  # type: ignore[arg-type]
-    assert math.isclose(build_config(load(None, "run.yaml", [clip, "model.timeout_s=7"])).model.timeout_s, 7)
+    assert math.isclose(build_config(load(None, "run.yaml", [clip, "model.timeout_s=7"])).client.answer_timeout_s, 7)

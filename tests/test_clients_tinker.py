@@ -356,11 +356,11 @@ def test_settings_of_the_server_cannot_be_set_by_the_client(here: Path):
         config_of("model.lora.alpha=7")
     with pytest.raises(ValueError, match=r"model\.lora\.rank \(the weights of model.start_from bring"):
         config_of("model.start_from=tinker://a/weights/b", "model.lora.rank=4")
-    with pytest.raises(ValueError, match=r"base_url \(only client=tinker and client=skyrl connect to"):
+    with pytest.raises(ValueError, match=r"base_url \(client=local has no base_url; it is of skyrl, tinker"):
         config_of("client=local", "base_url=http://127.0.0.1:1")
     with pytest.raises(ValueError, match=r"client=tinker: model.name is missing"):
         config_of("model.name=null")
-    assert config_of("model.client=tinker").client == "tinker"
+    assert config_of("model.client=tinker").client.name == "tinker"
     with pytest.raises(ValueError, match=r"not supported by client=tinker .it needs full logits"):
         check_supported(resolve_algorithm("ppo", entropy_coef=0.1, entropy="exact"), TinkerTrainingClient.capabilities)
     with pytest.raises(ValueError, match="client=tinker starts from tinker:// paths"):
@@ -379,11 +379,11 @@ def test_the_key_is_never_written(here: Path, server: TinkerServer, monkeypatch:
     """Typed or from the environment; and a run goes on with another key, at another address."""
     monkeypatch.setenv("MY_KEY", "tml-another-one")
     typed = load(None, "run.yaml", [f"api_key={server.key}", f"base_url={server.url}"])
-    assert build_config(typed).model.api_key == server.key and server.key not in repr(build_config(typed))
+    assert build_config(typed).client.api_key == server.key and server.key not in repr(build_config(typed))
     folder, _ = open_run(typed, build_config(typed))
     kept = load(None, "run.yaml", ["api_key=${oc.env:MY_KEY}"])
-    assert build_config(kept).model.api_key == "tml-another-one"
-    assert resolved_values(build_config(kept), kept)["model"]["api_key"] == "${oc.env:MY_KEY}"
+    assert build_config(kept).client.api_key == "tml-another-one"
+    assert resolved_values(build_config(kept), kept)["client"]["api_key"] == "${oc.env:MY_KEY}"
     assert open_run(kept, build_config(kept)) == (folder, False)
     text = "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
     assert server.key not in text and "tml-another-one" not in text

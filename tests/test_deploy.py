@@ -68,16 +68,16 @@ def test_the_job_for_kuberay_is_a_sharded_run_that_its_pods_can_hold() -> None:
     program, command, name, *words = job["spec"]["entrypoint"].split()
     assert (program, command, name) == ("rlvr", "train", "--config-name=arithmetic")
     config = build_config(load("arithmetic", None, words))
-    assert (config.client, config.sharding.ray) == ("sharded", "auto")
+    assert (config.client.name, config.client.ray) == ("sharded", "auto")
     cluster = job["spec"]["rayClusterSpec"]
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     assert f"\nray=={cluster['rayVersion']}\n" in pinned
     assert cluster["authOptions"] == {"mode": "token"}
     [workers] = cluster["workerGroupSpecs"]
-    assert workers["replicas"] == config.sharding.ranks
+    assert workers["replicas"] == config.client.ranks
     for pod in (cluster["headGroupSpec"]["template"]["spec"], workers["template"]["spec"]):
         [container] = pod["containers"]
-        assert int(container["resources"]["requests"]["cpu"]) >= config.sharding.cpus_per_rank
+        assert int(container["resources"]["requests"]["cpu"]) >= config.client.cpus_per_rank
         assert [mount["mountPath"] for mount in container["volumeMounts"]] == [config.run.root]
         assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert f"docker build -t {container['image']} -f deploy/ray.Dockerfile ." in RAY_DOCKERFILE

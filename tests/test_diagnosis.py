@@ -12,6 +12,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from rlvr.config.choices import full_key
 from rlvr.config.schema import RunConfig
 from rlvr.training import answer_form, baseline, diagnosis, run_diagnosis, update_findings
 from rlvr.training.answer_form import Acceptance, AnswerForm
@@ -454,7 +455,7 @@ def test_every_setting_that_a_remedy_names_exists():
     sections = "|".join(field.name for field in fields(RunConfig))
     named = set(re.findall(rf"(?<![\w.])((?:{sections})\.[a-z_]+(?:\.[a-z_]+)*)", source)) - {"rlvr.training"}
     assert len(named) > 15
-    assert [key for key in sorted(named) if not exists(RunConfig, key.split("."))] == []
+    assert [key for key in sorted(named) if not exists(RunConfig, full_key(key).split("."))] == []
 
 
 def test_the_troubleshooting_page_lists_every_finding_and_no_other():

@@ -137,9 +137,9 @@ def test_arrays_arrive_as_they_were_sent_and_can_be_written() -> None:
 
 def test_options_without_effect_are_refused() -> None:
     config = build_config(load(None, None, [*BASE, "model.name=x", "client=local"]))
-    assert "sharding" in dict(find_unused(config))
+    assert "client.ranks" in dict(find_unused(config))
     config = build_config(load(None, None, [*BASE, "model.name=x", "client=sharded", "sharding.ranks=3"]))
-    assert config.sharding.ranks == 3 and "sharding" not in dict(find_unused(config))
+    assert config.client.ranks == 3 and "client.ranks" not in dict(find_unused(config))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_run_goes_on_with_other_ranks_only_if_that_is_asked_for(tmp_path: Path
     (folder / "metrics.jsonl").write_text("{}\n")  # it has made a step
     assert resume("sharding.ranks=2", "sharding.timeout_s=60", "sharding.port=29500") == (folder, False)
     assert resume("sharding.ranks=2", "sharding.ray=auto", "sharding.wait_s=60") == (folder, False)
-    with pytest.raises(ValueError, match=r"it differs in sharding.cpus_per_rank"):  # other threads round otherwise
+    with pytest.raises(ValueError, match=r"it differs in client.cpus_per_rank"):  # other threads round otherwise
         resume("sharding.ranks=2", "sharding.ray=auto", "sharding.cpus_per_rank=4")
     with pytest.raises(ValueError, match=r"sharding.ranks=3: .* rounded otherwise.*sharding.allow_other_ranks=true"):
         resume("sharding.ranks=3")

@@ -121,7 +121,7 @@ def test_an_option_that_no_reward_takes_is_left_for_the_reward_to_refuse() -> No
 
 def test_a_table_of_logits_needs_no_model_and_says_so_of_one() -> None:
     Path("toy.yaml").write_text("client: mock\nenv: {name: toy}\n")
-    assert build_config(load(None, "toy.yaml"), pytest.fail).client == "mock"
+    assert build_config(load(None, "toy.yaml"), pytest.fail).client.name == "mock"
     with pytest.raises(ValueError, match=r"model\.device \(client=mock"):
         build_config(load(None, "toy.yaml", ["model.device=cpu"]))
     with pytest.raises(ValueError, match="neither name nor config"):

@@ -42,7 +42,7 @@ def load_run_config(
 
 
 def _describe_loading(settings: RunConfig) -> str:
-    place = settings.sharding.ray if settings.client == "sharded" else None
+    place = settings.client_options.cluster
     if place in (None, "local"):
         return "loading the libraries and the model"
     return "loading the model and starting ranks on Ray, which gives them niceness 15 without RAY_worker_niceness=0"

@@ -9,62 +9,52 @@ Exercised by `tests/test_client_registry.py`. Left out on purpose: samplers that
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlvr.clients.client_options import (
+    ClientOptions,
+    LocalOptions,
+    MockOptions,
+    ModelOptions,
+    SkyrlOptions,
+    TinkerOptions,
+)
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.core.cpu_budget import CoreShares
 from rlvr.core.protocols import ClientCapabilities, TaskSource, TrainingClient
-from rlvr.core.registry import did_you_mean, load_object
-from rlvr.engine.engine_options import EngineLimits, LoraConfig
-
-# Loaded when they are asked for: none imports torch before its model is built.
-_BUILT_IN = {
-    "local": "rlvr.clients.local_engine:LOCAL",
-    "mock": "rlvr.clients.mock.mock_client:MOCK",
-    "tinker": "rlvr.clients.tinker:TINKER",
-    "skyrl": "rlvr.clients.skyrl:SKYRL",
-    "sharded": "rlvr.clients.sharded.sharded_client:SHARDED",
-}
-AT_A_SERVER = ("tinker", "skyrl")  # clients of servers of the Tinker protocol
-_registered: dict[str, ClientSpec] = {}
-_ONE_CORE = CoreShares(1, 1, 1)
+from rlvr.core.registry import check_kwargs, did_you_mean, load_object
+from rlvr.core.variants import Variants
+from rlvr.engine.engine_options import EngineLimits
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """`name` is a local folder or hub name; without it `config` builds a model from random weights.
+class BuiltIn:
+    """The entry of a client that comes with the package: where its spec is, and its options.
 
-    `start_from` is where the weights start instead: a run or checkpoint of ours, a model folder or a peft adapter.
-    `tokenizer` is a folder or hub name, or `words`, `characters` or `pieces` for one built from the environment's
-    vocabulary. `lora` trains an adapter instead of all weights. `device` and `dtype`: auto, or cpu, cuda, float32,
-    bfloat16. With client=tinker and client=skyrl `name` and `start_from` (tinker://...) are the server's, at
-    `base_url`; the `api_key` is never written down. Without them the `tinker` SDK looks where it always does
-    (TINKER_BASE_URL, TINKER_API_KEY). `timeout_s` is the longest wait for one answer of such a server.
+    The spec is loaded when it is asked for; none imports torch before its model is built.
     """
 
-    name: str | None = None
-    config: dict[str, Any] = field(default_factory=dict[str, Any])
-    tokenizer: str | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    lora: LoraConfig | None = None
-    start_from: str | None = None
-    base_url: str | None = None
-    api_key: str | None = field(default=None, repr=False)
-    timeout_s: float = 1800.0
+    path: str
+    options: type[ClientOptions]
 
-    def __post_init__(self) -> None:
-        if not self.timeout_s > 0:
-            raise ValueError(f"model.timeout_s={self.timeout_s}, expected seconds above 0")
-        if not re.fullmatch(r"auto|cpu|(cuda|mps|xpu)(:\d+)?", self.device):
-            raise ValueError(
-                f"model.device={self.device!r}, expected one device: auto, cpu, cuda or cuda:N (a run computes on one)"
-            )
+
+_BUILT_IN = {
+    entry.options.name: entry
+    for entry in (
+        BuiltIn("rlvr.clients.local_engine:LOCAL", LocalOptions),
+        BuiltIn("rlvr.clients.mock.mock_client:MOCK", MockOptions),
+        BuiltIn("rlvr.clients.tinker:TINKER", TinkerOptions),
+        BuiltIn("rlvr.clients.skyrl:SKYRL", SkyrlOptions),
+        BuiltIn("rlvr.clients.sharded.sharded_client:SHARDED", ShardingOptions),
+    )
+}
+CLIENTS = Variants("client", ClientOptions, *(entry.options for entry in _BUILT_IN.values()))
+_registered: dict[str, ClientSpec] = {}
+_ONE_CORE = CoreShares(1, 1, 1)
 
 
 def _ignore(text: str) -> None:
@@ -85,7 +75,7 @@ class ClientRequest:
     environment: str
     seed: int
     limits: EngineLimits
-    sharding: ShardingOptions
+    options: ClientOptions
     resolve_start: Callable[[str], str]
     cores: CoreShares = _ONE_CORE
     folder: Path = Path()
@@ -120,6 +110,7 @@ class ClientSpec:
     build: Callable[[ClientRequest], TrainingClient]
     describe: Callable[[ClientRequest], str]
     check: Callable[[ClientRequest], object] = lambda request: None
+    options: type[ClientOptions] = ClientOptions
 
 
 def register_client(name: str, spec: ClientSpec) -> None:
@@ -134,7 +125,7 @@ def resolve_client(name: str) -> ClientSpec:
     check_client(name)
     if name in _registered:
         return _registered[name]
-    spec = load_object("client", _BUILT_IN.get(name, name))
+    spec = load_object("client", _BUILT_IN[name].path if name in _BUILT_IN else name)
     if not isinstance(spec, ClientSpec):
         raise ValueError(f"client={name!r}: it is of type {type(spec).__name__}, expected a ClientSpec(...)")
     return spec
@@ -146,6 +137,15 @@ def check_client(name: str) -> None:
     if name not in names and ":" not in name:
         expected = f"expected {', '.join(names)}; or a path 'package.module:SPEC'"
         raise ValueError(f"client={name!r}{did_you_mean(name, names)}; {expected}")
+
+
+def make_options(name: str, options: Mapping[str, Any], kwargs: Mapping[str, Any]) -> ClientOptions:
+    """The options of a client: `options` of one that comes with the package, `kwargs` of another one."""
+    if name in _BUILT_IN:
+        return _BUILT_IN[name].options(**options)
+    kind = resolve_client(name).options
+    check_kwargs(f"client {name!r}", kind, kwargs)
+    return kind(**kwargs)
 
 
 def known_clients() -> list[str]:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from rlvr.algorithms.loss_specs import LOSS_SPECS, VALUE_LOSS, VALUE_SPEC
 from rlvr.algorithms.losses.loss import DUAL_CLIP
+from rlvr.clients.client_options import AtServer
 from rlvr.clients.custom_loss import (
     build_named_loss,
     compute_custom_loss,
@@ -296,30 +297,32 @@ def connect(
 
 
 def build_at_server(request: ClientRequest, client_class: type[C]) -> C:
-    options = request.model
+    options, server = request.model, request.options
+    assert isinstance(server, AtServer)
     if options.tokenizer:
         from rlvr.engine.tokenizer import silence_transformers
 
         silence_transformers()
-    check_reachable(options.base_url or os.environ.get("TINKER_BASE_URL"))
+    check_reachable(server.base_url or os.environ.get("TINKER_BASE_URL"))
     client = connect(
         options.name,
         start_from=_start_path(request) if request.fresh and options.start_from else None,
         lora=options.lora,
         seed=request.seed,
-        base_url=options.base_url,
-        api_key=options.api_key,
+        base_url=server.base_url,
+        api_key=server.api_key,
         tokenizer=load_named_tokenizer(options.tokenizer, request) if options.tokenizer else None,
-        timeout_s=options.timeout_s,
+        timeout_s=server.answer_timeout_s,
         client_class=client_class,
     )
-    request.say(f"{client.base_model} at {options.base_url or 'the server that the tinker SDK finds'}")
+    request.say(f"{client.base_model} at {server.base_url or 'the server that the tinker SDK finds'}")
     return client
 
 
 def describe_at_server(request: ClientRequest, name: str) -> str:
     model = _start_path(request) if request.model.start_from else request.model.name
-    return f"{model}, an adapter that {request.model.base_url or 'a Tinker server'} trains (client={name})"
+    assert isinstance(request.options, AtServer)
+    return f"{model}, an adapter that {request.options.base_url or 'a Tinker server'} trains (client={name})"
 
 
 def _start_path(request: ClientRequest) -> str:

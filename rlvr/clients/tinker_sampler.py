@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlvr.clients.registry import ModelOptions
+from rlvr.clients.client_options import AtServer
 from rlvr.clients.tinker_sdk import (
     RemoteFuture,
     check_logprobs,
@@ -18,7 +18,7 @@ from rlvr.core.futures import Future
 from rlvr.core.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from rlvr.core.types import StopReason
 
-TIMEOUT = ModelOptions().timeout_s
+TIMEOUT = AtServer.answer_timeout_s
 
 
 class TinkerSamplingClient:

@@ -171,7 +171,7 @@ def find_alias(key: str) -> Alias | None:
             + (f"did you mean {near[0]}?" if near else "its words that have a counterpart are in docs/coming-from.md")
         )
     if key == "model.client":
-        return Alias(word, ("client",), "the client that samples and learns")
+        return Alias(word, ("client.name",), "the client that samples and learns")
     if key == "rlvr.algorithm":
         return Alias(word, ("~algorithm",), "reinforce, ppo, or an algorithm spec")
     alias = ALIASES_BY_WORD.get(word)

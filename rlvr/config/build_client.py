@@ -29,7 +29,7 @@ from rlvr.training.initial_weights import resolve_start
 def check_model_folder(config: RunConfig) -> None:
     """ValueError if `model.name` is written as a path, or is a folder, and no model is there. A hub is not asked."""
     name = config.model.name or ""
-    if not resolve_client(config.client).capabilities.runs_in_process:
+    if not resolve_client(config.client.name).capabilities.runs_in_process:
         return
     folder = Path(name).expanduser()
     if name and (name.startswith((".", "/", "~")) or folder.is_dir()) and not (is_model(folder) or find_gguf(name)):
@@ -65,7 +65,7 @@ def core_shares(config: RunConfig, source: TaskSource, total: int | None = None)
     """How torch's threads and the sandbox's workers divide the cores, if they run at the same time."""
     rewards = [resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)]
     rewards += [resolve_reward(name) for name in config.reward.watch]
-    in_process = resolve_client(config.client).capabilities.runs_in_process
+    in_process = resolve_client(config.client.name).capabilities.runs_in_process
     sandboxes = list(_sandbox_settings(config.reward.kwargs))
     is_elsewhere = any(sandbox.get("ray") not in (None, LOCAL) for sandbox in sandboxes)
     concurrent = in_process and not is_elsewhere and any(reward.waits_for == "processes" for reward in rewards)
@@ -89,7 +89,7 @@ def _sandbox_settings(value: Any) -> Iterator[Mapping[str, Any]]:
 def check_cluster_use(config: RunConfig) -> None:
     """ValueError if the verifiers would take the CPUs of a Ray cluster that the ranks need: they start first."""
     on_ray = [sandbox for sandbox in _sandbox_settings(config.reward.kwargs) if sandbox.get("ray") is not None]
-    if config.client == "sharded" and config.sharding.ray and any(one.get("workers") is None for one in on_ray):
+    if config.client_options.cluster and any(one.get("workers") is None for one in on_ray):
         raise ValueError(
             "reward.kwargs.sandbox has no workers: without it the sandbox takes all free CPUs of the Ray cluster, and "
             "sharding.ranks find none; give workers, a number that leaves CPUs to the ranks"
@@ -115,7 +115,7 @@ def client_request(config: RunConfig, source: TaskSource) -> ClientRequest:
         environment=config.env.name,
         seed=config.seed,
         limits=config.engine,
-        sharding=config.sharding,
+        options=config.client_options,
         resolve_start=resolve_start,
     )
 
@@ -133,11 +133,11 @@ def build_client(
 
     Unless it is `fresh`, its weights are about to be loaded: `model.start_from` need not exist any more.
     """
-    spec, temperature = resolve_client(config.client), config.rollout.temperature
+    spec, temperature = resolve_client(config.client.name), config.rollout.temperature
     if temperature != 1 and config.training.mode == "rlvr" and not spec.capabilities.scores_at_temperature:
         warn(
-            f"rollout.temperature={temperature:g}, but client={config.client} scores answers at temperature 1: the "
-            "gradient is of another policy than the one that sampled. training.gap_stop is off for this; watch "
+            f"rollout.temperature={temperature:g}, but client={config.client.name} scores answers at temperature 1: "
+            "the gradient is of another policy than the one that sampled. training.gap_stop is off for this; watch "
             "sampling/sampling_logp_difference/mean, and use rollout.temperature=1 unless you know better"
         )
     request = replace(client_request(config, source), cores=core_shares(config, source))

@@ -74,7 +74,7 @@ def resolved_values(config: RunConfig, loaded: LoadedConfig) -> dict[str, Any]:
     def merge(full: Any, raw: Any, key: str) -> Any:
         if isinstance(raw, str) and "${" in raw:
             return raw
-        if key == ".model.api_key":
+        if key == ".client.api_key":
             return None  # never written; a resumed run needs it again
         held: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
         if is_dataclass(full) and not isinstance(full, type):  # a field that is not in `raw` has its default

@@ -15,7 +15,7 @@ from rlvr.algorithms.capabilities import check_supported
 from rlvr.algorithms.losses.custom import FunctionLoss
 from rlvr.algorithms.terms.importance import Importance
 from rlvr.clients.custom_loss import try_custom_loss
-from rlvr.clients.registry import resolve_client
+from rlvr.clients.registry import CLIENTS, resolve_client
 from rlvr.config import LoadedConfig, difference, dump, read
 from rlvr.config.build_client import build_client, check_cluster_use, client_request, core_shares
 from rlvr.config.build_config import add_defaults, resolved_values
@@ -46,12 +46,10 @@ from rlvr.training.training_job import TrainingJob
 
 # Servers and processes, their key and patience: they do not change what a run computes.
 CONNECTION_KEYS = (
-    "model.base_url", "model.api_key", "model.timeout_s",
     "sampler.urls", "sampler.timeout_s", "sampler.wait_s", "sampler.concurrency",
     "teacher.url", "teacher.timeout_s", "teacher.retries", "teacher.concurrency",
-    "sharding.timeout_s", "sharding.port", "sharding.allow_other_ranks", "sharding.ray", "sharding.wait_s",
+    *(f"client.{option}" for client in CLIENTS.classes() for option in client.uncompared),
 )  # fmt: skip
-RANKS = "sharding.ranks"
 READ_AS_TEXT = PromptOptions(chat="off")
 
 
@@ -76,7 +74,7 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
         sources[f"the rows of env.name={config.env.name}"] = [tasks]
     # Trackers change nothing that is computed: they may be turned on for the rest of a run.
     ignore = ["run.resume", "tracking", *CONNECTION_KEYS, *(key for key in loaded.timed if key == "run.name")]
-    ignore += [RANKS] if config.sharding.allow_other_ranks else []
+    ignore += [f"client.{option}" for option in config.client_options.list_uncompared()]
 
     def changes(folder: Path) -> list[str]:
         hidden, begun = journal.changed_environment(folder, environment | sources), read(folder / "resolved.yaml")
@@ -100,12 +98,8 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
             journal.store_environment(folder, environment | sources)
             write_atomic(stored, dump(wanted))
     elif stored.exists() and (changed := changes(folder)):
-        if changed == [RANKS]:
-            raise ValueError(
-                f"{RANKS}={config.sharding.ranks}: the run in {folder} began with another number, and sums over other "
-                "ranks are rounded otherwise: it would not end with the same bits. Give the same number, or "
-                "sharding.allow_other_ranks=true to go on without that"
-            )
+        if why := config.client_options.explain_change([key.removeprefix("client.") for key in changed]):
+            raise ValueError(f"the run in {folder} cannot go on with {why}")
         raise ValueError(
             f"run folder {folder} holds a run of another config; it differs in {', '.join(changed[:6])}"
             f"{f' and {len(changed) - 6} more' if len(changed) > 6 else ''}. Choose another name "
@@ -146,19 +140,23 @@ def _check_optimizers(config: RunConfig) -> None:
     if config.training.mode == "rlvr":
         used |= {"training": config.training}
         used |= {"training.critic": config.training.critic} if config.algorithm.resolve().advantage.takes_critic else {}
-    client = resolve_client(config.client).capabilities
+    client = resolve_client(config.client.name).capabilities
     muon = [f"{name}.optimizer.name" for name, phase in used.items() if phase.optimizer.name == "muon"]
     clipped = [f"{name}.optimizer.grad_clip=0" for name, phase in used.items() if phase.optimizer.grad_clip]
     instead = " and ".join(f"{key}=adamw" for key in muon)
     if clipped and not client.clips_gradients:
-        raise ValueError(f"client={config.client} does not bound the norm of a gradient; give {' and '.join(clipped)}")
+        raise ValueError(
+            f"client={config.client.name} does not bound the norm of a gradient; give {' and '.join(clipped)}"
+        )
     if config.training.num_minibatches > 1 and not client.accumulates:
         raise ValueError(
-            f"training.num_minibatches={config.training.num_minibatches}: client={config.client} takes one "
+            f"training.num_minibatches={config.training.num_minibatches}: client={config.client.name} takes one "
             "forward-backward call for each optimizer step; leave it out"
         )
     if muon and Feature.MUON not in client.features:
-        raise ValueError(f"{muon[0]}=muon is not supported by client={config.client}, which has AdamW; use {instead}")
+        raise ValueError(
+            f"{muon[0]}=muon is not supported by client={config.client.name}, which has AdamW; use {instead}"
+        )
     if muon and config.model.lora:
         raise ValueError(
             f"{muon[0]}=muon with model.lora: Muon is for whole weight matrices, the factors of an adapter are not; "
@@ -181,8 +179,8 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     check_demonstrations(config, source)
     if t.mode == "rlvr":
         check_compatibility(algorithm, config.rollout, t)
-        check_supported(algorithm, resolve_client(config.client).capabilities)
-        check_temperatures(t, resolve_client(config.client).capabilities)
+        check_supported(algorithm, resolve_client(config.client.name).capabilities)
+        check_temperatures(t, resolve_client(config.client.name).capabilities)
         check_teacher(config)
         if isinstance(algorithm.loss, FunctionLoss):
             try_custom_loss(algorithm)
@@ -195,7 +193,7 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
         until += f", or until {t.patience} interim evaluations in a row are no new best"
     waves = f", up to {1 + t.dynamic_sampling} waves of prompts" if t.dynamic_sampling else ""
     lines = {
-        "model": resolve_client(config.client).describe(client_request(config, source)),
+        "model": resolve_client(config.client.name).describe(client_request(config, source)),
         **({"memory": memory} if (memory := describe_memory(config)) else {}),
         "environment": config.env.name + (f", levels {', '.join(source.levels)}" if any(source.levels) else ""),
         **({"data": data} if (data := source.describe_data()) else {}),
@@ -226,7 +224,9 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
             "updates": f"{updates} a step, {t.steps * updates} in all; {t.optimizer}",
         }
         if algorithm.advantage.takes_critic:
-            kind = "a second adapter" if config.model.lora or config.client == "tinker" else "a second model"
+            kind = (
+                "a second adapter" if config.model.lora or config.client_options.trains_adapters else "a second model"
+            )
             alone = f", alone for {t.critic.warmup_steps} steps" if t.critic.warmup_steps else ""
             lines["critic"] = f"{kind}{alone}; {t.critic.optimizer}"
         if tasks := count_tasks(source):
@@ -241,7 +241,7 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
 def build_source(config: RunConfig) -> TaskSource:
     """The environment; ValueError too where the config names a reward that does not exist, or the client cannot be."""
     source = resolve_environment(config.env.name, **config.env.kwargs)
-    resolve_client(config.client).check(client_request(config, source))
+    resolve_client(config.client.name).check(client_request(config, source))
     build_reward(config, source)
     build_watched(config)
     config.algorithm.resolve()

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlvr.clients.client_options import LocalOptions, ModelOptions
 from rlvr.clients.local_engine import build_sampler, is_model
-from rlvr.clients.registry import ModelOptions
 from rlvr.clients.teacher import EndpointTeacher, check_same_tokens
 from rlvr.clients.vllm import SamplerOptions
 from rlvr.config import load
@@ -52,7 +52,7 @@ def build_teacher(config: RunConfig, source: TaskSource, tokenizer: Any, say: Ca
     """The teacher, checked: ValueError if its tokenizer is not the policy's, or it gives no log-probs."""
     options, model = config.teacher, config.model
     named = ((key, getattr(model, key)) for key in ("start_from", "name", "tokenizer"))
-    policy = next((f"model.{key}={value}" for key, value in named if value), f"client={config.client}")
+    policy = next((f"model.{key}={value}" for key, value in named if value), f"client={config.client.name}")
     say(f"loading the teacher {options}" if options.model else f"the teacher is {options}")
     if options.url:
         teacher = EndpointTeacher(options)
@@ -87,7 +87,9 @@ def _load(given: str, config: RunConfig, source: TaskSource) -> Any:
         model = replace(model, name=base, tokenizer=own)
     elif place.is_dir():
         model = replace(model, name=str(place))
-    teacher = replace(config, client="local", model=model, sampler=SamplerOptions())
+    teacher = replace(
+        config, client=replace(config.client, name=LocalOptions.name), model=model, sampler=SamplerOptions()
+    )
     request = client_request(teacher, source)
     return build_sampler(replace(request, cores=core_shares(teacher, source), warn=_ignore), adapter)
 

@@ -17,14 +17,16 @@ from typing import Any, Optional, get_type_hints
 from rlvr.algorithms.advantages import ADVANTAGES
 from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.terms import TERMS
+from rlvr.clients.client_options import ClientOptions
+from rlvr.clients.registry import CLIENTS, make_options
 from rlvr.core.variants import Variant, setting_of
 
 # Where a bare word stands for the name of a variant.
-SHORTHANDS = ("algorithm.advantage", "algorithm.loss")
+SHORTHANDS = ("algorithm.advantage", "algorithm.loss", "client")
 
 
 def make_section(name: str, variants: Iterable[type[Variant]], *, named: bool = True) -> Any:
-    """A dataclass with every option of the variants, None by default: what the variant itself has."""
+    """A dataclass with every option of the variants, None by default: what the spec has that it overrides."""
     options: dict[str, Any] = {"name": str} if named else {}
     for variant in variants:
         hints = get_type_hints(variant)
@@ -34,8 +36,28 @@ def make_section(name: str, variants: Iterable[type[Variant]], *, named: bool = 
     return make_dataclass(name, made, frozen=True, namespace={"variants": tuple(variants)})
 
 
+def make_client_section() -> Any:
+    """A dataclass with every option of the clients, and the default that they give it. `kwargs` are the options of a
+    client that does not come with the package."""
+    made: dict[str, Any] = {"name": ("name", str, "local")}
+    for client in CLIENTS.classes():
+        hints = get_type_hints(client)
+        for option in fields(client):
+            made[option.name] = (option.name, hints[option.name], field(default=option.default, repr=option.repr))
+    kwargs = ("kwargs", dict[str, Any], field(default_factory=dict[str, Any]))
+    variants = tuple(CLIENTS.classes())
+    return make_dataclass("ClientSection", [*made.values(), kwargs], frozen=True, namespace={"variants": variants})
+
+
+def choose_client(section: Any) -> ClientOptions:
+    """The options of the client that a section names."""
+    taken = {option.name for option in fields(CLIENTS.find(section.name))} if section.name in CLIENTS else set[str]()
+    return make_options(section.name, {name: getattr(section, name) for name in taken}, section.kwargs)
+
+
 AdvantageOptions = make_section("AdvantageOptions", ADVANTAGES.classes())
 LossOptions = make_section("LossOptions", LOSSES.classes())
+ClientSection = make_client_section()
 _OF_TERMS = {term.name: make_section(f"{term.__name__}Options", [term], named=False) for term in TERMS.classes()}
 TermOptions = make_dataclass(
     "TermOptions",
@@ -47,11 +69,11 @@ TermOptions = make_dataclass(
 def _list_flat() -> dict[str, str]:
     """Each flat key, and the key that it stands for."""
     keys: dict[str, str] = {}
-    variants: list[type[Variant]] = [*LOSSES.classes(), *ADVANTAGES.classes(), *TERMS.classes()]
+    variants: list[type[Variant]] = [*LOSSES.classes(), *ADVANTAGES.classes(), *TERMS.classes(), *CLIENTS.classes()]
     for variant in variants:
         for option in fields(variant):
             if flat := setting_of(option).flat:
-                keys[f"{variant.section}.{flat}"] = f"{variant.section}.{variant.place()}.{option.name}"
+                keys[variant.full_key(flat)] = variant.full_key(f"{variant.place()}.{option.name}")
     return keys
 
 
@@ -65,20 +87,26 @@ def full_key(key: str) -> str:
 
 def nest(stored: Mapping[str, Any]) -> dict[str, Any]:
     """The content of an older `resolved.yaml` with each option where it is now."""
-    sections = {name: dict(held) if isinstance(held, Mapping) else held for name, held in stored.items()}
-    for old in (*SHORTHANDS, *FLAT):
-        section, _, key = old.partition(".")
-        holder = sections.get(section)
-        if not isinstance(holder, dict) or key not in holder or isinstance(holder[key], Mapping):
-            continue
-        value = holder.pop(key)
-        *parents, last = full_key(old).split(".")[1:]
+    moved: dict[str, Any] = {}
+
+    def take(held: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        kept: dict[str, Any] = {}
+        for name, value in held.items():
+            key = f"{prefix}{name}"
+            if full_key(key) != key and not isinstance(value, Mapping):
+                moved[full_key(key)] = value
+            else:
+                kept[name] = take(value, f"{key}.") if isinstance(value, Mapping) else value
+        return {name: value for name, value in kept.items() if value != {} or held[name] == {}}
+
+    content = take(stored, "")
+    for key, value in moved.items():
+        *parents, last = key.split(".")
+        holder = content
         for parent in parents:
-            if not isinstance(holder.get(parent), dict):
-                holder[parent] = {}
-            holder = holder[parent]
+            holder = holder.setdefault(parent, {})
         holder[last] = value
-    return sections
+    return content
 
 
 def get_at(config: Any, key: str) -> Any:

@@ -159,7 +159,7 @@ def with_model(loaded: LoadedConfig, place: str, adapter: Path | None) -> Loaded
     elif adapter and (adapter / "tokenizer_config.json").exists():
         model["tokenizer"] = str(adapter)
     origin = {key: source for key, source in loaded.origin.items() if not key.startswith("model.") or key in typed}
-    return replace(loaded, values={**loaded.values, "model": model, "client": "local"}, origin=origin)
+    return replace(loaded, values={**loaded.values, "model": model, "client": {"name": "local"}}, origin=origin)
 
 
 def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -> dict[str, Any]:
@@ -177,8 +177,8 @@ def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -
     begun = _read_run(folder)
     loaded = load(None, str(stored), [text for text in overrides if text.lstrip("+")[:5] != "seed="])
     config = build_config(loaded)
-    if config.client == "sharded":
-        config = replace(config, client="local")  # one process loads the same checkpoint, and samples as well
+    if other := config.client_options.evaluates_as:
+        config = replace(config, client=replace(config.client, name=other))
     seed = build_config(load(None, str(stored), overrides)).seed
     if folder == place:
         checkpoint = journal.newest_checkpoint(folder, lambda text: console.warn(f"{text}; looking for an older one"))

@@ -51,8 +51,8 @@ def read_words(
 def find_processes(run: RunConfig, cluster: ClusterOptions, typed: Sequence[str]) -> ClusterOptions:
     """Take `trainers` and `samplers` from the run's own settings; ValueError if `cluster.*` gives other numbers."""
     named: dict[str, tuple[str, int]] = {}
-    if run.client == "sharded":
-        named["trainers"] = ("sharding.ranks", run.sharding.ranks)
+    if run.client_options.shares_weights:
+        named["trainers"] = (run.client_options.key("ranks"), run.client_options.processes)
     if run.sampler.name == "vllm":
         named["samplers"] = ("sampler.urls", len(run.sampler.urls))
     for name, (key, count) in named.items():
@@ -107,7 +107,7 @@ def describe_work(config: RunConfig, cluster: ClusterOptions) -> StepWork:
         optimizer=training.optimizer.name,
         epochs=training.ppo_epochs,
         updates=training.ppo_epochs * training.num_substeps,
-        references=int(bool(config.algorithm.resolve().kl_coef)),
+        references=int(config.algorithm.resolve().needs_reference),
         ahead=bool(training.max_steps_off_policy),
     )
 

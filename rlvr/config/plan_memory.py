@@ -56,7 +56,7 @@ def find_config(name: str) -> dict[str, Any] | None:
 def describe_memory(config: RunConfig) -> str:
     """What the run holds at its peak, in words; empty if the client computes elsewhere or the model is not known."""
     model, training = config.model, config.training
-    if not (model.name and resolve_client(config.client).capabilities.runs_in_process):
+    if not (model.name and resolve_client(config.client.name).capabilities.runs_in_process):
         return ""
     if (shape := find_shape(model.name)) is None:
         return ""
@@ -75,7 +75,7 @@ def describe_memory(config: RunConfig) -> str:
         copies=config.algorithm.resolve().needs_reference + bool(training.max_steps_off_policy),
         critic=config.algorithm.resolve().advantage.takes_critic,
     )
-    if config.client == "sharded":
+    if config.client_options.shares_weights:
         return describe_ranks(estimate, shape, config, DTYPE_BYTES[dtype])
     cache, state = estimate.cache / GIB, (estimate.persistent - estimate.cache) / GIB
     free = free_memory()
@@ -99,16 +99,16 @@ def _say_remedies(config: RunConfig, prompt: int) -> str:
 
 
 def describe_ranks(estimate: MemoryEstimate, shape: ModelShape, config: RunConfig, size: int) -> str:
-    """The same for `client=sharded`: what a rank holds, and the driver."""
+    """The same for a client of several processes: what a rank holds, and the driver."""
     cut, whole = estimate.weights, estimate.adapter
     of_trained = estimate.state + estimate.gradients
     cut, whole = (cut, whole + of_trained) if config.model.lora else (cut + of_trained, whole)
     gathered = size * count_gathered(shape, has_adapter=config.model.lora is not None)
-    rank = cut / config.sharding.ranks + whole + gathered + estimate.activations + estimate.logits
+    rank = cut / config.client_options.processes + whole + gathered + estimate.activations + estimate.logits
     samples = config.sampler.name == "trainer"
     driver = estimate.weights + estimate.adapter + estimate.copies + estimate.cache + estimate.sampling_tables
     sampler = f", the driver's sampler {driver / GIB:.1f}" if samples else ""
-    parts = (cut / config.sharding.ranks + whole) / GIB
+    parts = (cut / config.client_options.processes + whole) / GIB
     return (
         f"about {rank / GIB:.1f} GiB a rank, {parts:.1f} of it its part of weights, gradients and optimizer{sampler}; "
         "the libraries of each process add 0.4"

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr.algorithms.registry import resolve_algorithm
 from rlvr.algorithms.specs import Algorithm
-from rlvr.clients.registry import AT_A_SERVER, ModelOptions, check_client
-from rlvr.clients.sharded.sharding_options import ShardingOptions
+from rlvr.clients.client_options import ClientOptions, ModelOptions
+from rlvr.clients.registry import check_client
 from rlvr.clients.teacher import TeacherOptions
 from rlvr.clients.vllm import SamplerOptions
-from rlvr.config.choices import FLAT, list_given
+from rlvr.config.choices import FLAT, choose_client, list_given
 from rlvr.core.messages import SamplingParams
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.envs.prompt import PromptOptions
@@ -28,9 +28,9 @@ from rlvr.training.training_job import RunOptions
 from rlvr.training.training_options import TrainingOptions
 
 if TYPE_CHECKING:  # they are made of the variants that there are
-    AdvantageOptions = LossOptions = TermOptions = Any
+    AdvantageOptions = LossOptions = TermOptions = ClientSection = Any
 else:
-    from rlvr.config.choices import AdvantageOptions, LossOptions, TermOptions
+    from rlvr.config.choices import AdvantageOptions, ClientSection, LossOptions, TermOptions
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,7 @@ class RunConfig:
 
     env: EnvOptions
     model: ModelOptions = field(default_factory=ModelOptions)
-    client: str = "local"
-    sharding: ShardingOptions = field(default_factory=ShardingOptions)
+    client: ClientSection = field(default_factory=ClientSection)
     sampler: SamplerOptions = field(default_factory=SamplerOptions)
     seed: int = 42
     prompt: PromptOptions = field(default_factory=PromptOptions)
@@ -133,11 +132,14 @@ class RunConfig:
                 f"curriculum.replay={self.curriculum.replay:g} with training.schedule=completion: which tasks are "
                 "unsolved would depend on time; use schedule=sync or fixed_lag"
             )
-        check_client(self.client)
-        if self.sampler.name == "vllm" and self.client in (*AT_A_SERVER, "mock"):
+        if isinstance(self.client, str):
+            object.__setattr__(self, "client", ClientSection(name=self.client))
+        check_client(self.client.name)
+        options = self.client_options
+        if self.sampler.name == "vllm" and not options.writes_folders:
             raise ValueError(
-                f"sampler.name=vllm with client={self.client}: the servers are given folders of weights, which that "
-                "client does not write; use client=local"
+                f"sampler.name=vllm with client={self.client.name}: the servers are given folders of weights, which "
+                "that client does not write; use client=local"
             )
         for name, off in (("top_k", -1), ("top_p", 1.0), ("min_p", 0.0)):
             if self.sampler.name == "vllm" and (given := getattr(self.rollout, name)) != off:
@@ -145,15 +147,9 @@ class RunConfig:
                     f"rollout.{name}={given} with sampler.name=vllm: its log-probs would be those after the cut; leave "
                     f"rollout.{name} out"
                 )
-        if self.client in AT_A_SERVER and not (self.model.name or self.model.start_from):
-            raise ValueError(
-                f"client={self.client}: model.name is missing, the model's name at the server (or model.start_from=tinker://...)"
-            )
-        if self.client in ("local", "sharded") and self.model.name and self.model.config:
-            raise ValueError(
-                "model: both name and config are given; give name (a folder or hub model) or config (a model to build)"
-            )
-        if self.client in ("local", "sharded") and not (self.model.name or self.model.config or self.model.start_from):
-            raise ValueError(
-                "model: neither name nor config is given; give name (a folder or hub model) or config (to build one)"
-            )
+        options.check_model(self.model)
+
+    @property
+    def client_options(self) -> ClientOptions:
+        """The options of the client that is chosen."""
+        return choose_client(self.client)

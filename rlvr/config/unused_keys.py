@@ -17,10 +17,11 @@ from rlvr.algorithms.registry import find_algorithm
 from rlvr.algorithms.terms import TERMS
 from rlvr.algorithms.terms.importance import Importance
 from rlvr.algorithms.terms.overlong import Overlong
-from rlvr.clients.registry import AT_A_SERVER
+from rlvr.clients.registry import CLIENTS
 from rlvr.config.choices import get_at, list_given, set_at
 from rlvr.config.compose import CLI, SHIPPED_FILES, LoadedConfig
 from rlvr.config.schema import RunConfig
+from rlvr.core.variants import Variants
 from rlvr.envs.registry import known_environments
 from rlvr.envs.registry import options_of as environment_options
 from rlvr.reward import known_rewards, options_of
@@ -131,18 +132,10 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     idle = [("rollout.seed", "all random draws of a run depend on seed")]
     if config.reward.type:
         idle.append((_ENVIRONMENT_REWARD, f"reward.type={config.reward.type} is given"))
-    if config.client == "mock":
-        idle += [(key, "client=mock is a table of logits, without a model") for key in ("model", "engine")]
-    if config.client in AT_A_SERVER:
-        there = ("model.config", "model.device", "model.dtype", "model.lora.alpha", "engine")
-        idle += [(key, f"client={config.client}: the model is at a server, which decides this") for key in there]
-        if config.model.start_from:
-            idle.append(("model.lora", "the weights of model.start_from bring their adapter"))
-    else:
-        there = ("model.base_url", "model.api_key", "model.timeout_s")
-        idle += [(key, "only client=tinker and client=skyrl connect to a server") for key in there]
-    if config.client != "sharded":
-        idle.append(("sharding", "client is not sharded: one process trains"))
+    idle += config.client_options.unread().items()
+    if config.client_options.trains_adapters and config.model.start_from:
+        idle.append(("model.lora", "the weights of model.start_from bring their adapter"))
+    idle += list_options_of_others("client", CLIENTS, config.client.name)
     if config.sampler.name == "trainer":
         there = ("urls", "timeout_s", "wait_s", "concurrency", "importance_cap")
         idle += [(f"sampler.{key}", "sampler.name is trainer: the client samples") for key in there]
@@ -200,6 +193,21 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     if not (advantage := config.algorithm.resolve().advantage).takes_critic:
         idle.append(("training.critic", f"the advantage {advantage.name} takes no critic"))
     return idle + _unused_algorithm_keys(config)
+
+
+def list_options_of_others(section: str, variants: Variants[Any], chosen: str) -> UnusedKeys:
+    """The options of a section that its chosen variant does not have."""
+    own = {option.name for option in fields(variants.find(chosen))} if chosen in variants else set[str]()
+    others = dict.fromkeys(
+        option.name for one in variants.classes() for option in fields(one) if option.name not in own
+    )
+    return [
+        (
+            f"{section}.{option}",
+            f"{section}={chosen} has no {option}; it is of {', '.join(variants.list_takers(option))}",
+        )
+        for option in others
+    ]
 
 
 def _unused_algorithm_keys(config: RunConfig) -> UnusedKeys:

@@ -141,6 +141,9 @@ def list_keys(hint: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _about_unknown(key: str, siblings: list[str], known: list[str], came: Origins) -> str:
+    if any(flat.startswith(f"{key}.") for flat in FLAT):  # a section of flat keys alone: what is in it is unknown
+        key = next((given for given in came.origin if given.startswith(f"{key}.")), key)
+        siblings = []
     parent, _, leaf = key.rpartition(".")
     siblings = [*siblings, *(flat.rpartition(".")[2] for flat in FLAT if flat.rpartition(".")[0] == parent)]
     near = difflib.get_close_matches(leaf, siblings, n=1)

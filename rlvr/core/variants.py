@@ -25,8 +25,8 @@ from rlvr.core.registry import did_you_mean, load_object
 class Setting:
     """What an option may be: a finite number from `low` to `high`, or one of `choices`; null too if it is the default.
 
-    `expected` says it in words. `flat` is a second, shorter key of an option: `algorithm.kl_coef` for
-    `algorithm.terms.kl.coef`.
+    `expected` says it in words. `flat` is a second key of an option, in the section of its kind: `kl_coef` in
+    `algorithm` for `algorithm.terms.kl.coef`. An option that `is_secret` is never written down.
     """
 
     low: float = -math.inf
@@ -34,12 +34,13 @@ class Setting:
     choices: tuple[str, ...] = ()
     expected: str = ""
     flat: str = ""
+    is_secret: bool = False
 
     def allows(self, value: Any) -> bool:
         """Whether a value that is not null is allowed."""
         if self.choices:
             return value in self.choices
-        return isinstance(value, bool) or (self.low <= value <= self.high and math.isfinite(value))
+        return isinstance(value, (bool, str)) or (self.low <= value <= self.high and math.isfinite(value))
 
 
 def setting(
@@ -50,9 +51,11 @@ def setting(
     choices: tuple[str, ...] = (),
     expected: str = "",
     flat: str = "",
+    is_secret: bool = False,
 ) -> Any:
     """A field of a variant with what it may be (`Setting`)."""
-    return field(default=default, metadata={"setting": Setting(low, high, choices, expected, flat)})
+    declared = Setting(low, high, choices, expected, flat, is_secret)
+    return field(default=default, repr=not is_secret, metadata={"setting": declared})
 
 
 def setting_of(option: Field[Any]) -> Setting:
@@ -99,7 +102,12 @@ class Variant:
     @classmethod
     def key(cls, option: str) -> str:
         """The shortest key of an option in a config."""
-        return f"{cls.section}.{cls.flat_names()[option]}"
+        return cls.full_key(cls.flat_names()[option])
+
+    @classmethod
+    def full_key(cls, key: str) -> str:
+        """A key of the section, from the top of a config."""
+        return f"{cls.section}.{key}" if cls.section else key
 
     @classmethod
     def flat_names(cls) -> dict[str, str]:
@@ -195,6 +203,6 @@ class Variants(Generic[V]):
         """What is wrong with the option of another variant."""
         takers = ", ".join(sorted(self.flat_options().get(key, ())))
         return (
-            f"{variant.section}.{key}={value} has no effect: the {variant.kind} {variant.name!r} has no {key}; leave "
+            f"{variant.full_key(key)}={value} has no effect: the {variant.kind} {variant.name!r} has no {key}; leave "
             f"it out, or use one that has: {takers}"
         )

@@ -153,7 +153,7 @@ def _plan_task(
     for name, overrides in list_variants().items():
         if name not in chosen or (name in OF_TURNS and turns == 1):
             continue
-        is_unbounded = name in ALGORITHMS and ALGORITHMS[name].loss == "importance_sampling"
+        is_unbounded = name in ALGORITHMS and ALGORITHMS[name].loss.has_unbounded_ratio
         more = one_update if is_unbounded and sizes.num_substeps > 1 else ()
         drafts.append(StudyVariant(name, f"{name}_", (*overrides, *more), environment, {}))
     start = build_plan(

@@ -183,7 +183,7 @@ def build_plan(
             source = build_source(settings)
             loaded, settings = resolve_epochs(loaded, settings, source)
             plan(settings, source)
-            if resolve_client(settings.client).capabilities.runs_in_process:
+            if resolve_client(settings.client.name).capabilities.runs_in_process:
                 shares = core_shares(settings, source)
                 threads = max(threads, shares.threads + (shares.workers if shares.concurrent else 0))
                 on_device = on_device or uses_device(settings)

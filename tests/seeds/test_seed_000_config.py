@@ -71,9 +71,9 @@ def test_every_key_of_the_file_is_taken_up() -> None:
 
 def test_a_file_that_names_no_model_and_no_prompts_runs_on_the_toy() -> None:
     got = config("train_rlvr")
-    assert (got.client, got.env.name) == ("mock", "toy")
+    assert (got.client.name, got.env.name) == ("mock", "toy")
     named = config("train_rlvr", "env.name=rpn_arithmetic", "model.tokenizer=words", "model.config.model_type=gpt2")
-    assert (named.client, named.env.name) == ("local", "rpn_arithmetic")
+    assert (named.client.name, named.env.name) == ("local", "rpn_arithmetic")
 
 
 def test_the_shipped_file_says_the_same(tmp_path: Path) -> None:

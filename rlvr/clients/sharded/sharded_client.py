@@ -298,7 +298,8 @@ def _build(request: ClientRequest) -> ShardedTrainingClient:
     silence_transformers()
     torch.set_num_threads(request.cores.threads)
     warn_of_threads(request)
-    options, model, adapter = request.sharding, plan_model(request), find_adapter_start(request)
+    options, model, adapter = request.options, plan_model(request), find_adapter_start(request)
+    assert isinstance(options, ShardingOptions)
     if options.ray is None:
         threads = max(1, request.cores.threads // options.ranks)
     else:
@@ -319,7 +320,8 @@ def _build(request: ClientRequest) -> ShardedTrainingClient:
 
 
 def _describe(request: ClientRequest) -> str:
-    options = request.sharding
+    options = request.options
+    assert isinstance(options, ShardingOptions)
     where = f" that Ray places (sharding.ray={options.ray})" if options.ray else ""
     return f"{describe_model(request)}, over {options.ranks} processes{where} (client=sharded)"
 

@@ -6,11 +6,15 @@ Exercised by `python -m pytest tests/test_sharded_parts.py`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from rlvr.clients.client_options import ModelInProcess
 from rlvr.core.ray_cluster import check_address
+from rlvr.core.variants import setting
 
 RAY_KEYS = ("cpus_per_rank", "gpus_per_rank", "wait_s")
+ABOVE_0, SECONDS = math.ulp(0.0), "a number of seconds above 0"
 
 
 class RankError(RuntimeError):
@@ -18,7 +22,7 @@ class RankError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class ShardingOptions:
+class ShardingOptions(ModelInProcess):
     """How `client=sharded` trains: `ranks` processes, each with a part of every weight (FSDP).
 
     They run on this machine, or, with `ray`, on the machines of a Ray cluster: `auto` (the one that this machine has
@@ -28,32 +32,47 @@ class ShardingOptions:
     free one. A run is bit-identical only with the same number of ranks: `allow_other_ranks` resumes it with another.
     """
 
-    ranks: int = 2
-    timeout_s: float = 1800.0
-    port: int = 0
-    allow_other_ranks: bool = False
-    ray: str | None = None
-    cpus_per_rank: int = 1
-    gpus_per_rank: int = 0
-    wait_s: float = 120.0
+    name = "sharded"
+    shares_weights = True
+    uncompared = ("timeout_s", "port", "allow_other_ranks", "ray", "wait_s")
+    evaluates_as = "local"  # one process loads the same checkpoint, and samples as well
+
+    ranks: int = setting(2, low=1, expected="at least 1", flat="sharding.ranks")
+    timeout_s: float = setting(1800.0, low=ABOVE_0, expected=SECONDS, flat="sharding.timeout_s")
+    port: int = setting(0, low=0, high=65535, expected="1 to 65535, or 0 for a free one", flat="sharding.port")
+    allow_other_ranks: bool = setting(False, flat="sharding.allow_other_ranks")
+    ray: str | None = setting(None, flat="sharding.ray")
+    cpus_per_rank: int = setting(1, low=1, expected="at least 1", flat="sharding.cpus_per_rank")
+    gpus_per_rank: int = setting(0, low=0, expected="at least 0", flat="sharding.gpus_per_rank")
+    wait_s: float = setting(120.0, low=ABOVE_0, expected=SECONDS, flat="sharding.wait_s")
 
     def __post_init__(self) -> None:
-        if self.ranks < 1:
-            raise ValueError(f"sharding.ranks={self.ranks}, expected at least 1")
-        if not 0 < self.timeout_s < math.inf:
-            raise ValueError(f"sharding.timeout_s={self.timeout_s}, expected a number of seconds above 0")
-        if not 0 <= self.port < 65536:
-            raise ValueError(f"sharding.port={self.port}, expected 1 to 65535, or 0 for a free one")
+        super().__post_init__()
         if self.ray is not None:
             check_address(self.ray, "sharding.ray")
-        for key, least in (("cpus_per_rank", 1), ("gpus_per_rank", 0)):
-            if getattr(self, key) < least:
-                raise ValueError(f"sharding.{key}={getattr(self, key)}, expected at least {least}")
-        if not 0 < self.wait_s < math.inf:
-            raise ValueError(f"sharding.wait_s={self.wait_s}, expected a number of seconds above 0")
         for field in fields(self):
             if self.ray is None and field.name in RAY_KEYS and getattr(self, field.name) != field.default:
                 raise ValueError(f"sharding.{field.name} has no effect without sharding.ray; leave it out, or set both")
+
+    @property
+    def processes(self) -> int:
+        return self.ranks
+
+    @property
+    def cluster(self) -> str | None:
+        return self.ray
+
+    def list_uncompared(self) -> Sequence[str]:
+        return (*self.uncompared, "ranks") if self.allow_other_ranks else self.uncompared
+
+    def explain_change(self, changed: Sequence[str]) -> str:
+        if list(changed) != ["ranks"]:
+            return ""
+        return (
+            f"{self.key('ranks')}={self.ranks}: it began with another number, and sums over other ranks are rounded "
+            "otherwise, so it would not end with the same bits. Give the same number, or "
+            "sharding.allow_other_ranks=true to go on without that"
+        )
 
     def check_device(self, device: str, gpus: int = 0) -> None:
         """ValueError if Ray would place ranks without the `device` (auto, cpu or cuda) that they are to compute on.

@@ -23,7 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rlvr.clients.registry import AT_A_SERVER
+from rlvr.clients.registry import resolve_client
 from rlvr.core.protocols import SamplingClient, TaskSource, TrainingClient
 from rlvr.engine.gguf_files import find_gguf
 from rlvr.envs.prompt import PromptOptions, PromptWriter
@@ -129,7 +129,7 @@ def _open_run(place: Path, folder: Path, variable: str) -> ServedModel:
     source, notes = build_source(config), list[str]()
     client = build_client(config, source, folder, lambda text: None, notes.append, fresh=False)
     client.load_state(journal.weights_path(checkpoint)).result()
-    kind = "tinker" if config.client in AT_A_SERVER else "local"
+    kind = "tinker" if resolve_client(config.client.name).capabilities.is_remote else "local"
     return ServedModel(
         client, f"run {place.name}", kind, source, config.rollout.max_tokens, prompt_options(config, place), notes
     )
