@@ -17,7 +17,7 @@ from tiny import WORDS
 from vllm_runs import PROMPT, Run, make_engine
 from vllm_server import FakeVllm, serve_vllm
 
-from rlvr.clients.vllm import SamplerOptions
+from rlvr.clients.vllm import VllmSampler
 from rlvr.clients.vllm.vllm_options import SamplerError
 from rlvr.core.messages import ModelInput, SamplingParams
 
@@ -191,4 +191,4 @@ def test_weights_whose_folder_is_gone_never_reach_the_server(serving: Any, tmp_p
 )
 def test_mistakes_in_the_options_say_what_to_give(options: dict[str, Any], word: str) -> None:
     with pytest.raises(ValueError, match=word):
-        SamplerOptions(**options)
+        VllmSampler(**options)

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rlvr.clients.local_engine import is_hub_name, is_model
 from rlvr.clients.registry import ClientRequest, resolve_client
-from rlvr.clients.vllm.vllm_clients import sample_from_vllm
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import CoreShares, available_cores, split_cores
 from rlvr.core.files import read_json
@@ -142,8 +141,6 @@ def build_client(
         )
     request = replace(client_request(config, source), cores=core_shares(config, source))
     client = spec.build(replace(request, folder=folder, say=say, warn=warn, fresh=fresh))
-    if config.sampler.name == "trainer":
-        return client
     keep = config.training.max_steps_off_policy + 2
     has_adapter = config.model.lora is not None
-    return cast(TrainingClient, sample_from_vllm(client, config.sampler, has_adapter=has_adapter, keep=keep, warn=warn))
+    return config.sampler_options.attach(client, has_adapter=has_adapter, keep=keep, warn=warn)

@@ -16,6 +16,7 @@ from rlvr.algorithms.losses.custom import FunctionLoss
 from rlvr.algorithms.terms.importance import Importance
 from rlvr.clients.custom_loss import try_custom_loss
 from rlvr.clients.registry import CLIENTS, resolve_client
+from rlvr.clients.samplers import SAMPLERS
 from rlvr.config import LoadedConfig, difference, dump, read
 from rlvr.config.build_client import build_client, check_cluster_use, client_request, core_shares
 from rlvr.config.build_config import add_defaults, resolved_values
@@ -46,9 +47,9 @@ from rlvr.training.training_job import TrainingJob
 
 # Servers and processes, their key and patience: they do not change what a run computes.
 CONNECTION_KEYS = (
-    "sampler.urls", "sampler.timeout_s", "sampler.wait_s", "sampler.concurrency",
     "teacher.url", "teacher.timeout_s", "teacher.retries", "teacher.concurrency",
     *(f"client.{option}" for client in CLIENTS.classes() for option in client.uncompared),
+    *(f"sampler.{option}" for sampler in SAMPLERS.classes() for option in sampler.uncompared),
 )  # fmt: skip
 READ_AS_TEXT = PromptOptions(chat="off")
 
@@ -206,10 +207,10 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
         lines["fine-tuning"] = (
             f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations{goal}; {config.sft.optimizer}"
         )
-    if config.sampler.name == "vllm":
+    if servers := config.sampler_options.servers:
         importance = algorithm.term(Importance)
         correction = f"importance weights up to {importance.cap:g}" if importance else "no importance correction"
-        lines["sampler"] = f"vLLM at {', '.join(config.sampler.urls)}; sampler against trainer: {correction}"
+        lines["sampler"] = f"{config.sampler.name} at {', '.join(servers)}; sampler against trainer: {correction}"
     if (share := core_shares(config, source)).concurrent:
         lines["cores"] = str(share)
     if t.mode == "rlvr":

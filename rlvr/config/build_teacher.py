@@ -12,8 +12,8 @@ from typing import Any
 
 from rlvr.clients.client_options import LocalOptions, ModelOptions
 from rlvr.clients.local_engine import build_sampler, is_model
+from rlvr.clients.sampler_options import TrainerSampler
 from rlvr.clients.teacher import EndpointTeacher, check_same_tokens
-from rlvr.clients.vllm import SamplerOptions
 from rlvr.config import load
 from rlvr.config.build_client import build_client, client_request, core_shares, find_base
 from rlvr.config.build_config import build_config
@@ -88,7 +88,10 @@ def _load(given: str, config: RunConfig, source: TaskSource) -> Any:
     elif place.is_dir():
         model = replace(model, name=str(place))
     teacher = replace(
-        config, client=replace(config.client, name=LocalOptions.name), model=model, sampler=SamplerOptions()
+        config,
+        client=replace(config.client, name=LocalOptions.name),
+        model=model,
+        sampler=replace(config.sampler, name=TrainerSampler.name),
     )
     request = client_request(teacher, source)
     return build_sampler(replace(request, cores=core_shares(teacher, source), warn=_ignore), adapter)

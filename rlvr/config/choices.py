@@ -19,10 +19,12 @@ from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.terms import TERMS
 from rlvr.clients.client_options import ClientOptions
 from rlvr.clients.registry import CLIENTS, make_options
-from rlvr.core.variants import Variant, setting_of
+from rlvr.clients.sampler_options import SamplerOptions
+from rlvr.clients.samplers import SAMPLERS
+from rlvr.core.variants import Variant, Variants, setting_of
 
 # Where a bare word stands for the name of a variant.
-SHORTHANDS = ("algorithm.advantage", "algorithm.loss", "client")
+SHORTHANDS = ("algorithm.advantage", "algorithm.loss", "client", "sampler")
 
 
 def make_section(name: str, variants: Iterable[type[Variant]], *, named: bool = True) -> Any:
@@ -36,17 +38,18 @@ def make_section(name: str, variants: Iterable[type[Variant]], *, named: bool = 
     return make_dataclass(name, made, frozen=True, namespace={"variants": tuple(variants)})
 
 
-def make_client_section() -> Any:
-    """A dataclass with every option of the clients, and the default that they give it. `kwargs` are the options of a
-    client that does not come with the package."""
-    made: dict[str, Any] = {"name": ("name", str, "local")}
-    for client in CLIENTS.classes():
-        hints = get_type_hints(client)
-        for option in fields(client):
-            made[option.name] = (option.name, hints[option.name], field(default=option.default, repr=option.repr))
-    kwargs = ("kwargs", dict[str, Any], field(default_factory=dict[str, Any]))
-    variants = tuple(CLIENTS.classes())
-    return make_dataclass("ClientSection", [*made.values(), kwargs], frozen=True, namespace={"variants": variants})
+def make_default_section(name: str, variants: Variants[Any], first: str, *more: Any) -> Any:
+    """A dataclass with every option of the variants, and the default that they give it, and `more` fields. `first` is
+    the variant that is meant if none is named."""
+    made: dict[str, Any] = {"name": ("name", str, first)}
+    for variant in variants.classes():
+        hints = get_type_hints(variant)
+        for option in fields(variant):
+            factory: Any = option.default_factory
+            default = field(default=option.default, default_factory=factory, repr=option.repr)  # type: ignore[call-overload]
+            made[option.name] = (option.name, hints[option.name], default)
+    namespace = {"variants": tuple(variants.classes())}
+    return make_dataclass(name, [*made.values(), *more], frozen=True, namespace=namespace)
 
 
 def choose_client(section: Any) -> ClientOptions:
@@ -57,13 +60,22 @@ def choose_client(section: Any) -> ClientOptions:
 
 AdvantageOptions = make_section("AdvantageOptions", ADVANTAGES.classes())
 LossOptions = make_section("LossOptions", LOSSES.classes())
-ClientSection = make_client_section()
+# `kwargs` are the options of a client that does not come with the package.
+_KWARGS = ("kwargs", dict[str, Any], field(default_factory=dict[str, Any]))
+ClientSection = make_default_section("ClientSection", CLIENTS, "local", _KWARGS)
+SamplerSection = make_default_section("SamplerSection", SAMPLERS, "trainer")
 _OF_TERMS = {term.name: make_section(f"{term.__name__}Options", [term], named=False) for term in TERMS.classes()}
 TermOptions = make_dataclass(
     "TermOptions",
     [(name, section, field(default_factory=section)) for name, section in _OF_TERMS.items()],
     frozen=True,
 )
+
+
+def choose_sampler(section: Any) -> SamplerOptions:
+    """The options of the sampler that a section names."""
+    sampler = SAMPLERS.find(section.name)
+    return sampler(**{option.name: getattr(section, option.name) for option in fields(sampler)})
 
 
 def _list_flat() -> dict[str, str]:

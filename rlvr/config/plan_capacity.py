@@ -53,8 +53,8 @@ def find_processes(run: RunConfig, cluster: ClusterOptions, typed: Sequence[str]
     named: dict[str, tuple[str, int]] = {}
     if run.client_options.shares_weights:
         named["trainers"] = (run.client_options.key("ranks"), run.client_options.processes)
-    if run.sampler.name == "vllm":
-        named["samplers"] = ("sampler.urls", len(run.sampler.urls))
+    if servers := run.sampler_options.servers:
+        named["samplers"] = ("sampler.urls", len(servers))
     for name, (key, count) in named.items():
         if f"cluster.{name}" in typed and getattr(cluster, name) != count:
             raise ValueError(

@@ -105,7 +105,7 @@ def describe_ranks(estimate: MemoryEstimate, shape: ModelShape, config: RunConfi
     cut, whole = (cut, whole + of_trained) if config.model.lora else (cut + of_trained, whole)
     gathered = size * count_gathered(shape, has_adapter=config.model.lora is not None)
     rank = cut / config.client_options.processes + whole + gathered + estimate.activations + estimate.logits
-    samples = config.sampler.name == "trainer"
+    samples = not config.sampler_options.servers
     driver = estimate.weights + estimate.adapter + estimate.copies + estimate.cache + estimate.sampling_tables
     sampler = f", the driver's sampler {driver / GIB:.1f}" if samples else ""
     parts = (cut / config.client_options.processes + whole) / GIB

@@ -14,9 +14,9 @@ from rlvr.algorithms.registry import resolve_algorithm
 from rlvr.algorithms.specs import Algorithm
 from rlvr.clients.client_options import ClientOptions, ModelOptions
 from rlvr.clients.registry import check_client
+from rlvr.clients.sampler_options import SamplerOptions
 from rlvr.clients.teacher import TeacherOptions
-from rlvr.clients.vllm import SamplerOptions
-from rlvr.config.choices import FLAT, choose_client, list_given
+from rlvr.config.choices import FLAT, choose_client, choose_sampler, list_given
 from rlvr.core.messages import SamplingParams
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.envs.prompt import PromptOptions
@@ -28,9 +28,9 @@ from rlvr.training.training_job import RunOptions
 from rlvr.training.training_options import TrainingOptions
 
 if TYPE_CHECKING:  # they are made of the variants that there are
-    AdvantageOptions = LossOptions = TermOptions = ClientSection = Any
+    AdvantageOptions = LossOptions = TermOptions = ClientSection = SamplerSection = Any
 else:
-    from rlvr.config.choices import AdvantageOptions, ClientSection, LossOptions, TermOptions
+    from rlvr.config.choices import AdvantageOptions, ClientSection, LossOptions, SamplerSection, TermOptions
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class RunConfig:
     env: EnvOptions
     model: ModelOptions = field(default_factory=ModelOptions)
     client: ClientSection = field(default_factory=ClientSection)
-    sampler: SamplerOptions = field(default_factory=SamplerOptions)
+    sampler: SamplerSection = field(default_factory=SamplerSection)
     seed: int = 42
     prompt: PromptOptions = field(default_factory=PromptOptions)
     reward: RewardOptions = field(default_factory=RewardOptions)
@@ -136,20 +136,21 @@ class RunConfig:
             object.__setattr__(self, "client", ClientSection(name=self.client))
         check_client(self.client.name)
         options = self.client_options
-        if self.sampler.name == "vllm" and not options.writes_folders:
+        sampler = self.sampler_options
+        if sampler.needs_folders and not options.writes_folders:
             raise ValueError(
-                f"sampler.name=vllm with client={self.client.name}: the servers are given folders of weights, which "
-                "that client does not write; use client=local"
+                f"sampler.name={sampler.name} with client={self.client.name}: the servers are given folders of "
+                "weights, which that client does not write; use client=local"
             )
-        for name, off in (("top_k", -1), ("top_p", 1.0), ("min_p", 0.0)):
-            if self.sampler.name == "vllm" and (given := getattr(self.rollout, name)) != off:
-                raise ValueError(
-                    f"rollout.{name}={given} with sampler.name=vllm: its log-probs would be those after the cut; leave "
-                    f"rollout.{name} out"
-                )
+        sampler.check_sampling(self.rollout)
         options.check_model(self.model)
 
     @property
     def client_options(self) -> ClientOptions:
         """The options of the client that is chosen."""
         return choose_client(self.client)
+
+    @property
+    def sampler_options(self) -> SamplerOptions:
+        """The options of the sampler that is chosen."""
+        return choose_sampler(self.sampler)

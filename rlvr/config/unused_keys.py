@@ -18,6 +18,7 @@ from rlvr.algorithms.terms import TERMS
 from rlvr.algorithms.terms.importance import Importance
 from rlvr.algorithms.terms.overlong import Overlong
 from rlvr.clients.registry import CLIENTS
+from rlvr.clients.samplers import SAMPLERS
 from rlvr.config.choices import get_at, list_given, set_at
 from rlvr.config.compose import CLI, SHIPPED_FILES, LoadedConfig
 from rlvr.config.schema import RunConfig
@@ -70,7 +71,7 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
         # The tokens of a batch that is still arriving cannot be counted, so the denominator is constant.
         config = replace(config, algorithm=replace(config.algorithm, reduction="constant"))
     if _needs_importance_cap(config):
-        config = set_at(config, "algorithm.terms.importance.cap", config.sampler.importance_cap)
+        config = set_at(config, "algorithm.terms.importance.cap", config.sampler_options.correction)
     if others := _kwargs_of_others(config.reward.type, config.reward.kwargs, options_of, known_rewards()):
         idle += [(f"reward.kwargs.{key}", f"the reward {config.reward.type} has no such option") for key in others]
         config = replace(config, reward=replace(config.reward, kwargs=_without(config.reward.kwargs, others)))
@@ -89,8 +90,8 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
 
 def _needs_importance_cap(config: RunConfig) -> bool:
     """Whether another engine samples than trains, and the algorithm says nothing about the difference."""
-    sampler, training = config.sampler, config.training
-    if sampler.name == "trainer" or not sampler.importance_cap or training.mode != "rlvr":
+    training = config.training
+    if not config.sampler_options.correction or training.mode != "rlvr":
         return False
     if training.num_minibatches > 1 and training.num_substeps > 1:  # `rlvr.training.compatibility` refuses both
         return False
@@ -136,9 +137,7 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     if config.client_options.trains_adapters and config.model.start_from:
         idle.append(("model.lora", "the weights of model.start_from bring their adapter"))
     idle += list_options_of_others("client", CLIENTS, config.client.name)
-    if config.sampler.name == "trainer":
-        there = ("urls", "timeout_s", "wait_s", "concurrency", "importance_cap")
-        idle += [(f"sampler.{key}", "sampler.name is trainer: the client samples") for key in there]
+    idle += list_options_of_others("sampler", SAMPLERS, config.sampler.name)
     if config.sft.steps == 0:
         decided = ("batch_size", "until", "until_each", "optimizer", "curriculum")
         idle += [(f"sft.{key}", "sft.steps is 0") for key in decided]

@@ -40,12 +40,17 @@ class Setting:
         """Whether a value that is not null is allowed."""
         if self.choices:
             return value in self.choices
-        return isinstance(value, (bool, str)) or (self.low <= value <= self.high and math.isfinite(value))
+        return (
+            not isinstance(value, (int, float))
+            or isinstance(value, bool)
+            or (self.low <= value <= self.high and math.isfinite(value))
+        )
 
 
 def setting(
     default: Any = MISSING,
     *,
+    default_factory: Any = MISSING,
     low: float = -math.inf,
     high: float = math.inf,
     choices: tuple[str, ...] = (),
@@ -55,7 +60,9 @@ def setting(
 ) -> Any:
     """A field of a variant with what it may be (`Setting`)."""
     declared = Setting(low, high, choices, expected, flat, is_secret)
-    return field(default=default, repr=not is_secret, metadata={"setting": declared})
+    return field(  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
+        default=default, default_factory=default_factory, repr=not is_secret, metadata={"setting": declared}
+    )
 
 
 def setting_of(option: Field[Any]) -> Setting:

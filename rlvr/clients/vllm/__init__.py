@@ -1,5 +1,5 @@
 """`sampler.name=vllm`: vLLM servers sample over HTTP, and the run's own client trains. docs/vllm.md is its page."""
 
-from rlvr.clients.vllm.vllm_options import SamplerOptions
+from rlvr.clients.vllm.vllm_options import VllmSampler
 
-__all__ = ["SamplerOptions"]
+__all__ = ["VllmSampler"]

@@ -1,14 +1,19 @@
-"""The section `sampler` of a config: which part samples, and where. No network, no torch.
+"""`sampler.name=vllm`: its options. No network, no torch.
 
 Exercised by `python -m pytest tests/test_vllm_sampler.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
 from urllib.parse import urlsplit
 
-SAMPLERS = ("trainer", "vllm")
+from rlvr.clients.sampler_options import SamplerOptions
+from rlvr.core.messages import SamplingParams
+from rlvr.core.protocols import TrainingClient
+from rlvr.core.variants import setting
 
 
 class SamplerError(RuntimeError):
@@ -16,8 +21,8 @@ class SamplerError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class SamplerOptions:
-    """Which part samples. `name` is trainer, the client that trains, or vllm, the servers at `urls`.
+class VllmSampler(SamplerOptions):
+    """The vLLM servers at `urls` sample.
 
     A call that takes longer than `timeout_s` goes to the next server; if all are down, the run waits up to `wait_s` for
     one. At most `concurrency` requests are in flight at a server. Two engines round differently: unless
@@ -25,27 +30,49 @@ class SamplerOptions:
     and trainer; 0 turns the correction off.
     """
 
-    name: str = "trainer"
-    urls: list[str] = field(default_factory=list[str])
-    timeout_s: float = 600.0
-    wait_s: float = 120.0
-    concurrency: int = 64
-    importance_cap: float = 2.0
+    name = "vllm"
+    needs_folders = True
+    uncompared = ("urls", "timeout_s", "wait_s", "concurrency")
+
+    urls: list[str] = setting(default_factory=list[str])
+    timeout_s: float = setting(600.0, low=0.1, expected="at least 0.1")
+    wait_s: float = setting(120.0, low=0, expected="at least 0")
+    concurrency: int = setting(64, low=1, expected="at least 1")
+    importance_cap: float = setting(2.0, low=0, expected="at least 1, or 0 for none")
 
     def __post_init__(self) -> None:
-        if self.name not in SAMPLERS:
-            raise ValueError(f"sampler.name={self.name!r}; expected {' or '.join(SAMPLERS)}")
-        if self.name == "vllm" and not self.urls:
+        super().__post_init__()
+        if not self.urls:
             raise ValueError("sampler.urls is empty; give the servers' addresses: sampler.urls=[http://127.0.0.1:8790]")
         for url in self.urls:
             check_url(url)
         if len(set(self.urls)) < len(self.urls):
             raise ValueError(f"sampler.urls={self.urls}: a server is listed twice; list each once")
-        if self.importance_cap and not self.importance_cap >= 1:
+        if self.importance_cap and self.importance_cap < 1:
             raise ValueError(f"sampler.importance_cap={self.importance_cap}, expected at least 1, or 0 for none")
-        for name, least in (("timeout_s", 0.1), ("wait_s", 0.0), ("concurrency", 1)):
-            if not getattr(self, name) >= least:
-                raise ValueError(f"sampler.{name}={getattr(self, name)}, expected at least {least:g}")
+
+    @property
+    def servers(self) -> Sequence[str]:
+        return self.urls
+
+    @property
+    def correction(self) -> float:
+        return self.importance_cap
+
+    def check_sampling(self, params: SamplingParams) -> None:
+        for name, off in (("top_k", -1), ("top_p", 1.0), ("min_p", 0.0)):
+            if (given := getattr(params, name)) != off:
+                raise ValueError(
+                    f"rollout.{name}={given} with sampler.name=vllm: its log-probs would be those after the cut; leave "
+                    f"rollout.{name} out"
+                )
+
+    def attach(
+        self, client: TrainingClient, *, has_adapter: bool, keep: int, warn: Callable[[str], None]
+    ) -> TrainingClient:
+        from rlvr.clients.vllm.vllm_clients import sample_from_vllm
+
+        return cast(TrainingClient, sample_from_vllm(client, self, has_adapter=has_adapter, keep=keep, warn=warn))
 
 
 def check_url(url: str) -> None:
