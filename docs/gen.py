@@ -154,7 +154,7 @@ def preferences() -> str:
     """The losses of preferred completions."""
     from rlvr.algorithms.losses import LOSSES
 
-    losses = [loss for loss in LOSSES.classes() if loss.needs_reference]
+    losses = [loss for loss in LOSSES.classes() if loss.compares_completions]
     rows = [[f"`{loss.name}`", _text(loss.spec.formula), f"{loss.spec.config['beta']:g}"] for loss in losses]
     return _table(["loss", "of a pair, or of a completion", "`algorithm.beta`"], rows)
 

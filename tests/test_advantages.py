@@ -20,7 +20,7 @@ from rlvr.algorithms.advantages import (
 from rlvr.algorithms.penalties import penalize
 from rlvr.core.types import Trajectory
 
-OPTIONS: dict[str, dict[str, float]] = {"pass_at_k": {"k": 2}, "gae": {"lam": 1.0}}
+OPTIONS: dict[str, dict[str, float]] = {"pass_at_k": {"k": 2}, "gae": {"gae_lambda": 1.0}}
 
 
 def advantages(name: str, trajectories: list[Trajectory]) -> list[float]:

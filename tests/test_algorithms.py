@@ -358,7 +358,7 @@ def test_every_row_names_a_loss_of_the_engine() -> None:
     """The table and the engine's dictionary agree on names and on which losses clip."""
     from rlvr.engine.losses import TERMS
 
-    assert set(LOSSES) == set(TERMS) | {loss.name for loss in LOSSES.classes() if loss.needs_reference}
+    assert set(LOSSES) == set(TERMS) | {loss.name for loss in LOSSES.classes() if loss.compares_completions}
     assert {row.loss.name for row in ALGORITHMS.values()} <= set(LOSSES)
     assert LOSSES.flat_options()["clip_low"] == {"ppo", "cispo", "gspo"}
     assert all(row.source for row in ALGORITHMS.values())

@@ -31,7 +31,9 @@ def clip_of(loss: Any) -> dict[str, float]:
 # The table's first column, and a row of the algorithm table that uses just this option.
 OPTIONS: dict[str, Algorithm] = {
     **{
-        f"loss={name}": resolve_algorithm(name if loss.needs_reference else "reinforce", loss=name, **clip_of(loss))
+        f"loss={name}": resolve_algorithm(
+            name if loss.compares_completions else "reinforce", loss=name, **clip_of(loss)
+        )
         for name, loss in ((one.name, one) for one in LOSSES.classes())
     },
     "loss=package.module:function": resolve_algorithm("reinforce", loss="own_losses:ppo_form"),

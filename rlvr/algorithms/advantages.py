@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlvr.algorithms.gae import gae
-from rlvr.algorithms.part import Part, Parts
+from rlvr.algorithms.part import Part, SpecView
 from rlvr.algorithms.process import process_normalized
 from rlvr.core.types import Trajectory, group_by, mean, std
 from rlvr.core.variants import Variants, setting
@@ -84,7 +84,7 @@ class Advantage(Part):
     """It says which completions a preference loss prefers to which."""
     is_never_negative: ClassVar[bool] = False
     reads_no_reward: ClassVar[bool] = False
-    unread: ClassVar[str] = ""
+    why_no_kl: ClassVar[str] = ""
     """Why a KL in the reward would have no gradient, if it would not."""
     divides_by_group_deviation: ClassVar[bool] = False
 
@@ -322,9 +322,9 @@ class ZeroAdvantage(Advantage):
     of_batch = True
     is_groupwise = True
     reads_no_reward = True
-    unread = "reads no reward"
+    why_no_kl = "reads no reward"
 
-    def check(self, algorithm: Parts) -> None:
+    def check(self, algorithm: SpecView) -> None:
         if not any(term.teaches for term in algorithm.terms):
             raise ValueError("algorithm.advantage=zero learns from a teacher alone; give algorithm.teacher_coef=1")
 
@@ -335,17 +335,17 @@ class ZeroAdvantage(Advantage):
 
 @dataclass(frozen=True)
 class Threshold(Advantage):
-    """What asks only whether a return is above `above`."""
+    """What asks only whether a return is above `threshold`."""
 
     of_batch = True
     is_groupwise = True
     has_threshold = True
 
-    above: float = setting(0.5, expected="a finite threshold (0.5 is usual)", flat="accept_above")
+    threshold: float = setting(0.5, expected="a finite threshold (0.5 is usual)", flat="accept_above")
 
     def accepts(self, trajectory: Trajectory) -> bool:
         """Whether the return of a trajectory is known and above the threshold."""
-        return trajectory.reward is not None and trajectory.reward - trajectory.penalty > self.above
+        return trajectory.reward is not None and trajectory.reward - trajectory.penalty > self.threshold
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ class AcceptanceAdvantage(Threshold):
 
     name = "acceptance"
     is_never_negative = True
-    unread = "asks only whether a reward is above accept_above"
+    why_no_kl = "asks only whether a reward is above accept_above"
 
     def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
         for t in trajectories:
@@ -399,11 +399,11 @@ class ProcessNormalizedAdvantage(Advantage):
 class GaeAdvantage(Advantage):
     """A_t = sum_k (gamma lambda)^k delta_t+k over the sampled tokens of an episode, delta_t = r_t + gamma V_t+1 - V_t.
 
-    V are the values of a critic. Schulman et al. 2016, arXiv:1506.02438 (`rlvr.algorithms.gae`). `gamma` and `lam` are
-    the discount a token and lambda; with both 1 it is the sum of the remaining rewards minus the value. `critic_lam` is
-    the lambda of the returns that the critic learns; 1: what was earned (arXiv:2503.01491). `bootstrap_truncated`: the
-    critic's value stands for what an episode would still have earned that ran out of tokens; false: such an episode
-    ends like any other.
+    V are the values of a critic. Schulman et al. 2016, arXiv:1506.02438 (`rlvr.algorithms.gae`). `gamma` and
+    `gae_lambda` are the discount a token and lambda; with both 1 it is the sum of the remaining rewards minus the
+    value. `critic_lambda` is the lambda of the returns that the critic learns; 1: what was earned (arXiv:2503.01491).
+    `bootstrap_truncated`: the critic's value stands for what an episode would still have earned that ran out of tokens;
+    false: such an episode ends like any other.
     """
 
     name = "gae"
@@ -412,16 +412,18 @@ class GaeAdvantage(Advantage):
     pays_by_token = True
 
     gamma: float = setting(1.0, low=0, high=1, expected="0 to 1 (1 does not discount)", flat="gamma")
-    lam: float = setting(
+    gae_lambda: float = setting(
         0.95, low=0, high=1, expected="0 to 1 (1 trusts the returns alone, 0 the next value)", flat="gae_lambda"
     )
-    critic_lam: float = setting(1.0, low=0, high=1, expected="0 to 1 (1 learns what was earned)", flat="critic_lambda")
+    critic_lambda: float = setting(
+        1.0, low=0, high=1, expected="0 to 1 (1 learns what was earned)", flat="critic_lambda"
+    )
     bootstrap_truncated: bool = setting(True, flat="bootstrap_truncated")
 
     def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
-        gae(trajectories, self.gamma, self.lam, self.bootstrap_truncated, self.critic_lam)
+        gae(trajectories, self.gamma, self.gae_lambda, self.bootstrap_truncated, self.critic_lambda)
 
-    def check(self, algorithm: Parts) -> None:
+    def check(self, algorithm: SpecView) -> None:
         if algorithm.mask_truncated and not self.bootstrap_truncated:
             raise ValueError(
                 "algorithm.bootstrap_truncated=false has no effect with mask_truncated=true: it changes the advantages "
@@ -478,7 +480,7 @@ def register_advantage(name: str, *, baseline: str = "group") -> Callable[[Value
                     t.advantage = 0.0 if t.reward is None else advantages[_rollout(i, t)]
 
         fields = {"name": name, "of_batch": baseline == "batch", "estimate": estimate, "__doc__": function.__doc__}
-        ADVANTAGES.add(type(function.__name__, (Advantage,), {**fields, "__module__": function.__module__}))
+        ADVANTAGES.add(type(getattr(function, "__name__", name), (Advantage,), fields))
         return function
 
     return register

@@ -39,7 +39,8 @@ def list_options(algorithm: Algorithm) -> list[UsedOption]:
     used = [UsedOption(f"loss={loss.name}", loss.needs, "use another loss", named)]
     if advantage.takes_critic:
         used.append(UsedOption(f"advantage={advantage.name}", (Feature.CRITIC,), "use an advantage without a critic"))
-    used += [UsedOption(term.used_key()[0], term.needs(), term.used_key()[1]) for term in algorithm.terms]
+    used += [UsedOption(key) for key in loss.used_keys()]
+    used += [UsedOption(term.used_key()[0], term.needs, term.used_key()[1]) for term in algorithm.terms]
     return used + ([UsedOption("mask_truncated")] if algorithm.mask_truncated else [])
 
 
@@ -67,6 +68,7 @@ def support_table(clients: Iterable[ClientCapabilities]) -> list[list[str]]:
         {"kl_coef": 0.1, "kl_in": "loss"},
         {"entropy_coef": 0.1},
         {"entropy_coef": 0.1, "entropy": "exact"},
+        {"loss": "ppo", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0},
         {"teacher_coef": 1.0},
         {"importance_cap": 2.0},
         {"clip_cov_ratio": 0.0002},
@@ -84,6 +86,6 @@ def support_table(clients: Iterable[ClientCapabilities]) -> list[list[str]]:
 def _with_loss(name: str) -> Algorithm:
     loss = LOSSES.find(name)
     clip = {"clip_low": 0.2, "clip_high": 0.2} if "clip_low" in loss.flat_names() else {}
-    is_preference = loss.needs_reference
+    is_preference = loss.compares_completions
     more = {"advantage": "verdict", "reduction": "sequence_sum", "drop_equal_groups": False} if is_preference else {}
     return resolve_algorithm("importance_sampling", loss=name, **clip, **more)

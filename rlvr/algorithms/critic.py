@@ -1,6 +1,6 @@
 """The critic's part of an update: it predicts the values of a batch, and learns the returns.
 
-    update(client, algorithm, batch, ..., critic=ValueCritic(client.create_critic(), adam=lambda n: AdamParams(1e-4)))
+    UpdateInputs(baseline, max_tokens, critic=ValueCritic(client.create_critic(), adam=lambda n: AdamParams(1e-4)))
 
 Returns and advantages (`rlvr.algorithms.gae`) are computed from the values before the update. The critic has its own
 client and optimizer; its batches, substeps and reduction are the policy's.

@@ -76,7 +76,7 @@ def gae(
             rollouts.setdefault(t.rollout_id or f"#{i}", []).append(t)
     for parts in rollouts.values():
         if any(len(t.values) != len(t.response_tokens) + 1 for t in parts):
-            raise ValueError("algorithm.advantage=gae needs the values of a critic: give update(critic=...) one")
+            raise ValueError("algorithm.advantage=gae needs the values of a critic: give UpdateInputs(critic=...)")
         actions = [(t, i) for t in parts for i, acted in enumerate(t.action_mask) if acted]
         last_value = parts[-1].values[-1] if bootstrap_truncated and parts[-1].truncated else 0.0
         values = [t.values[i] for t, i in actions]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from rlvr.core.variants import Variant
 
 
-class Parts(Protocol):
+class SpecView(Protocol):
     """The spec that a part belongs to, as its parts see it (`rlvr.algorithms.specs.Algorithm`)."""
 
     @property
@@ -29,5 +29,5 @@ class Part(Variant):
 
     section = "algorithm"
 
-    def check(self, algorithm: Parts) -> None:
+    def check(self, algorithm: SpecView) -> None:
         """ValueError for what an algorithm with this part cannot have."""

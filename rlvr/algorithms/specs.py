@@ -7,7 +7,6 @@ trajectory that folds into its advantage, so splitting a batch never changes a g
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -22,7 +21,7 @@ from rlvr.algorithms.advantages import (
     has_mixed_rewards,
 )
 from rlvr.algorithms.losses import LOSSES
-from rlvr.algorithms.losses.loss import Loss, LossSpec
+from rlvr.algorithms.losses.loss import Loss
 from rlvr.algorithms.terms import TERMS
 from rlvr.algorithms.terms.term import Term
 from rlvr.core.registry import did_you_mean
@@ -70,11 +69,15 @@ class Algorithm:
         for field, variants in (("advantage", ADVANTAGES), ("loss", LOSSES)):
             if isinstance(name := getattr(self, field), str):
                 object.__setattr__(self, field, variants.find(name)())
+            if not isinstance(given := getattr(self, field), variants.base):
+                raise ValueError(f"algorithm.{field}={given!r}: expected a name, or a {variants.base.__name__}")
         order = list(TERMS)
         places = {name: place for place, name in enumerate(order)}
-        terms = sorted(self.terms, key=lambda term: places.get(term.name, len(order)))
+        given = [term for term in self.terms if getattr(term, term.switch)]
+        terms = sorted(given, key=lambda term: places.get(term.name, len(order)))
         object.__setattr__(self, "terms", tuple(terms))
-        if twice := [a.name for a, b in itertools.pairwise(terms) if a.name == b.name]:
+        names = [term.name for term in terms]
+        if twice := [name for place, name in enumerate(names) if name in names[:place]]:
             raise ValueError(f"algorithm {self.name!r}: the term {twice[0]} is given twice; give it once")
         choices: dict[str, Sequence[str]] = {"reduction": tuple(REDUCTIONS), "equal_by": EQUAL_BY}
         for what, known in choices.items():
@@ -97,8 +100,8 @@ class Algorithm:
     def with_flat(self, flat: Mapping[str, Any]) -> Algorithm:
         """The spec with the options of flat keys set, such as `loss="cispo", clip_high=3.0, kl_coef=0.1`.
 
-        None takes an option's default, and 0 or None a term away. ValueError for a key that does not exist, or that
-        belongs to another variant than the one chosen.
+        None takes the default of a variant's option, and 0 or None a term away. ValueError for a key that does not
+        exist, or that belongs to another variant than the one chosen.
         """
         known = flat_keys()
         if unknown := [key for key in flat if key not in known]:
@@ -142,11 +145,7 @@ class Algorithm:
     @property
     def needs_reference(self) -> bool:
         """Whether log-probs under the policy as RL began are needed."""
-        return self.loss.needs_reference or any(term.needs_reference() for term in self.terms)
-
-    @property
-    def loss_spec(self) -> LossSpec:
-        return self.loss.spec
+        return self.loss.compares_completions or any(term.needs_reference for term in self.terms)
 
     @property
     def has_group_baseline(self) -> bool:
@@ -161,13 +160,13 @@ class Algorithm:
     @property
     def has_gradient_at_zero(self) -> bool:
         """Whether a trajectory with advantage 0 may have a gradient; with a critic its tokens differ."""
-        by_term = any(term.has_gradient_at_zero() for term in self.terms)
+        by_term = any(term.has_gradient_at_zero for term in self.terms)
         return self.advantage.takes_critic or by_term or self.loss.has_gradient_at_zero
 
     @property
     def has_penalty(self) -> bool:
         """Whether a penalty is subtracted from the reward before the advantage."""
-        return any(term.is_penalty() for term in self.terms)
+        return any(term.is_penalty for term in self.terms)
 
     def select(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline | None = None) -> list[Trajectory]:
         """Set every `advantage`; return the trajectories that the loss's denominators count.

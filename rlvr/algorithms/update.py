@@ -177,12 +177,15 @@ def update_streamed(
     for term in algorithm.terms:
         if term.needs_whole_batch:
             raise ValueError(f"{term.key(term.switch)} needs the whole batch at once; use update")
+    if inputs.critic is not None:
+        raise ValueError(f"the critic of algorithm.advantage={algorithm.advantage.name} learns from the whole batch")
     config = loss_config(algorithm, client, inputs.temperature)
     statistics, parts = UpdateStatistics(algorithm), iter(arriving)
     for _ in range(stream.substeps):
         sent: list[tuple[Rows, list[Datum], Future[ForwardBackwardOutput]]] = []
         for batch in islice(parts, stream.minibatches):
             selected, prepared = _select(client, algorithm, batch, config, inputs)
+            statistics.measured |= prepared.measured
             share = len({t.rollout_id or str(id(t)) for t in selected}) / stream.completions
             rows = [(t, weight * share) for t, weight in algorithm.weigh(selected, inputs.max_tokens)]
             if rows:
@@ -212,15 +215,13 @@ def _select(
     if critic is not None:
         critic.fill_values(batch)
     prepared = Preparation(
-        algorithm,
-        inputs.max_tokens,
         inputs.temperature,
         inputs.key,
         inputs.reference,
         inputs.teacher,
         lambda rows: compute_current_logprobs(client, rows, config),
     )
-    if algorithm.loss.needs_reference:
+    if algorithm.loss.compares_completions:
         if inputs.reference is None:
             raise ValueError(
                 f"algorithm.loss={algorithm.loss.name} without a reference: give UpdateInputs(reference=...) a "
@@ -231,11 +232,11 @@ def _select(
         term.prepare(batch, prepared)
     penalize(batch, algorithm, inputs.max_tokens, prepared.old_logprobs)
     selected = algorithm.select(batch, inputs.baseline)
-    for term in algorithm.terms:
-        term.adjust(selected, prepared)
     for trajectory in selected:
         if not trajectory.is_empty:
             trajectory.require_trainable()
+    for term in algorithm.terms:
+        term.adjust(selected, prepared)
     return selected, prepared
 
 

@@ -105,7 +105,7 @@ class UpdateStatistics:
         self.low, self.high = bounds.get("clip_low_threshold", 0.0), bounds.get("clip_high_threshold", math.inf)
         self.dual = bounds.get(DUAL_CLIP, math.inf)
         self.updates = self.trajectories = self.tokens = 0
-        self.loss = 0.0  # a mean over the optimizer steps, as are these
+        self.loss = 0.0  # a mean over the optimizer steps, as is what each term adds to it
         self.term_losses = {term.name: 0.0 for term in algorithm.terms}
         self.clipped = {"low": 0, "high": 0}
         self.ratio_max = 1.0

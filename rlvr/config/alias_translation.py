@@ -66,20 +66,22 @@ def translate(loaded: LoadedConfig) -> LoadedConfig:
         if (value := _at(values, target, _MISSING)) is _MISSING:
             return None
         origin = _origin(loaded.origin, target)
-        return Candidate(target, value, value, _at(raw, target), origin, rank(origin))
+        given = loaded.typed.get(target, target)
+        return Candidate(given, value, value, _at(raw, target), origin, rank(origin))
 
     derive(candidates, ours, any(key.startswith("rlvr.") for key in moved))
     origin = {k: v for k, v in loaded.origin.items() if _at(values, re.sub(r"\[.*", "", k), _MISSING) is not _MISSING}
-    typed: dict[str, str] = {}
+    typed = dict(loaded.typed)
     for target in [target for target in candidates.by_key if not target.startswith("~")]:
         if (own := ours(target)) is not None and own not in candidates.by_key[target]:
             candidates.add(target, own)
         winner = candidates.pick(target)
-        if winner is None or winner.key == target or winner.value is None:  # `word=null` takes the word back
+        if winner is None or winner == own or winner.value is None:  # `word=null` takes the word back
             continue
         _set(values, target, winner.value)
         _set(raw, target, winner.raw)
         origin.pop(target, None)
+        typed.pop(target, None)
         if winner.rank != DEFAULT:
             origin[target], typed[target] = winner.origin, winner.key
     timed = [new for key in loaded.timed for new in _target_keys(key, moved)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
-from rlvr.config.choices import nest
+from rlvr.config.choices import drop_options_of_others, move_flat
 from rlvr.config.compose import LoadedConfig
 from rlvr.config.schema import EnvOptions, RunConfig
 from rlvr.config.unused_keys import drop_target_kl, drop_unused, find_unused, report_unused
@@ -60,7 +60,7 @@ def add_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
             return held
         return {**held, **{k: merge(value, held[k]) if k in held else value for k, value in default.items()}}
 
-    stored = nest(stored)
+    stored = drop_options_of_others(move_flat(stored)[0])
     values = merge(asdict(RunConfig(EnvOptions("any"), client="mock")), stored)
     if "thinking" not in stored.get("prompt", {}):  # older than the name `grpo` for the default
         name = values["algorithm"]["name"]

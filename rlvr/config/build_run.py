@@ -21,6 +21,7 @@ from rlvr.config import LoadedConfig, difference, dump, read
 from rlvr.config.build_client import build_client, check_cluster_use, client_request, core_shares
 from rlvr.config.build_config import add_defaults, resolved_values
 from rlvr.config.build_teacher import build_teacher, check_teacher, has_teacher
+from rlvr.config.choices import FLAT
 from rlvr.config.plan_memory import describe_memory
 from rlvr.config.run_tasks import check_completions, check_demonstrations, count_tasks, fit_prompts, hash_tasks
 from rlvr.config.schema import RunConfig
@@ -78,7 +79,9 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
     ignore += [f"client.{option}" for option in config.client_options.list_uncompared()]
 
     def changes(folder: Path) -> list[str]:
-        hidden, begun = journal.changed_environment(folder, environment | sources), read(folder / "resolved.yaml")
+        older = {flat: environment[key] for flat, key in FLAT.items() if key in environment}
+        hidden = journal.changed_environment(folder, environment | older | sources)
+        begun = read(folder / "resolved.yaml")
         is_older = "prompt" not in begun and config.prompt in (PromptOptions(), READ_AS_TEXT)  # `prompt_options`
         changed = difference(wanted, add_defaults(begun), ignore=[*ignore, "prompt"] if is_older else ignore)
         return changed + [key if key in sources else f"{key} (its value from the environment)" for key in hidden]

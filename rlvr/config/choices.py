@@ -2,7 +2,7 @@
 
     algorithm:
       loss: {name: ppo, clip_low: 0.2, clip_high: 0.28}     # or `loss: ppo`, with the options that the spec gives it
-      terms: {kl: {coef: 0.001, to: loss}}                  # a term is there if its switch is
+      terms: {kl: {coef: 0.001, where: loss}}                  # a term is there if its switch is
 
 The sections follow from the variants (`rlvr.core.variants`). Flat keys (`algorithm.kl_coef`) are aliases of their
 options.
@@ -10,12 +10,14 @@ options.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field, fields, is_dataclass, make_dataclass, replace
 from typing import Any, Optional, get_type_hints
 
 from rlvr.algorithms.advantages import ADVANTAGES
 from rlvr.algorithms.losses import LOSSES
+from rlvr.algorithms.registry import find_algorithm
 from rlvr.algorithms.terms import TERMS
 from rlvr.clients.client_options import ClientOptions
 from rlvr.clients.registry import CLIENTS, make_options
@@ -97,28 +99,65 @@ def full_key(key: str) -> str:
     return f"{key}.name" if key in SHORTHANDS else FLAT.get(key, key)
 
 
-def nest(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of an older `resolved.yaml` with each option where it is now."""
-    moved: dict[str, Any] = {}
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
-    def take(held: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        kept: dict[str, Any] = {}
-        for name, value in held.items():
-            key = f"{prefix}{name}"
-            if full_key(key) != key and not isinstance(value, Mapping):
-                moved[full_key(key)] = value
-            else:
-                kept[name] = take(value, f"{key}.") if isinstance(value, Mapping) else value
-        return {name: value for name, value in kept.items() if value != {} or held[name] == {}}
 
-    content = take(stored, "")
-    for key, value in moved.items():
+def move_flat(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The content of a file with each option at its full key, and the flat key by which each was given.
+
+    References in texts (`${algorithm.clip_low}`) follow. ValueError for a key that is given both ways, unless alike.
+    """
+    moved: dict[str, tuple[str, Any]] = {}
+
+    def take(value: Any, key: str) -> Any:
+        if isinstance(value, Mapping):
+            kept: dict[str, Any] = {}
+            for name, inner in value.items():
+                inner_key = f"{key}.{name}" if key else str(name)
+                if full_key(inner_key) != inner_key and not isinstance(inner, Mapping):
+                    moved[full_key(inner_key)] = inner_key, take(inner, inner_key)
+                else:
+                    kept[name] = take(inner, inner_key)
+            return {name: inner for name, inner in kept.items() if inner != {} or value[name] == {}}
+        if isinstance(value, list):
+            return [take(item, f"{key}[{place}]") for place, item in enumerate(value)]
+        return _REFERENCE.sub(lambda found: f"${{{full_key(found[1])}}}", value) if isinstance(value, str) else value
+
+    full: dict[str, Any] = take(content, "")
+    for key, (flat, value) in moved.items():
         *parents, last = key.split(".")
-        holder = content
-        for parent in parents:
-            holder = holder.setdefault(parent, {})
+        holder = full
+        for depth, parent in enumerate(parents, start=1):
+            if holder.get(parent) is None:
+                holder[parent] = {}
+            if not isinstance(holder[parent], dict):
+                raise ValueError(f"{'.'.join(parents[:depth])}={holder[parent]!r}, expected a section beside {flat}")
+            holder = holder[parent]
+        if holder.get(last, value) != value:
+            raise ValueError(f"{flat}={value} and {key}={holder[last]} are the same key; leave one of them out")
         holder[last] = value
-    return content
+    return full, {key: flat for key, (flat, _) in moved.items()}
+
+
+def drop_options_of_others(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of an older `resolved.yaml` without options of another advantage or loss than its own.
+
+    Some were kept, though they had no effect.
+    """
+    algorithm = dict(stored.get("algorithm") or {})
+    for part, variants in (("advantage", ADVANTAGES), ("loss", LOSSES)):
+        section = algorithm.get(part)
+        if isinstance(section, Mapping):
+            own = _list_own_options(algorithm, part, variants)
+            algorithm[part] = {key: value if key in ("name", *own) else None for key, value in section.items()}
+    return {**stored, "algorithm": algorithm} if algorithm else dict(stored)
+
+
+def _list_own_options(algorithm: Mapping[str, Any], part: str, variants: Variants[Any]) -> list[str]:
+    """The options of the variant that a stored algorithm has."""
+    named = algorithm[part].get("name")
+    chosen = variants.find(named) if named else type(getattr(find_algorithm(algorithm.get("name", "grpo")), part))
+    return [option.name for option in fields(chosen)]
 
 
 def get_at(config: Any, key: str) -> Any:

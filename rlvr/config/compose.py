@@ -28,7 +28,7 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlvr.config.choices import SHORTHANDS
+from rlvr.config.choices import full_key, move_flat
 from rlvr.config.document_limits import DEEPEST, TOO_DEEP, check_size, with_text_keys
 from rlvr.config.interpolate import resolve
 from rlvr.core.error_text import first_line
@@ -54,8 +54,8 @@ class LoadedConfig:
 
     `values` is fully resolved; `raw` keeps what depends on the environment as `${...}` and may be written to disk.
     `origin` says of each dotted key which file set it, or "cli". `timed` are the keys that depend on `${now:...}`.
-    `typed` holds the alias under which a key was given; `unused` the aliases without effect, with their origin and the
-    reason (both by `rlvr.config.alias_translation`).
+    `typed` holds the flat key or the alias under which a key was given; `unused` the aliases without effect, with their
+    origin and the reason (by `rlvr.config.alias_translation`).
     """
 
     values: dict[str, Any]
@@ -100,7 +100,7 @@ def load(config_name: str | None = None, config_path: str | None = None, overrid
         composer.add("", name, "")
     composer.apply_overrides()
     values, raw, timed = resolve(composer.config, composer.origin)
-    return LoadedConfig(values, raw, composer.origin, Path(name).name, timed)
+    return LoadedConfig(values, raw, composer.origin, Path(name).name, timed, composer.typed)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -230,6 +230,13 @@ def _shorten(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
+def _in_sections(key: str, value: Any) -> dict[str, Any]:
+    """A value under its dotted key."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
 class _Composer:
     """Merges files in the order of their defaults lists into `config`, and remembers in `origin` who set what."""
 
@@ -237,6 +244,7 @@ class _Composer:
         self.folders, self.overrides = folders, overrides
         self.config: DictConfig = OmegaConf.create({})
         self.origin: dict[str, str] = {}
+        self.typed: dict[str, str] = {}  # the flat key by which a key was given
         self.choices: list[str] = []  # what the defaults chose: `group` or `group@package`
         self.stack: list[str] = []
 
@@ -305,7 +313,7 @@ class _Composer:
                     self.merge(config, package, _display_path(path))
                 else:
                     self.follow(entry, parent, package, path)
-        except OmegaConfBaseException as error:
+        except (OmegaConfBaseException, TypeError) as error:  # TypeError: a list where there is a section
             raise ValueError(f"{_display_path(path)}: {first_line(error)}") from None
         self.stack.pop()
 
@@ -357,33 +365,36 @@ class _Composer:
                     f"options of {group!r}: {', '.join(self.options(group)) or 'none'}"
                 )
         for override in [o for o in self.overrides if not o.used]:
-            parts = override.key.split(".")
+            parts = full_key(override.key).split(".")
             for parent in (".".join(parts[:n]) for n in range(1, len(parts))):
                 held = OmegaConf.select(self.config, parent, throw_on_resolution_failure=False)
                 if held is not None and not OmegaConf.is_config(held):
                     raise ValueError(f"override {override.text!r}: {parent} is a single value and holds no keys")
-            if override.key in SHORTHANDS and not isinstance(override.value, dict):
-                override.key += ".name"
+            key, value, typed = override.key, override.value, dict[str, str]()
+            if "[" not in key:
+                node = _in_sections(key, value)
+                full, typed = move_flat(node)
+                if full != node:
+                    key, value = next(iter(full.items()))
             try:
-                OmegaConf.update(self.config, override.key, override.value, merge=True, force_add=True)
+                OmegaConf.update(self.config, key, value, merge=True, force_add=True)
             except (OmegaConfBaseException, TypeError, IndexError) as error:
                 raise ValueError(f"override {_shorten(override.text)!r}: {first_line(error)}") from None
-            self.remember({override.key: override.value}, "", CLI)
+            self.remember({key: value}, "", CLI, typed)
 
     def merge(self, config: DictConfig, package: str, source: str) -> None:
-        node: Any = config
-        for part in reversed(package.split(".") if package else []):
-            node = OmegaConf.create({part: node})
-        for key in SHORTHANDS:
-            word = OmegaConf.select(node, key, throw_on_resolution_failure=False)
-            if isinstance(word, str):
-                OmegaConf.update(node, key, {"name": word}, merge=False)
-        merged = OmegaConf.merge(self.config, node)
+        node = _in_sections(package, OmegaConf.to_container(config)) if package else OmegaConf.to_container(config)
+        try:
+            full, typed = move_flat(node)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from None
+        merged = OmegaConf.merge(self.config, OmegaConf.create(full))
         assert isinstance(merged, DictConfig)
         self.config = merged
-        self.remember(OmegaConf.to_container(config), package, source)
+        self.remember(full, "", source, typed)
 
-    def remember(self, value: Any, prefix: str, source: str) -> None:
+    def remember(self, value: Any, prefix: str, source: str, typed: Mapping[str, str]) -> None:
+        """Note the origin of every key of `value`; `typed` are the flat keys by which some were given."""
         for key, child in value.items():
             dotted = f"{prefix}.{key}" if prefix else str(key)
             if not isinstance(child, dict):
@@ -391,4 +402,8 @@ class _Composer:
                     del self.origin[old]
             self.origin[dotted] = source
             if isinstance(child, dict):
-                self.remember(child, dotted, source)
+                self.remember(child, dotted, source, typed)
+            elif dotted in typed:
+                self.typed[dotted] = typed[dotted]
+            else:
+                self.typed.pop(dotted, None)

@@ -107,7 +107,7 @@ def describe_work(config: RunConfig, cluster: ClusterOptions) -> StepWork:
         optimizer=training.optimizer.name,
         epochs=training.ppo_epochs,
         updates=training.ppo_epochs * training.num_substeps,
-        references=int(config.algorithm.resolve().needs_reference),
+        references=int(any(term.needs_reference for term in config.algorithm.resolve().terms)),
         ahead=bool(training.max_steps_off_policy),
     )
 

@@ -66,7 +66,7 @@ class AlgorithmOptions:
     """An algorithm spec by name; what else is given takes the place of that part of the spec.
 
     `advantage` and `loss` are another variant, by `name`, or other options of the spec's own. A term of `terms` is
-    added if its first option is given, and taken away if that is 0.
+    added if its switch, the option that the table lists first, is given, and taken away if that is 0.
     """
 
     name: str = "grpo"

@@ -53,14 +53,14 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
         options = getattr(given, part)
         is_known = options.name in variants or ":" in (options.name or "")
         chosen = variants.find(options.name) if is_known else type(getattr(spec, part))
-        for option, value in list_given(options).items():
+        for option in list_given(options):
             key, taken = f"algorithm.{part}.{option}", {one.name for one in fields(chosen)}
-            if option not in (*taken, "name") and value is not None:
+            if option not in (*taken, "name"):
                 takers = ", ".join(variants.list_takers(option))
                 dropped[key] = f"the {part} {chosen.name} has no {option}; it is of {takers}"
-    if config.training.completions == "given" and given.advantage.above is not None:
+    if config.training.completions == "given" and given.advantage.threshold is not None:
         why = "training.completions=given: the tasks say which completion is preferred"
-        dropped.setdefault("algorithm.advantage.above", why)
+        dropped.setdefault("algorithm.advantage.threshold", why)
     idle += dropped.items()
     for key in dropped:
         config = set_at(config, key, None)
@@ -96,7 +96,7 @@ def _needs_importance_cap(config: RunConfig) -> bool:
     if training.num_minibatches > 1 and training.num_substeps > 1:  # `rlvr.training.compatibility` refuses both
         return False
     algorithm = config.algorithm.resolve()
-    return algorithm.term(Importance) is None and not algorithm.loss.needs_reference
+    return algorithm.term(Importance) is None and not algorithm.loss.compares_completions
 
 
 def _without_dynamic_sampling(config: RunConfig) -> str:

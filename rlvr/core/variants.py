@@ -5,7 +5,7 @@
         name = "cispo"
         clip_high: float = setting(3.0, low=0, expected="at least 0")
 
-    LOSSES = Variants("algorithm.loss", {"cispo": "rlvr.algorithms.losses.clipped:Cispo", ...})
+    LOSSES = Variants("algorithm.loss", Loss, Cispo)
 
 A variant is a frozen dataclass with a `name`; its fields are its options. What an option may be is declared with it and
 nowhere else: the check, the key in a config, its help and the refusal of an option that another variant has all follow.
@@ -23,10 +23,11 @@ from rlvr.core.registry import did_you_mean, load_object
 
 @dataclass(frozen=True)
 class Setting:
-    """What an option may be: a finite number from `low` to `high`, or one of `choices`; null too if it is the default.
+    """What an option may be: a number from `low` to `high`, or one of `choices`; null too if that is the default.
 
-    `expected` says it in words. `flat` is a second key of an option, in the section of its kind: `kl_coef` in
-    `algorithm` for `algorithm.terms.kl.coef`. An option that `is_secret` is never written down.
+    `expected` says in words what a number may be; it is finite unless `may_be_infinite`. `flat` is a second key of an
+    option, in the section of its kind: `kl_coef` in `algorithm` for `algorithm.terms.kl.coef`. An option that
+    `is_secret` is never written down.
     """
 
     low: float = -math.inf
@@ -35,16 +36,16 @@ class Setting:
     expected: str = ""
     flat: str = ""
     is_secret: bool = False
+    may_be_infinite: bool = False
 
     def allows(self, value: Any) -> bool:
         """Whether a value that is not null is allowed."""
         if self.choices:
             return value in self.choices
-        return (
-            not isinstance(value, (int, float))
-            or isinstance(value, bool)
-            or (self.low <= value <= self.high and math.isfinite(value))
-        )
+        if not self.expected:
+            return True
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number and self.low <= value <= self.high and (self.may_be_infinite or math.isfinite(value))
 
 
 def setting(
@@ -57,9 +58,10 @@ def setting(
     expected: str = "",
     flat: str = "",
     is_secret: bool = False,
+    may_be_infinite: bool = False,
 ) -> Any:
     """A field of a variant with what it may be (`Setting`)."""
-    declared = Setting(low, high, choices, expected, flat, is_secret)
+    declared = Setting(low, high, choices, expected, flat, is_secret, may_be_infinite)
     return field(  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
         default=default, default_factory=default_factory, repr=not is_secret, metadata={"setting": declared}
     )

@@ -99,7 +99,7 @@ def _check_given(algorithm: Algorithm, options: TrainingOptions) -> None:
     """Refuse what does not learn from judged completions that the policy did not sample."""
     wrong: list[str] = []
     count = 2 if algorithm.loss.is_paired else 1
-    if not algorithm.loss.needs_reference:
+    if not algorithm.loss.compares_completions:
         wrong.append(
             f"algorithm.name={algorithm.name} learns from completions of the policy's own (use dpo, ipo or kto; to "
             "imitate completions, training.mode=sft)"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlvr.algorithms.losses.loss import DUAL_CLIP, Inputs, Loss, LossSpec, Settings, exp_numpy, exp_torch
-from rlvr.algorithms.part import Parts
+from rlvr.algorithms.part import SpecView
 from rlvr.core.variants import Variant, setting
 
 _EPSILON = "(0.2 means the ratio 0.8 or 1.2)"
@@ -21,7 +21,9 @@ class ClippedLoss(Loss):
     """`clip_low` and `clip_high` are epsilons around 1: 0.2 means a ratio of 0.8 and 1.2. Both have to be given."""
 
     clip_low: float | None = setting(None, low=0, high=1, expected=f"0 to 1.0 {_EPSILON}", flat="clip_low")
-    clip_high: float | None = setting(None, low=0, expected=f"0 to inf {_EPSILON}", flat="clip_high")
+    clip_high: float | None = setting(
+        None, low=0, expected=f"0 to inf {_EPSILON}", flat="clip_high", may_be_infinite=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,6 +51,9 @@ class DualClippedLoss(ClippedLoss):
                 f"algorithm.dual_clip={self.dual_clip:g}: expected a ratio of at least 1 + clip_high = {least:g} "
                 "(3 is usual), or null"
             )
+
+    def used_keys(self) -> tuple[str, ...]:
+        return () if self.dual_clip is None else ("dual_clip",)
 
     def config(self) -> dict[str, float]:
         return super().config() | ({} if self.dual_clip is None else {DUAL_CLIP: self.dual_clip})
@@ -91,7 +96,7 @@ class Ppo(DualClippedLoss):
     def numpy_terms(p: Any, inputs: Inputs, config: Settings, row_N: Any) -> tuple[Any, Any]:
         return _objective_numpy(exp_numpy(p - inputs["logprobs"]), inputs, config)
 
-    def remark(self, algorithm: Parts) -> str:
+    def remark(self, algorithm: SpecView) -> str:
         return "" if algorithm.advantage.takes_critic else " (PPO clip without a critic)"
 
 

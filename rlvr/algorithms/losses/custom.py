@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from rlvr.algorithms.losses.loss import Loss, LossSpec
-from rlvr.algorithms.part import Parts
+from rlvr.algorithms.part import SpecView
 from rlvr.core.protocols import CustomLoss, Feature
 from rlvr.core.registry import load_path
 from rlvr.core.types import Trajectory
@@ -26,8 +26,8 @@ class FunctionLoss(Loss):
     has_gradient_at_zero = True
     needs = (Feature.OWN_LOSS,)
 
-    def check(self, algorithm: Parts) -> None:
-        if any(Feature.FULL_LOGITS in term.needs() for term in algorithm.terms):
+    def check(self, algorithm: SpecView) -> None:
+        if any(Feature.FULL_LOGITS in term.needs for term in algorithm.terms):
             raise ValueError(
                 f"algorithm.entropy=exact needs full logits, and algorithm.loss={self.name} is a function of the "
                 "sampled tokens' log-probs; use entropy=sampled"

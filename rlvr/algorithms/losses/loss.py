@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rlvr.algorithms.part import Part, Parts
+from rlvr.algorithms.part import Part, SpecView
 from rlvr.core.protocols import CustomLoss, Feature
 from rlvr.core.types import Trajectory
 
@@ -79,8 +79,8 @@ class Loss(Part):
 
     needs_whole_step: ClassVar[bool] = False
     """It is one function of all rows of an optimizer step, computed by `forward_backward_custom`."""
-    needs_reference: ClassVar[bool] = False
-    """It compares with the log-probs under the policy as RL began."""
+    compares_completions: ClassVar[bool] = False
+    """It compares completions by their verdicts, and with the policy as RL began; it has no advantages."""
     has_unbounded_ratio: ClassVar[bool] = False
     """Its importance weights have no bound, so stale completions need a cap of their own."""
     has_gradient_at_zero: ClassVar[bool] = False
@@ -108,7 +108,7 @@ class Loss(Part):
         """The settings that a call gets (`loss_fn_config`), where the options differ from the spec's defaults."""
         return {}
 
-    def later_updates_are_stale(self, algorithm: Parts) -> bool:
+    def later_updates_are_stale(self, algorithm: SpecView) -> bool:
         """Whether nothing bounds what a second update of the same completions does."""
         return False
 
@@ -132,17 +132,13 @@ class Loss(Part):
         """The ratio of a whole completion, for a loss that clips it instead of each token's."""
         return None
 
-    def remark(self, algorithm: Parts) -> str:
+    def used_keys(self) -> tuple[str, ...]:
+        """Options that are used beside those that every loss of the name has."""
+        return ()
+
+    def remark(self, algorithm: SpecView) -> str:
         """What a run's plan says of the loss behind its name."""
         return ""
-
-    @property
-    def has_clip(self) -> bool:
-        return "clip_low_threshold" in self.spec.config
-
-    @property
-    def has_dual_clip(self) -> bool:
-        return DUAL_CLIP in self.spec.config
 
 
 DUAL_CLIP = "dual_clip_threshold"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.algorithms.losses.loss import Inputs, Loss, LossSpec, Settings, exp_numpy, exp_torch
-from rlvr.algorithms.part import Parts
+from rlvr.algorithms.part import SpecView
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class CrossEntropy(Loss):
     def numpy_terms(p: Any, inputs: Inputs, config: Settings, row_N: Any) -> tuple[Any, Any]:
         return -inputs["weights"] * p, -inputs["weights"]
 
-    def later_updates_are_stale(self, algorithm: Parts) -> bool:
+    def later_updates_are_stale(self, algorithm: SpecView) -> bool:
         return not algorithm.advantage.is_never_negative  # a negative weight pushes a token down without end
 
 
@@ -52,5 +52,5 @@ class ImportanceSampling(Loss):
         term = -exp_numpy(p - inputs["logprobs"]) * inputs["advantages"]
         return term, term
 
-    def later_updates_are_stale(self, algorithm: Parts) -> bool:
+    def later_updates_are_stale(self, algorithm: SpecView) -> bool:
         return True

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.algorithms.losses.loss import Inputs, Loss, LossSpec
-from rlvr.algorithms.part import Parts
+from rlvr.algorithms.part import SpecView
 from rlvr.core.messages import Datum
 from rlvr.core.protocols import CustomLoss, Feature
 from rlvr.core.types import Trajectory
@@ -95,12 +95,12 @@ class PreferenceLoss(Loss):
     """A loss that compares completions; `beta` is the strength of the pull to the reference."""
 
     needs_whole_step = True
-    needs_reference = True
+    compares_completions = True
     needs = (Feature.OWN_LOSS, Feature.REFERENCE)
 
     beta: float = setting(0.1, low=math.ulp(0.0), expected="a number above 0 (0.1 is usual)", flat="beta")
 
-    def check(self, algorithm: Parts) -> None:
+    def check(self, algorithm: SpecView) -> None:
         """Refuse what a preference loss does not read."""
         if not algorithm.advantage.is_verdict:
             raise ValueError(
@@ -122,10 +122,6 @@ class PreferenceLoss(Loss):
     def row_inputs(self, trajectory: Trajectory, weight: float) -> Inputs:
         inputs = super().row_inputs(trajectory, weight)
         return inputs | {"reference_logprobs": trajectory.reference_logprobs}
-
-    def keep_comparable(self, rows: Rows) -> tuple[list[tuple[Trajectory, float]], int]:
-        """The rows that the loss learns from, and how many pairs were left out because their tokens are equal."""
-        return list(rows), 0
 
     def combine(self, h: Any, pairing: Pairing, divergence: float | None) -> tuple[Any, dict[str, Any]]:
         """The loss and its metrics from the h of every completion."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlvr.algorithms.part import Parts
+from rlvr.algorithms.part import SpecView
 from rlvr.algorithms.terms.term import Logprobs, Preparation, Term
 from rlvr.core import rng
 from rlvr.core.types import Trajectory
@@ -42,7 +42,7 @@ class ClipCovariance(Term):
     low: float = setting(1.0, expected="a number", flat="clip_cov_lb")
     high: float = setting(5.0, expected="a number", flat="clip_cov_ub")
 
-    def check(self, algorithm: Parts) -> None:
+    def check(self, algorithm: SpecView) -> None:
         if not self.low < self.high:
             raise ValueError(f"algorithm: clip_cov_lb={self.low:g}, clip_cov_ub={self.high:g}; expected lb < ub")
         if algorithm.advantage.is_never_negative and not any(term.teaches for term in algorithm.terms):

@@ -16,9 +16,9 @@ from rlvr.core.variants import setting
 class Entropy(Term):
     """`coef` weighs an entropy bonus.
 
-    `of=sampled` subtracts coefficient x log-prob from each token's advantage (on-policy its expected gradient is that
-    of each token's entropy at a fixed prefix, not of the whole completion's; later updates of a step clip it like any
-    advantage), `exact` takes that entropy from full logits, so it needs the local or the sharded client.
+    `estimator=sampled` subtracts coefficient x log-prob from each token's advantage (on-policy its expected gradient is
+    that of each token's entropy at a fixed prefix, not of the whole completion's; later updates of a step clip it like
+    any advantage), `exact` takes that entropy from full logits, so it needs the local or the sharded client.
     """
 
     name = "entropy"
@@ -26,19 +26,21 @@ class Entropy(Term):
     has_gradient = True
 
     coef: float = setting(low=0, expected="at least 0", flat="entropy_coef")
-    of: str = setting("sampled", choices=("sampled", "exact"), flat="entropy")
+    estimator: str = setting("sampled", choices=("sampled", "exact"), flat="entropy")
 
+    @property
     def has_gradient_at_zero(self) -> bool:
         return True
 
+    @property
     def needs(self) -> tuple[Feature, ...]:
-        return (Feature.FULL_LOGITS,) if self.of == "exact" else ()
+        return (Feature.FULL_LOGITS,) if self.estimator == "exact" else ()
 
     def used_key(self) -> tuple[str, str]:
-        return f"entropy={self.of}", "use entropy=sampled"
+        return f"entropy={self.estimator}", "use entropy=sampled"
 
     def weigh(self, row: Row) -> None:
-        if self.of == "exact":
+        if self.estimator == "exact":
             row.inputs[ENTROPY_INPUT] = self.coef * row.weight * np.ones(len(row.logprobs))
         else:
             row.advantages = row.advantages - self.coef * (row.logprobs if row.old is None else row.old)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlvr.algorithms.losses.loss import MAX_LOG_RATIO
-from rlvr.algorithms.part import Parts
+from rlvr.algorithms.part import SpecView
 from rlvr.algorithms.sampler_logprobs import fill_reference_logprobs
 from rlvr.algorithms.terms.term import Logprobs, Preparation, Row, Term, TrainedTokens, group_rollouts
 from rlvr.core.protocols import Feature
@@ -29,10 +29,10 @@ class Kl(Term):
     """`coef` weighs the divergence from the policy as RL began, estimated by `estimator`.
 
     With d = log reference - log policy of a sampled token, k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d
-    (http://joschu.net/blog/kl-approx.html). `to=reward` subtracts coefficient x the completion's sum of k from its
+    (http://joschu.net/blog/kl-approx.html). `where=reward` subtracts coefficient x the completion's sum of k from its
     reward before the advantage, with an advantage that pays by token (`gae`, `token_normalized`) each token's k from
-    the reward of that token; `to=loss` adds coefficient x k to every token's loss. k1 in the reward has the gradient of
-    the reverse KL of whole completions (arXiv:2510.01555). k2 in the loss has that of the next token's KL at a fixed
+    the reward of that token; `where=loss` adds coefficient x k to every token's loss. k1 in the reward has the gradient
+    of the reverse KL of whole completions (arXiv:2510.01555). k2 in the loss has that of the next token's KL at a fixed
     prefix, all of it for one token alone: it leaves out that a token also changes which prefixes come. k3 in the loss
     is GRPO's; k1 in the loss has none on average. k2 and k3 in the reward have the gradient of no KL, and may push away
     from the reference (docs/loss-functions.md has an example).
@@ -44,35 +44,39 @@ class Kl(Term):
 
     coef: float = setting(low=0, expected="at least 0", flat="kl_coef")
     estimator: str = setting("k1", choices=KL_ESTIMATORS, flat="kl_estimator")
-    to: str = setting("reward", choices=("reward", "loss"), flat="kl_in")
+    where: str = setting("reward", choices=("reward", "loss"), flat="kl_in")
 
     @property
     def is_in_loss(self) -> bool:
-        return self.to == "loss"
+        return self.where == "loss"
 
+    @property
     def has_gradient_at_zero(self) -> bool:
         return self.is_in_loss
 
+    @property
     def needs(self) -> tuple[Feature, ...]:
         return (Feature.EXTRA_INPUTS, Feature.REFERENCE) if self.is_in_loss else (Feature.REFERENCE,)
 
     def used_key(self) -> tuple[str, str]:
-        return f"kl_in={self.to}", "use kl_in=reward" if self.is_in_loss else "set kl_coef=0"
+        return f"kl_in={self.where}", "use kl_in=reward" if self.is_in_loss else "set kl_coef=0"
 
+    @property
     def needs_reference(self) -> bool:
         return True
 
+    @property
     def is_penalty(self) -> bool:
         return not self.is_in_loss
 
-    def check(self, algorithm: Parts) -> None:
-        if self.is_penalty() and (why := algorithm.advantage.unread):
+    def check(self, algorithm: SpecView) -> None:
+        if self.is_penalty and (why := algorithm.advantage.why_no_kl):
             raise ValueError(
                 f"algorithm.kl_coef={self.coef:g} with kl_in=reward and the advantage {algorithm.advantage.name!r}, "
                 f"which {why}: the KL has no gradient; use kl_in=loss, or leave kl_coef out"
             )
 
-    def advice(self, algorithm: Parts) -> str:
+    def advice(self, algorithm: SpecView) -> str:
         if self.is_in_loss and self.estimator == "k1":
             return (
                 "algorithm.kl_in=loss with kl_estimator=k1: its gradient is 0 on average, so it does not keep the "
@@ -96,7 +100,9 @@ class Kl(Term):
             )
         fill_reference_logprobs(batch, prepared.reference, prepared.temperature)
 
-    def penalize(self, batch: Sequence[Trajectory], algorithm: Parts, max_tokens: int, old_logprobs: Logprobs) -> None:
+    def penalize(
+        self, batch: Sequence[Trajectory], algorithm: SpecView, max_tokens: int, old_logprobs: Logprobs
+    ) -> None:
         """With an advantage that pays by token each token pays for its own k (`token_penalties`), as in InstructGPT,
         arXiv:2203.02155, and REINFORCE++, arXiv:2501.03262.
         """
@@ -121,7 +127,7 @@ class Kl(Term):
         return self.coef * float((trained.weight * k).sum()) if self.is_in_loss else 0.0, k
 
     def describe(self) -> str:
-        return f"KL {self.coef:g} in the {self.to}"
+        return f"KL {self.coef:g} in the {self.where}"
 
 
 def token_kl(trajectory: Trajectory, estimator: str, old: Sequence[float] | None = None) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlvr.algorithms.part import Parts
+from rlvr.algorithms.part import SpecView
 from rlvr.algorithms.terms.term import Logprobs, Term, group_rollouts
 from rlvr.core.types import Trajectory
 from rlvr.core.variants import setting
@@ -23,17 +23,20 @@ class Overlong(Term):
     buffer: int = setting(low=1, expected="at least 1 token, or null", flat="overlong_buffer")
     penalty: float = setting(1.0, low=0, expected="at least 0", flat="overlong_penalty")
 
+    @property
     def is_penalty(self) -> bool:
         return True
 
-    def check(self, algorithm: Parts) -> None:
+    def check(self, algorithm: SpecView) -> None:
         if algorithm.advantage.reads_no_reward:
             raise ValueError(
                 f"algorithm.overlong_buffer={self.buffer} has no effect with the advantage "
                 f"{algorithm.advantage.name!r}, which reads no reward; leave it out"
             )
 
-    def penalize(self, batch: Sequence[Trajectory], algorithm: Parts, max_tokens: int, old_logprobs: Logprobs) -> None:
+    def penalize(
+        self, batch: Sequence[Trajectory], algorithm: SpecView, max_tokens: int, old_logprobs: Logprobs
+    ) -> None:
         for parts in group_rollouts(batch):
             if parts[0].reward is None:
                 continue

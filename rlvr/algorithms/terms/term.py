@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rlvr.algorithms.part import Part, Parts
+from rlvr.algorithms.part import Part, SpecView
 from rlvr.core.protocols import Feature
 from rlvr.core.types import Trajectory
 
@@ -23,8 +23,6 @@ class Preparation:
     term asked for them.
     """
 
-    algorithm: Parts
-    max_tokens: int
     temperature: float = 1.0
     key: int = 0
     reference: Any = None
@@ -111,10 +109,12 @@ class Term(Part):
         """The value of the switch."""
         return getattr(self, self.switch)
 
+    @property
     def has_gradient_at_zero(self) -> bool:
         """Whether a trajectory with advantage 0 may have a gradient by it."""
         return False
 
+    @property
     def needs(self) -> tuple[Feature, ...]:
         """What a client must have for it."""
         return ()
@@ -123,15 +123,17 @@ class Term(Part):
         """How it is set, and what to use instead with a client that does not have what it needs."""
         return self.key_of_switch, ""
 
+    @property
     def needs_reference(self) -> bool:
         """Whether it compares with the policy as RL began."""
         return False
 
+    @property
     def is_penalty(self) -> bool:
         """Whether it is subtracted from the reward."""
         return False
 
-    def advice(self, algorithm: Parts) -> str:
+    def advice(self, algorithm: SpecView) -> str:
         """A warning about settings that run and are known to disappoint, or ""."""
         return ""
 
@@ -142,7 +144,9 @@ class Term(Part):
     def prepare(self, batch: Sequence[Trajectory], prepared: Preparation) -> None:
         """Fill what the trajectories need before rewards become advantages."""
 
-    def penalize(self, batch: Sequence[Trajectory], algorithm: Parts, max_tokens: int, old_logprobs: Logprobs) -> None:
+    def penalize(
+        self, batch: Sequence[Trajectory], algorithm: SpecView, max_tokens: int, old_logprobs: Logprobs
+    ) -> None:
         """Add to `penalty` of every trajectory."""
 
     def adjust(self, selected: Sequence[Trajectory], prepared: Preparation) -> None:

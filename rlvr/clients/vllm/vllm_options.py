@@ -34,7 +34,7 @@ class VllmSampler(SamplerOptions):
     needs_folders = True
     uncompared = ("urls", "timeout_s", "wait_s", "concurrency")
 
-    urls: list[str] = setting(default_factory=list[str])
+    urls: list[str] = setting(default_factory=list)
     timeout_s: float = setting(600.0, low=0.1, expected="at least 0.1")
     wait_s: float = setting(120.0, low=0, expected="at least 0")
     concurrency: int = setting(64, low=1, expected="at least 1")

@@ -113,13 +113,14 @@ class Recipe:
         """Every word with its default: what the recipe's config says, else the default of `rlvr train`."""
         from rlvr.config import load
         from rlvr.config.build_config import build_config
+        from rlvr.config.choices import full_key
 
         settings: Any = build_config(load(None, str(self.config)))
         rows = [("word", "default", "setting"), ("log_path", f"runs/{self.name}", "run.root and run.name")]
         rows.append(("seed", str(settings.seed), "seed"))
         for word in (word for word in self.words if "=" not in word):
             names = [setting.partition("=")[0] for setting in self.words[word]]
-            default = _at(settings, names[0])
+            default = _at(settings, full_key(names[0]))
             if default is None:
                 default = f"that of {settings.algorithm.name}" if names == ["algorithm.loss"] else "none"
             rows.append((word, str(default), ", ".join(names)))
