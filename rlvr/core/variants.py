@@ -51,7 +51,6 @@ class Setting:
 def setting(
     default: Any = MISSING,
     *,
-    default_factory: Any = MISSING,
     low: float = -math.inf,
     high: float = math.inf,
     choices: tuple[str, ...] = (),
@@ -62,9 +61,7 @@ def setting(
 ) -> Any:
     """A field of a variant with what it may be (`Setting`)."""
     declared = Setting(low, high, choices, expected, flat, is_secret, may_be_infinite)
-    return field(  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
-        default=default, default_factory=default_factory, repr=not is_secret, metadata={"setting": declared}
-    )
+    return field(default=default, repr=not is_secret, metadata={"setting": declared})
 
 
 def setting_of(option: Field[Any]) -> Setting:

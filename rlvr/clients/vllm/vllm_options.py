@@ -6,7 +6,7 @@ Exercised by `python -m pytest tests/test_vllm_sampler.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -34,7 +34,7 @@ class VllmSampler(SamplerOptions):
     needs_folders = True
     uncompared = ("urls", "timeout_s", "wait_s", "concurrency")
 
-    urls: list[str] = setting(default_factory=list)
+    urls: list[str] = field(default_factory=list[str])
     timeout_s: float = setting(600.0, low=0.1, expected="at least 0.1")
     wait_s: float = setting(120.0, low=0, expected="at least 0")
     concurrency: int = setting(64, low=1, expected="at least 1")
