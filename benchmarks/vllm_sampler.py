@@ -50,7 +50,7 @@ def cases(setting: BenchSettings) -> list[BenchmarkCase]:
 def vllm(setting: BenchSettings, shape: SamplingShape) -> Turn:
     if not PYTHON:
         raise SideUnavailable(MISSING)
-    from rlvr.clients.vllm import VllmSampler
+    from rlvr.clients.vllm import VllmOptions
     from rlvr.clients.vllm.vllm_server import VllmServer, read_completion
     from rlvr.engine.tokenizer import load_tokenizer
 
@@ -65,7 +65,7 @@ def vllm(setting: BenchSettings, shape: SamplingShape) -> Turn:
     process.launch()
     process.wait_until_ready()
     loop = asyncio.Runner()
-    server = VllmServer(process.url, VllmSampler([process.url], concurrency=len(prompts)))
+    server = VllmServer(process.url, VllmOptions([process.url], concurrency=len(prompts)))
     loop.run(server.check())
     fixed: dict[str, Any] = {"n": shape.samples, "max_tokens": shape.new, "temperature": 1.0, "logprobs": 0}
 

@@ -18,6 +18,8 @@ from rlvr.algorithms.loss_specs import LOSS_SPECS
 from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.terms.kl import KL_TERMS
 from rlvr.clients.mock.numpy_losses import FORMULAS, kl_terms
+from rlvr.config import load
+from rlvr.config.build_config import build_config
 from rlvr.engine.losses import TERMS, kl_penalty, token_logprobs
 
 NAMES = sorted(LOSS_SPECS)
@@ -122,6 +124,42 @@ def test_cispo_by_hand_no_token_loses_its_gradient(ratio: float, advantage: floa
     assert grad == pytest.approx([-weight * advantage])
 
 
+@pytest.mark.parametrize(
+    ("tau", "x", "advantage", "term", "slope"),
+    [
+        # sigmoid(ln 3) is 3/4 and sigmoid(-ln 3) 1/4; the term is -(4 / tau) of it, the slope -4 (3/4)(1/4) r, times A.
+        (2.0, math.log(3), 1.0, -1.5, -0.75),
+        (4.0, -math.log(3), -1.0, 0.25, 0.75),
+        (4.0, math.log(3), -2.0, 1.5, 1.5),
+        (0.5, 0.0, 3.0, -12.0, -3.0),  # at the sampler's own policy the gradient is that of ppo
+    ],
+)
+def test_sapo_by_hand(tau: float, x: float, advantage: float, term: float, slope: float) -> None:
+    """tau (r - 1) = x; the other temperature counts nowhere."""
+    ratio = 1 + x / tau
+    own, other = ("positive", "negative") if advantage > 0 else ("negative", "positive")
+    config = {f"{own}_temperature": tau, f"{other}_temperature": 77.0}
+    inputs: dict[str, Any] = {"logprobs": [-1.0], "advantages": [advantage]}
+    p = [math.log(ratio) - 1]
+    terms, grad = run("sapo", p, config=config, **inputs)
+    assert terms == pytest.approx([term]) and grad == pytest.approx([slope * ratio])
+    arrays = {key: np.array(value) for key, value in inputs.items()}
+    again, slopes = FORMULAS["sapo"](np.array(p), arrays, config, np.array([0]))
+    assert again == pytest.approx([term]) and slopes == pytest.approx([slope * ratio])
+
+
+def test_the_options_of_sapo_are_those_of_a_config() -> None:
+    words = ["env.name=toy", "client=mock", "rollout.max_tokens=4", "algorithm.loss=sapo"]
+    built = build_config(load(None, None, [*words, "algorithm.loss.positive_temperature=2"]))
+    assert built.algorithm.resolve().loss.config() == {"positive_temperature": 2.0, "negative_temperature": 1.05}
+    with pytest.raises(ValueError, match=r"negative_temperature=0\.0, expected a temperature above 0"):
+        build_config(load(None, None, [*words, "algorithm.loss.negative_temperature=0"])).algorithm.resolve()
+    with pytest.raises(ValueError, match=r"the loss sapo has no clip_low; it is of cispo, gspo, ppo"):
+        build_config(load(None, None, [*words, "algorithm.clip_low=0.1"]))
+    with pytest.raises(ValueError, match=r"did you mean algorithm\.loss.positive_temperature"):
+        build_config(load(None, None, [*words, "algorithm.loss.positive_temperatur=2"]))
+
+
 def test_dro_by_hand() -> None:
     """-(p A - beta (p - q)^2 / 2): p -1, q -3, A 2, beta 1/2 gives -(-2 - 4 / 4) = 3; slope -(2 - 2 / 2) = -1."""
     terms, grad = run("dro", [-1.0], config={"beta": 0.5}, logprobs=[-3.0], advantages=[2.0])
@@ -182,6 +220,9 @@ def by_numpy(name: str, p, q, a, w, mask, rows, config: dict) -> np.ndarray:
             case "dro":
                 pulled = q[t] != 0 or a[t] != 0
                 out[t] = -(p[t] * a[t] - pulled * config["beta"] / 2 * (p[t] - q[t]) ** 2)
+            case "sapo":
+                tau = config["positive_temperature" if a[t] > 0 else "negative_temperature"]
+                out[t] = -4 / tau / (1 + math.exp(-tau * (r - 1))) * a[t]
             case "gspo":
                 counted = [u for u in range(len(p)) if rows[u] == rows[t] and mask[u]]
                 s = math.exp(sum(p[u] - q[u] for u in counted) / max(1, len(counted)))

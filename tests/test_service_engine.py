@@ -13,6 +13,7 @@ from typing import IO, Any
 import pytest
 
 from rlvr.algorithms.registry import ALGORITHMS
+from rlvr.algorithms.terms.overlong import Overlong
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.file_lock import lock_file
 from rlvr.core.types import Trajectory
@@ -248,7 +249,7 @@ def test_a_coefficient_weighs_what_an_overlong_answer_costs_as_it_weighs_its_rew
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coefficient: float, expected: float
 ):
     """Of 2 tokens both are in the buffer: one costs 0.2, two 0.4, so rewards of 1 become 0.8 and 0.6."""
-    overlong = replace(ALGORITHMS["ppo"], name="overlong", overlong_buffer=2, overlong_penalty=0.4)
+    overlong = replace(ALGORITHMS["ppo"], name="overlong", terms=(Overlong(2, 0.4),))
     monkeypatch.setitem(ALGORITHMS, "overlong", overlong)
     options = LearnerOptions(2, policy_coefficient=coefficient, max_tokens=2, algorithm="overlong")
     learner = SessionLearner(table(tmp_path), tmp_path, options)

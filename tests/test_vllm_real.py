@@ -14,7 +14,7 @@ from tiny import END, LLAMA_LIKE, PAD, WORDS
 from benchmarks.vllm_process import ADAPTERS, MISSING, PYTHON, RAW, VllmProcess
 from rlvr.cli.doctor_vllm import check_vllm
 from rlvr.clients.local import LocalTrainingClient
-from rlvr.clients.vllm import VllmSampler
+from rlvr.clients.vllm import VllmOptions
 from rlvr.clients.vllm.vllm_clients import sample_from_vllm
 from rlvr.clients.vllm.vllm_options import SamplerError
 from rlvr.core.futures import LazyFuture
@@ -83,7 +83,7 @@ def test_completions_and_logprobs_are_those_of_the_trainer_s_weights_after_every
     tmp_path: Path, model: Path, servers: dict[int | None, VllmProcess], rank: int | None
 ) -> None:
     trainer, policy = build_trainer(model, tmp_path, rank)
-    client = sample_from_vllm(trainer, VllmSampler([servers[rank].url]), has_adapter=bool(rank), keep=2)
+    client = sample_from_vllm(trainer, VllmOptions([servers[rank].url]), has_adapter=bool(rank), keep=2)
     for step in range(3):
         take_step(policy, step)
         sampler, own = client.save_weights_and_get_sampling_client(), trainer.create_sampling_client()
@@ -107,7 +107,7 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_trainer_at_the_temperatu
     """Chi-square of 4,000 first tokens against the trainer's distribution: 17 tokens, below 39.3 in 999 of 1,000."""
     trainer, policy = build_trainer(model, tmp_path, rank)
     take_step(policy, 5)
-    client = sample_from_vllm(trainer, VllmSampler([servers[rank].url]), has_adapter=bool(rank), keep=2)
+    client = sample_from_vllm(trainer, VllmOptions([servers[rank].url]), has_adapter=bool(rank), keep=2)
     sampler, own = client.save_weights_and_get_sampling_client(), trainer.create_sampling_client()
     futures = [
         sampler.sample(ModelInput(PROMPT), 100, SamplingParams(max_tokens=1, seed=seed, temperature=0.7, stop=[]))
@@ -130,7 +130,7 @@ def test_old_weights_under_a_new_name_are_an_error_with_both_fingerprints_before
     trainer, policy = build_trainer(model, tmp_path, rank)
     take_step(policy, 6)
     stale: Any = StaleTrainer(trainer)
-    client = sample_from_vllm(stale, VllmSampler([servers[rank].url]), has_adapter=bool(rank), keep=3)
+    client = sample_from_vllm(stale, VllmOptions([servers[rank].url]), has_adapter=bool(rank), keep=3)
     first = client.save_weights_and_get_sampling_client()
     assert first.sample(ModelInput(PROMPT), 1, SamplingParams(max_tokens=4, seed=1)).result().sequences
     take_step(policy, 7, size)
@@ -144,7 +144,7 @@ def test_old_weights_under_a_new_name_are_an_error_with_both_fingerprints_before
 def test_another_process_that_loads_weights_is_found_at_the_next_completion(
     tmp_path: Path, model: Path, servers: dict[int | None, VllmProcess]
 ) -> None:
-    options = VllmSampler([servers[None].url])
+    options = VllmOptions([servers[None].url])
     clients: list[Any] = []
     for seed in (1, 2):
         trainer, policy = build_trainer(model, tmp_path / str(seed), None)
@@ -162,7 +162,7 @@ def test_a_publish_beside_completions_leaves_the_server_alive(
 ) -> None:
     """vLLM 0.32 for CPUs dies of log-probs of a prompt beside completions of an adapter: the probe does without."""
     trainer, policy = build_trainer(model, tmp_path, 8)
-    client = sample_from_vllm(trainer, VllmSampler([servers[8].url]), has_adapter=True, keep=2)
+    client = sample_from_vllm(trainer, VllmOptions([servers[8].url]), has_adapter=True, keep=2)
     policy.preserve_snapshots()
     old = client.save_weights_and_get_sampling_client()
     asked = SamplingParams(max_tokens=60, seed=1, stop=[])
@@ -179,7 +179,7 @@ def test_more_tokens_of_prompts_than_a_step_takes_leave_the_server_alive(
 ) -> None:
     """vLLM 0.32 for CPUs dies of a prompt with a seed that it splits: the servers here split none."""
     trainer, _ = build_trainer(model, tmp_path, 8)
-    client = sample_from_vllm(trainer, VllmSampler([servers[8].url]), has_adapter=True, keep=2)
+    client = sample_from_vllm(trainer, VllmOptions([servers[8].url]), has_adapter=True, keep=2)
     sampler = client.save_weights_and_get_sampling_client()
     asked = SamplingParams(max_tokens=2, seed=1, stop=[])
     futures = [sampler.sample(ModelInput([i % 10] * 100), 4, asked) for i in range(32)]  # 12,800 tokens, 2,048 a step
@@ -191,5 +191,5 @@ def test_raw_logprobs_are_refused_at_the_start(tmp_path: Path, model: Path) -> N
     with VllmProcess(model, tmp_path / "log", mode=RAW) as server:
         trainer, _ = build_trainer(model, tmp_path, None)
         with pytest.raises(ValueError, match="processed_logprobs"):
-            sample_from_vllm(trainer, VllmSampler([server.url]), has_adapter=False, keep=2)
+            sample_from_vllm(trainer, VllmOptions([server.url]), has_adapter=False, keep=2)
         assert [(check.state, check.name) for check in check_vllm(server.url)] == [("fails", "server")]

@@ -21,7 +21,7 @@ from tiny_run import attempt, stored_steps
 
 from benchmarks.vllm_process import ADAPTERS, MISSING, PYTHON, VllmProcess
 from rlvr.clients.local import LocalTrainingClient
-from rlvr.clients.vllm import VllmSampler
+from rlvr.clients.vllm import VllmOptions
 from rlvr.clients.vllm.vllm_clients import sample_from_vllm
 from rlvr.core.messages import AdamParams, Datum, ModelInput, SamplingParams
 from rlvr.engine.engine import Engine
@@ -172,7 +172,7 @@ def test_a_run_samples_by_two_servers_and_goes_on_when_one_is_killed(
 
         engine = Engine(load_model(str(model), load_tokenizer(str(model)), device="cpu", dtype="float32"))
         trainer = LocalTrainingClient(engine, engine.create_policy("policy", lora=LoraConfig(8)), tmp_path / "client")
-        client = sample_from_vllm(trainer, VllmSampler([vllm.url, other.url]), has_adapter=True, keep=2)
+        client = sample_from_vllm(trainer, VllmOptions([vllm.url, other.url]), has_adapter=True, keep=2)
         sampler, shares = client.save_weights_and_get_sampling_client(), list[int]()
         for first in range(8):
             before = count()

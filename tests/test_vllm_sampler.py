@@ -17,7 +17,8 @@ from tiny import WORDS
 from vllm_runs import PROMPT, Run, make_engine
 from vllm_server import FakeVllm, serve_vllm
 
-from rlvr.clients.vllm import VllmSampler
+from rlvr.clients.samplers import SAMPLERS
+from rlvr.clients.vllm import VllmOptions
 from rlvr.clients.vllm.vllm_options import SamplerError
 from rlvr.core.messages import ModelInput, SamplingParams
 
@@ -181,14 +182,15 @@ def test_weights_whose_folder_is_gone_never_reach_the_server(serving: Any, tmp_p
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"name": "sglang"}, "trainer or vllm"),
-        ({"name": "vllm"}, "sampler.urls"),
-        ({"name": "vllm", "urls": ["localhost:8000"]}, "http://127"),
-        ({"name": "vllm", "urls": ["http://u:p@h"]}, "expected an address"),
-        ({"name": "vllm", "urls": ["http://h", "http://h"]}, "twice"),
-        ({"importance_cap": 0.5}, "at least 1"),
+        ({}, "sampler.urls"),
+        ({"urls": ["localhost:8000"]}, "http://127"),
+        ({"urls": ["http://u:p@h"]}, "expected an address"),
+        ({"urls": ["http://h", "http://h"]}, "twice"),
+        ({"urls": ["http://h"], "importance_cap": 0.5}, "at least 1"),
     ],
 )
 def test_mistakes_in_the_options_say_what_to_give(options: dict[str, Any], word: str) -> None:
     with pytest.raises(ValueError, match=word):
-        VllmSampler(**options)
+        VllmOptions(**options)
+    with pytest.raises(ValueError, match=r"sampler.name='sglang' is unknown; known: trainer, vllm"):
+        SAMPLERS.find("sglang")

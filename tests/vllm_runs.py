@@ -10,7 +10,7 @@ from tiny import END, LLAMA_LIKE, PAD, WORDS
 from vllm_server import FakeVllm
 
 from rlvr.clients.local import LocalTrainingClient
-from rlvr.clients.vllm import VllmSampler
+from rlvr.clients.vllm import VllmOptions
 from rlvr.clients.vllm.vllm_clients import sample_from_vllm
 from rlvr.core.messages import ModelInput, SamplingParams
 from rlvr.engine.engine import Engine
@@ -38,7 +38,7 @@ class Run:
         self.fakes, self.folder = fakes, folder
         settings = {"wait_s": 0.2, "timeout_s": 5.0, **options}
         self.client = sample_from_vllm(
-            self.trainer, VllmSampler(urls, **settings), has_adapter=rank is not None, keep=2
+            self.trainer, VllmOptions(urls, **settings), has_adapter=rank is not None, keep=2
         )
 
     def step(self, seed: int = 0, size: float = 0.2) -> None:

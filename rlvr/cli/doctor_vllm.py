@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.cli.doctor import Check
-from rlvr.clients.vllm import VllmSampler
+from rlvr.clients.vllm import VllmOptions
 from rlvr.clients.vllm.vllm_options import SamplerError
 from rlvr.clients.vllm.vllm_server import GENERATE, MODE_FLAG, WHOLE_PROMPTS, VllmServer
 from rlvr.config.build_client import build_client
@@ -39,7 +39,7 @@ def check_vllm(url: str, config: RunConfig | None = None) -> list[Check]:
 
 
 async def _check(url: str, config: RunConfig | None) -> list[Check]:
-    server = VllmServer(url, VllmSampler([url], timeout_s=PATIENCE))
+    server = VllmServer(url, VllmOptions([url], timeout_s=PATIENCE))
     try:
         try:
             await server.check()
@@ -105,8 +105,8 @@ def _check_all_weights(paths: dict[str, Any], config: RunConfig | None) -> Check
 def check_run(config: RunConfig, urls: Sequence[str]) -> list[Check]:
     """The checks of a run's servers, or of those at `urls` if any are given, and of a trial publish to them."""
     if urls:
-        config = replace(config, sampler=replace(config.sampler, name=VllmSampler.name, urls=list(urls)))
-    if config.sampler.name != VllmSampler.name:
+        config = replace(config, sampler=replace(config.sampler, name=VllmOptions.name, urls=list(urls)))
+    if config.sampler.name != VllmOptions.name:
         raise ValueError("doctor: this run does not sample with vLLM; add sampler.name=vllm, or give --vllm URL")
     checks = [*_check_head_size(config), *(check for url in config.sampler.urls for check in check_vllm(url, config))]
     if any(check.state == "fails" for check in checks):

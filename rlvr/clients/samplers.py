@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlvr.clients.sampler_options import SamplerOptions, TrainerSampler
-from rlvr.clients.vllm.vllm_options import VllmSampler
+from rlvr.clients.vllm.vllm_options import VllmOptions
 from rlvr.core.variants import Variants
 
-SAMPLERS = Variants("sampler.name", SamplerOptions, TrainerSampler, VllmSampler)
+SAMPLERS = Variants("sampler.name", SamplerOptions, TrainerSampler, VllmOptions)

@@ -54,6 +54,11 @@ def make_default_section(name: str, variants: Variants[Any], first: str, *more: 
     return make_dataclass(name, [*made.values(), *more], frozen=True, namespace=namespace)
 
 
+def make_client_section(name: str) -> Any:
+    """The section of a client with its defaults."""
+    return ClientSection(name=name)
+
+
 def choose_client(section: Any) -> ClientOptions:
     """The options of the client that a section names."""
     taken = {option.name for option in fields(CLIENTS.find(section.name))} if section.name in CLIENTS else set[str]()

@@ -16,7 +16,7 @@ from rlvr.clients.client_options import ClientOptions, ModelOptions
 from rlvr.clients.registry import check_client
 from rlvr.clients.sampler_options import SamplerOptions
 from rlvr.clients.teacher import TeacherOptions
-from rlvr.config.choices import FLAT, choose_client, choose_sampler, list_given
+from rlvr.config.choices import FLAT, choose_client, choose_sampler, list_given, make_client_section
 from rlvr.core.messages import SamplingParams
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.envs.prompt import PromptOptions
@@ -132,8 +132,9 @@ class RunConfig:
                 f"curriculum.replay={self.curriculum.replay:g} with training.schedule=completion: which tasks are "
                 "unsolved would depend on time; use schedule=sync or fixed_lag"
             )
-        if isinstance(self.client, str):
-            object.__setattr__(self, "client", ClientSection(name=self.client))
+        given: Any = self.client
+        if isinstance(given, str):
+            object.__setattr__(self, "client", make_client_section(given))
         check_client(self.client.name)
         options = self.client_options
         sampler = self.sampler_options

@@ -18,7 +18,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rlvr.clients.sharded.sharding_options import ShardingOptions
-from rlvr.clients.vllm import VllmSampler
+from rlvr.clients.vllm import VllmOptions
 from rlvr.engine.engine_options import EngineLimits
 
 Count = Annotated[int, Field(gt=0)]
@@ -136,9 +136,9 @@ class ServerSamplers:
     urls: list[str] = field(default_factory=list[str])
     folder: str | None = None
     adapters: Count = 32
-    timeout_s: float = VllmSampler.timeout_s
-    wait_s: float = VllmSampler.wait_s
-    concurrency: int = VllmSampler.concurrency
+    timeout_s: float = VllmOptions.timeout_s
+    wait_s: float = VllmOptions.wait_s
+    concurrency: int = VllmOptions.concurrency
 
     def __post_init__(self) -> None:
         if self.urls:
@@ -148,8 +148,8 @@ class ServerSamplers:
                 f"sampler.folder={self.folder} has no effect without sampler.urls; add --samplers http://127.0.0.1:8790"
             )
 
-    def options(self) -> VllmSampler:
-        return VllmSampler(self.urls, self.timeout_s, self.wait_s, self.concurrency)
+    def options(self) -> VllmOptions:
+        return VllmOptions(self.urls, self.timeout_s, self.wait_s, self.concurrency)
 
 
 @dataclass(frozen=True)

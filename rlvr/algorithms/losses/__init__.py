@@ -8,6 +8,7 @@ from rlvr.algorithms.losses.dro import Dro
 from rlvr.algorithms.losses.loss import Loss
 from rlvr.algorithms.losses.policy_gradient import CrossEntropy, ImportanceSampling
 from rlvr.algorithms.losses.preferences import Dpo, Ipo, Kto
+from rlvr.algorithms.losses.sapo import Sapo
 from rlvr.core.variants import Variants
 
 
@@ -17,6 +18,6 @@ class _Losses(Variants[Loss]):
 
 
 LOSSES = _Losses(
-    "algorithm.loss", Loss, CrossEntropy, ImportanceSampling, Ppo, Cispo, Dro, Gspo, Dpo, Ipo, Kto,
+    "algorithm.loss", Loss, CrossEntropy, ImportanceSampling, Ppo, Cispo, Dro, Gspo, Sapo, Dpo, Ipo, Kto,
     or_else="; or a path 'package.module:function'",
 )  # fmt: skip

@@ -1,5 +1,5 @@
 """`sampler.name=vllm`: vLLM servers sample over HTTP, and the run's own client trains. docs/vllm.md is its page."""
 
-from rlvr.clients.vllm.vllm_options import VllmSampler
+from rlvr.clients.vllm.vllm_options import VllmOptions
 
-__all__ = ["VllmSampler"]
+__all__ = ["VllmOptions"]

@@ -1,6 +1,6 @@
 """A training client whose completions come from vLLM servers, and its sampling client.
 
-    client = sample_from_vllm(trainer, VllmSampler(["http://127.0.0.1:8790"]), has_adapter=True, keep=2)
+    client = sample_from_vllm(trainer, VllmOptions(["http://127.0.0.1:8790"]), has_adapter=True, keep=2)
 
 Everything but sampling is the trainer's own. A fingerprint is a hash of the weights, so that two runs at one server
 cannot be mistaken for each other. Exercised by `python -m pytest tests/test_vllm_sampler.py`, and against a real server
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.clients.endpoint import RequestFuture
-from rlvr.clients.vllm.vllm_options import VllmSampler
+from rlvr.clients.vllm.vllm_options import VllmOptions
 from rlvr.clients.vllm.vllm_publisher import FOLDER, PublishedWeights, VllmPublisher
 from rlvr.clients.vllm.vllm_server import VllmServer, read_completion, read_prompt_logprobs
 from rlvr.core import rng
@@ -182,7 +182,7 @@ class VllmTrainingClient:
 
 def sample_from_vllm(
     trainer: TrainingClient,
-    options: VllmSampler,
+    options: VllmOptions,
     *,
     has_adapter: bool,
     keep: int,
@@ -211,7 +211,7 @@ def draw_probe(publisher: VllmPublisher, tokenizer: Any) -> tuple[list[int], lis
     return draw("probe", length), draw("probe-next", PROBE_TOKENS)
 
 
-def connect_servers(options: VllmSampler, keep: int, warn: Callable[[str], None] = lambda text: None) -> VllmPublisher:
+def connect_servers(options: VllmOptions, keep: int, warn: Callable[[str], None] = lambda text: None) -> VllmPublisher:
     """Connect to the servers of `options`, which keep up to `keep` versions; `warn` reports later failures.
 
     ValueError for a server that cannot serve, SamplerError for one that does not answer within `wait_s`.
@@ -219,7 +219,7 @@ def connect_servers(options: VllmSampler, keep: int, warn: Callable[[str], None]
     return RequestFuture(start_coroutine(_connect(options, keep, warn))).result()
 
 
-async def _connect(options: VllmSampler, keep: int, warn: Callable[[str], None]) -> VllmPublisher:
+async def _connect(options: VllmOptions, keep: int, warn: Callable[[str], None]) -> VllmPublisher:
     publisher = VllmPublisher([VllmServer(url, options) for url in options.urls], options, keep, warn)
     try:
         await publisher.check()

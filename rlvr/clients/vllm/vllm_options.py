@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from rlvr.clients.sampler_options import SamplerOptions
 from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import TrainingClient
+from rlvr.core.registry import load_path
 from rlvr.core.variants import setting
 
 
@@ -21,7 +22,7 @@ class SamplerError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class VllmSampler(SamplerOptions):
+class VllmOptions(SamplerOptions):
     """The vLLM servers at `urls` sample.
 
     A call that takes longer than `timeout_s` goes to the next server; if all are down, the run waits up to `wait_s` for
@@ -70,8 +71,7 @@ class VllmSampler(SamplerOptions):
     def attach(
         self, client: TrainingClient, *, has_adapter: bool, keep: int, warn: Callable[[str], None]
     ) -> TrainingClient:
-        from rlvr.clients.vllm.vllm_clients import sample_from_vllm
-
+        sample_from_vllm = load_path("sampler", "rlvr.clients.vllm.vllm_clients:sample_from_vllm")  # when it is needed
         return cast(TrainingClient, sample_from_vllm(client, self, has_adapter=has_adapter, keep=keep, warn=warn))
 
 

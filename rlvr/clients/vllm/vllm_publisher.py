@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlvr.clients.vllm.vllm_options import SamplerError, VllmSampler
+from rlvr.clients.vllm.vllm_options import SamplerError, VllmOptions
 from rlvr.clients.vllm.vllm_server import (
     NoServerError,
     ServerDownError,
@@ -63,7 +63,7 @@ class VllmPublisher:
     def __init__(
         self,
         servers: Sequence[VllmServer],
-        options: VllmSampler,
+        options: VllmOptions,
         keep: int,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:

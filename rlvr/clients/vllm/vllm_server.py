@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.clients.vllm.vllm_options import SamplerError, VllmSampler
+from rlvr.clients.vllm.vllm_options import SamplerError, VllmOptions
 from rlvr.core.messages import SampledSequence
 from rlvr.core.types import StopReason
 
@@ -48,7 +48,7 @@ class VllmServer:
     name of the model that it was started with, `base_version` the version of its weights at that moment.
     """
 
-    def __init__(self, url: str, options: VllmSampler) -> None:
+    def __init__(self, url: str, options: VllmOptions) -> None:
         import httpx2  # the extra `vllm`
 
         self.url, self.options, self._http = url.rstrip("/"), options, httpx2
