@@ -519,12 +519,16 @@ def _section(schema: Any, prefix: str, title: str) -> Iterator[str]:
     yield f"{'#' * max(3, 2 + prefix.count('.'))} {title}\n\n{_paragraphs(schema)}"
     if rows:
         yield _table(["key", "default", "takes"], rows)
-    options = [row for part, key in inner for row in _list_variant_options(part, key)]
-    if options:
-        yield _table(["key", "shorter", "of", "default", "takes"], options)
+    head = ["key", "other key", "of", "default", "takes"]
+    if prefix and (options := [row for part, key in inner for row in _list_variant_options(part, key)]):
+        yield _table(head, options)
     for part, key in inner:
-        if not _list_variant_options(part, key):
+        if not (options := _list_variant_options(part, key)):
             yield from _section(part, f"{key}.", f"`{key}`")
+        elif not prefix:
+            told = "\n".join(f"- `{variant.name}`: {_cell(variant)}" for variant in part.variants)
+            yield f"### `{key}`\n\n{told}"
+            yield _table(head, options)
 
 
 def _list_variant_options(section: Any, key: str) -> list[list[str]]:
@@ -551,7 +555,7 @@ def _list_variant_options(section: Any, key: str) -> list[list[str]]:
         declared, hint = setting_of(option), typing.get_type_hints(having[0])[field.name]
         defaults = dict.fromkeys(f"`{_default(one.__dataclass_fields__[field.name])}`" for one in having)
         takes = ", ".join(f"`{word}`" for word in declared.choices) or declared.expected or _kind(hint)
-        shorter = f"`{having[0].section}.{declared.flat}`" if declared.flat else ""
+        shorter = f"`{having[0].full_key(declared.flat)}`" if declared.flat else ""
         of = ", ".join(f"`{one.name}`" for one in having)
         rows.append([f"`{key}.{field.name}`", shorter, of, " or ".join(defaults).replace("``", "none"), takes])
     return rows

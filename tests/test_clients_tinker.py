@@ -356,7 +356,7 @@ def test_settings_of_the_server_cannot_be_set_by_the_client(here: Path):
         config_of("model.lora.alpha=7")
     with pytest.raises(ValueError, match=r"model\.lora\.rank \(the weights of model.start_from bring"):
         config_of("model.start_from=tinker://a/weights/b", "model.lora.rank=4")
-    with pytest.raises(ValueError, match=r"base_url \(client=local has no base_url; it is of skyrl, tinker"):
+    with pytest.raises(ValueError, match=r"base_url \(client=local has no base_url, an option of skyrl, tinker"):
         config_of("client=local", "base_url=http://127.0.0.1:1")
     with pytest.raises(ValueError, match=r"client=tinker: model.name is missing"):
         config_of("model.name=null")

@@ -154,7 +154,7 @@ def test_the_options_of_sapo_are_those_of_a_config() -> None:
     assert built.algorithm.resolve().loss.config() == {"positive_temperature": 2.0, "negative_temperature": 1.05}
     with pytest.raises(ValueError, match=r"negative_temperature=0\.0, expected a temperature above 0"):
         build_config(load(None, None, [*words, "algorithm.loss.negative_temperature=0"])).algorithm.resolve()
-    with pytest.raises(ValueError, match=r"the loss sapo has no clip_low; it is of cispo, gspo, ppo"):
+    with pytest.raises(ValueError, match=r"the loss sapo has no clip_low, an option of cispo, gspo, ppo"):
         build_config(load(None, None, [*words, "algorithm.clip_low=0.1"]))
     with pytest.raises(ValueError, match=r"did you mean algorithm\.loss.positive_temperature"):
         build_config(load(None, None, [*words, "algorithm.loss.positive_temperatur=2"]))

@@ -119,9 +119,7 @@ class MockOptions(ClientOptions):
 
 @dataclass(frozen=True)
 class AtServer(ClientOptions):
-    """A server of the Tinker protocol at `base_url`. The `api_key` is never written down. Without them the `tinker` SDK
-    looks where it always does (TINKER_BASE_URL, TINKER_API_KEY). `answer_timeout_s` is the longest wait for one answer.
-    """
+    """A client of a server, which has the model."""
 
     trains_adapters = True
     uncompared = ("base_url", "api_key", "answer_timeout_s")
@@ -144,13 +142,16 @@ class AtServer(ClientOptions):
 
 @dataclass(frozen=True)
 class TinkerOptions(AtServer):
-    """The server learns and samples."""
+    """A server of the Tinker protocol at `base_url` learns and samples. The `api_key` is never written down. Without
+    them the `tinker` SDK looks where it always does (TINKER_BASE_URL, TINKER_API_KEY). `answer_timeout_s` is the longest
+    wait for one answer.
+    """
 
     name = "tinker"
 
 
 @dataclass(frozen=True)
 class SkyrlOptions(AtServer):
-    """A SkyRL server, whose losses are means."""
+    """A SkyRL server, whose losses are means; its options are those of `tinker`."""
 
     name = "skyrl"

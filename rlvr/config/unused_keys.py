@@ -57,7 +57,7 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
             key, taken = f"algorithm.{part}.{option}", {one.name for one in fields(chosen)}
             if option not in (*taken, "name"):
                 takers = ", ".join(variants.list_takers(option))
-                dropped[key] = f"the {part} {chosen.name} has no {option}; it is of {takers}"
+                dropped[key] = f"the {part} {chosen.name} has no {option}, an option of {takers}"
     if config.training.completions == "given" and given.advantage.threshold is not None:
         why = "training.completions=given: the tasks say which completion is preferred"
         dropped.setdefault("algorithm.advantage.threshold", why)
@@ -203,7 +203,7 @@ def list_options_of_others(section: str, variants: Variants[Any], chosen: str) -
     return [
         (
             f"{section}.{option}",
-            f"{section}={chosen} has no {option}; it is of {', '.join(variants.list_takers(option))}",
+            f"{section}={chosen} has no {option}, an option of {', '.join(variants.list_takers(option))}",
         )
         for option in others
     ]

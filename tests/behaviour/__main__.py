@@ -29,7 +29,7 @@ from rlvr.cli.main import run
 from tests.forked_process import run_forked
 
 COMMANDS = Path(__file__).with_name("commands.jsonl")
-MEASURED = re.compile(r"seconds|_per_s|/s$|memory|time|bytes|usage|busy|idle")
+MEASURED = re.compile(r"seconds|_per_s|/s$|_s$|memory|time|bytes|usage|busy|idle")
 NUMBERS = re.compile(r"\b[0-9a-f]{7,40}\b|\b\d+(?:\.\d+)?(?: ?(?:s|ms|min|GB|MB|GiB|MiB|tokens/s|%))\b")
 Record = dict[str, Any]
 
