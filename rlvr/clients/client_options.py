@@ -143,8 +143,8 @@ class AtServer(ClientOptions):
 @dataclass(frozen=True)
 class TinkerOptions(AtServer):
     """A server of the Tinker protocol at `base_url` learns and samples. The `api_key` is never written down. Without
-    them the `tinker` SDK looks where it always does (TINKER_BASE_URL, TINKER_API_KEY). `answer_timeout_s` is the longest
-    wait for one answer.
+    them the `tinker` SDK looks where it always does (TINKER_BASE_URL, TINKER_API_KEY). `answer_timeout_s` is the
+    longest wait for one answer.
     """
 
     name = "tinker"

@@ -19,6 +19,7 @@ from rlvr.config import compose
 from rlvr.config.alias import Alias, NotSupportedError
 from rlvr.config.alias_values import DEFAULT, Candidate, Candidates, derive, describe_origin, rank
 from rlvr.config.aliases import SECTIONS, find_alias
+from rlvr.config.choices import full_key
 from rlvr.config.compose import CLI, LoadedConfig
 from rlvr.config.epochs import choose_length
 
@@ -28,7 +29,7 @@ def load(config_name: str | None = None, config_path: str | None = None, overrid
 
     Of `training.steps` and `training.epochs` one is left.
     """
-    return choose_length(translate(compose.load(config_name, config_path, overrides)))
+    return choose_length(translate(compose.load(config_name, config_path, overrides, full_key)))
 
 
 def translate(loaded: LoadedConfig) -> LoadedConfig:

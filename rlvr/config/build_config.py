@@ -60,7 +60,7 @@ def add_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
             return held
         return {**held, **{k: merge(value, held[k]) if k in held else value for k, value in default.items()}}
 
-    stored = drop_options_of_others(move_flat(stored)[0])
+    stored = drop_options_of_others(move_flat(stored))
     values = merge(asdict(RunConfig(EnvOptions("any"), client="mock")), stored)
     if "thinking" not in stored.get("prompt", {}):  # older than the name `grpo` for the default
         name = values["algorithm"]["name"]

@@ -10,7 +10,6 @@ options.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field, fields, is_dataclass, make_dataclass, replace
 from typing import Any, Optional, get_type_hints
@@ -23,6 +22,7 @@ from rlvr.clients.client_options import ClientOptions
 from rlvr.clients.registry import CLIENTS, make_options
 from rlvr.clients.sampler_options import SamplerOptions
 from rlvr.clients.samplers import SAMPLERS
+from rlvr.config.compose import move_keys
 from rlvr.core.variants import Variant, Variants, setting_of
 
 # Where a bare word stands for the name of a variant.
@@ -104,44 +104,9 @@ def full_key(key: str) -> str:
     return f"{key}.name" if key in SHORTHANDS else FLAT.get(key, key)
 
 
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-
-
-def move_flat(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The content of a file with each option at its full key, and the flat key by which each was given.
-
-    References in texts (`${algorithm.clip_low}`) follow. ValueError for a key that is given both ways, unless alike.
-    """
-    moved: dict[str, tuple[str, Any]] = {}
-
-    def take(value: Any, key: str) -> Any:
-        if isinstance(value, Mapping):
-            kept: dict[str, Any] = {}
-            for name, inner in value.items():
-                inner_key = f"{key}.{name}" if key else str(name)
-                if full_key(inner_key) != inner_key and not isinstance(inner, Mapping):
-                    moved[full_key(inner_key)] = inner_key, take(inner, inner_key)
-                else:
-                    kept[name] = take(inner, inner_key)
-            return {name: inner for name, inner in kept.items() if inner != {} or value[name] == {}}
-        if isinstance(value, list):
-            return [take(item, f"{key}[{place}]") for place, item in enumerate(value)]
-        return _REFERENCE.sub(lambda found: f"${{{full_key(found[1])}}}", value) if isinstance(value, str) else value
-
-    full: dict[str, Any] = take(content, "")
-    for key, (flat, value) in moved.items():
-        *parents, last = key.split(".")
-        holder = full
-        for depth, parent in enumerate(parents, start=1):
-            if holder.get(parent) is None:
-                holder[parent] = {}
-            if not isinstance(holder[parent], dict):
-                raise ValueError(f"{'.'.join(parents[:depth])}={holder[parent]!r}, expected a section beside {flat}")
-            holder = holder[parent]
-        if holder.get(last, value) != value:
-            raise ValueError(f"{flat}={value} and {key}={holder[last]} are the same key; leave one of them out")
-        holder[last] = value
-    return full, {key: flat for key, (flat, _) in moved.items()}
+def move_flat(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a file with each option at its full key."""
+    return move_keys(content, full_key)[0]
 
 
 def drop_options_of_others(stored: Mapping[str, Any]) -> dict[str, Any]:

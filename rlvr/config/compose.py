@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlvr.config.choices import full_key, move_flat
 from rlvr.config.document_limits import DEEPEST, TOO_DEEP, check_size, with_text_keys
 from rlvr.config.interpolate import resolve
 from rlvr.core.error_text import first_line
@@ -46,6 +45,7 @@ _RENAMED = {
 _OVERRIDE = re.compile(r"\+?(?P<key>[A-Za-z_][\w/-]*(?:@[\w.]+)?(?:\.[\w-]+|\[\d+\])*)=(?P<value>.*)", re.DOTALL)
 _CHOICE = re.compile(r"(?:(?P<optional>optional) +)?(?P<group>/?[\w./-]+)(?:@(?P<package>[\w.]+))?")
 _PACKAGE = re.compile(r"#\s*@package\s+([\w.]+)")
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,25 @@ class LoadedConfig:
     unused: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
 
 
-def load(config_name: str | None = None, config_path: str | None = None, overrides: Sequence[str] = ()) -> LoadedConfig:
+def keep_key(key: str) -> str:
+    """The key itself: no key stands for another one."""
+    return key
+
+
+def load(
+    config_name: str | None = None,
+    config_path: str | None = None,
+    overrides: Sequence[str] = (),
+    full_key: Callable[[str], str] = keep_key,
+) -> LoadedConfig:
     """Compose the named config, or the file at `config_path`, with `key=value` overrides.
+
+    `full_key` gives the key that another one stands for, in files and overrides (`rlvr.config.choices`).
 
     A `config_path` that is a folder is searched first. With neither name nor file the overrides alone make the config.
     """
     folders = [Path("configs"), PACKAGED]
-    composer = _Composer(folders, [_parse(text) for text in overrides])
+    composer = _Composer(folders, [_parse(text) for text in overrides], full_key)
     if config_path is not None:
         path = Path(config_path)
         if path.is_dir():
@@ -230,6 +242,44 @@ def _shorten(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
+def move_keys(content: Mapping[str, Any], full_key: Callable[[str], str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The content of a file with each value at its full key, and the flat key by which each was given.
+
+    `full_key` gives the key that a flat key stands for, and other keys as they are. References in texts
+    (`${algorithm.clip_low}`) follow. ValueError for a key that is given both ways, unless alike.
+    """
+    moved: dict[str, tuple[str, Any]] = {}
+
+    def take(value: Any, key: str) -> Any:
+        if isinstance(value, Mapping):
+            kept: dict[str, Any] = {}
+            for name, inner in value.items():
+                inner_key = f"{key}.{name}" if key else str(name)
+                if full_key(inner_key) != inner_key and not isinstance(inner, Mapping):
+                    moved[full_key(inner_key)] = inner_key, take(inner, inner_key)
+                else:
+                    kept[name] = take(inner, inner_key)
+            return {name: inner for name, inner in kept.items() if inner != {} or value[name] == {}}
+        if isinstance(value, list):
+            return [take(item, f"{key}[{place}]") for place, item in enumerate(value)]
+        return _REFERENCE.sub(lambda found: f"${{{full_key(found[1])}}}", value) if isinstance(value, str) else value
+
+    full: dict[str, Any] = take(content, "")
+    for key, (flat, value) in moved.items():
+        *parents, last = key.split(".")
+        holder = full
+        for depth, parent in enumerate(parents, start=1):
+            if holder.get(parent) is None:
+                holder[parent] = {}
+            if not isinstance(holder[parent], dict):
+                raise ValueError(f"{'.'.join(parents[:depth])}={holder[parent]!r}, expected a section beside {flat}")
+            holder = holder[parent]
+        if holder.get(last, value) != value:
+            raise ValueError(f"{flat}={value} and {key}={holder[last]} are the same key; leave one of them out")
+        holder[last] = value
+    return full, {key: flat for key, (flat, _) in moved.items()}
+
+
 def _in_sections(key: str, value: Any) -> dict[str, Any]:
     """A value under its dotted key."""
     for part in reversed(key.split(".")):
@@ -240,8 +290,8 @@ def _in_sections(key: str, value: Any) -> dict[str, Any]:
 class _Composer:
     """Merges files in the order of their defaults lists into `config`, and remembers in `origin` who set what."""
 
-    def __init__(self, folders: list[Path], overrides: list[_Override]) -> None:
-        self.folders, self.overrides = folders, overrides
+    def __init__(self, folders: list[Path], overrides: list[_Override], full_key: Callable[[str], str]) -> None:
+        self.folders, self.overrides, self.full_key = folders, overrides, full_key
         self.config: DictConfig = OmegaConf.create({})
         self.origin: dict[str, str] = {}
         self.typed: dict[str, str] = {}  # the flat key by which a key was given
@@ -365,7 +415,7 @@ class _Composer:
                     f"options of {group!r}: {', '.join(self.options(group)) or 'none'}"
                 )
         for override in [o for o in self.overrides if not o.used]:
-            parts = full_key(override.key).split(".")
+            parts = self.full_key(override.key).split(".")
             for parent in (".".join(parts[:n]) for n in range(1, len(parts))):
                 held = OmegaConf.select(self.config, parent, throw_on_resolution_failure=False)
                 if held is not None and not OmegaConf.is_config(held):
@@ -373,7 +423,7 @@ class _Composer:
             key, value, typed = override.key, override.value, dict[str, str]()
             if "[" not in key:
                 node = _in_sections(key, value)
-                full, typed = move_flat(node)
+                full, typed = move_keys(node, self.full_key)
                 if full != node:
                     key, value = next(iter(full.items()))
             try:
@@ -385,7 +435,7 @@ class _Composer:
     def merge(self, config: DictConfig, package: str, source: str) -> None:
         node = _in_sections(package, OmegaConf.to_container(config)) if package else OmegaConf.to_container(config)
         try:
-            full, typed = move_flat(node)  # type: ignore[arg-type]
+            full, typed = move_keys(node, self.full_key)  # type: ignore[arg-type]
         except ValueError as error:
             raise ValueError(f"{source}: {error}") from None
         merged = OmegaConf.merge(self.config, OmegaConf.create(full))
