@@ -43,6 +43,7 @@ OPTIONS: dict[str, Algorithm] = {
     "entropy=exact": resolve_algorithm("reinforce", entropy_coef=0.1, entropy="exact"),
     "teacher_coef": resolve_algorithm("reinforce", teacher_coef=0.1),
     "importance_cap": resolve_algorithm("reinforce", importance_cap=2.0),
+    "dual_clip": resolve_algorithm("reinforce", loss="ppo", dual_clip=3.0, **CLIP),
     "clip_cov_ratio": resolve_algorithm("reinforce", clip_cov_ratio=0.5, clip_cov_lb=-1.0),
     "mask_truncated": resolve_algorithm("reinforce", mask_truncated=True),
     "overlong_buffer": resolve_algorithm("reinforce", overlong_buffer=1),

@@ -20,7 +20,9 @@ from rlvr.engine.losses import TERMS, kl_penalty
 
 LENGTHS = [1, 4, 2, 7]
 LOW, HIGH, DUAL, BETA = 0.8, 1.28, 3.0, 0.4
+POSITIVE, NEGATIVE = 0.7, 1.6
 CONFIG = {"clip_low_threshold": LOW, "clip_high_threshold": HIGH, "dual_clip_threshold": DUAL, "beta": BETA}
+CONFIG |= {"positive_temperature": POSITIVE, "negative_temperature": NEGATIVE}
 
 
 def batch(spread: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -52,6 +54,9 @@ def formula(loss: str, p: Tensor, q: Tensor, A: Tensor, mask: Tensor, row: Tenso
             total = total - r * a
         elif loss == "cispo":
             total = total - min(max(r.item(), LOW), HIGH) * a * p[i]
+        elif loss == "sapo":  # arXiv:2511.20347: a gate (4 / tau) sigmoid(tau (r - 1)) for the ratio
+            tau = POSITIVE if a > 0 else NEGATIVE
+            total = total - a * 4 / tau / (1 + (-tau * (r - 1)).exp())
         elif loss == "dro":
             total = total - (a * p[i] - mask[i] * BETA / 2 * (p[i] - q[i]) ** 2)
         elif loss == "gspo":  # GSPO-token, arXiv:2507.18071: sg(s) p / sg(p)

@@ -94,7 +94,7 @@ def test_an_unknown_reward_has_advantage_zero_and_needs_no_values() -> None:
     assert spec.select([unknown, known]) == [known]
     assert (unknown.token_advantages, known.token_advantages) == ([0.0, 0.0], [0.75])
     known.values = []
-    with pytest.raises(ValueError, match=r"needs the values of a critic: give update\(critic="):
+    with pytest.raises(ValueError, match=r"needs the values of a critic: give UpdateInputs\(critic="):
         spec.select([known])
 
 

@@ -9,10 +9,16 @@ import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rlvr
+from rlvr.algorithms.advantages import ADVANTAGES
+from rlvr.algorithms.losses import LOSSES
+from rlvr.clients.registry import CLIENTS
+from rlvr.clients.samplers import SAMPLERS
+from rlvr.core.variants import Variants
 
 ROOT = Path(rlvr.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -112,3 +118,53 @@ def test_messages_comments_and_pages_use_plain_words() -> None:
         if (match := riddle.search(text))
     ]
     assert mistakes == []
+
+
+# Variants by name outside their folder and registry. Each of these files says why the name belongs there.
+KINDS: dict[str, tuple[Variants[Any], tuple[str, ...]]] = {
+    "loss": (LOSSES, ("algorithms/losses/", "algorithms/registry.py")),
+    "advantage": (ADVANTAGES, ("algorithms/advantages.py", "algorithms/registry.py")),
+    "client": (CLIENTS, ("clients/",)),
+    "sampler": (SAMPLERS, ("clients/",)),
+}
+NAMED = {
+    # tables of other systems' words, and the classes REINFORCE and PPO, which stand for a spec
+    "config/aliases.py", "config/alias_values.py", "config/trl_words.py", "config/verl_words.py",
+    "config/foreign_words.py",
+    "algorithms/classic.py", "compat/recipes/rl_loop.py",
+    "algorithms/capabilities.py",  # one algorithm for each option, for the table of docs/algorithms.md
+    "clients/skyrl.py",  # which losses the server of that client has
+    "cli/doctor_tinker.py",  # tries both clients of a server
+    "config/choices.py", "config/build_config.py", "config/evaluate_weights.py",  # which client is the default
+}  # fmt: skip
+OTHER_WORDS = {  # the same words for something else
+    ("advantage", "raw"), ("advantage", "verdict"), ("client", "local"), ("client", "mock"), ("client", "tinker"),
+    ("sampler", "trainer"), ("loss", "ppo"),
+}  # fmt: skip
+OF_OTHERS = (
+    "tinker_server/runs/",
+    "clients/",
+    "service/",
+    "web/",
+    "sandbox/",
+    "core/",
+    "reward/",
+    "cli/train_commands.py",
+)
+SCORING = (
+    "cross_entropy"  # the protocol's own loss: a forward pass by it gives log-probs, and fine-tuning imitates by it
+)
+
+
+def test_losses_advantages_clients_and_samplers_are_named_in_their_own_folders_alone() -> None:
+    mistakes: set[str] = set()
+    for path, node in definitions(ast.Constant):
+        assert isinstance(node, ast.Constant)
+        place = str(path.relative_to(ROOT))
+        if not isinstance(node.value, str) or node.value == SCORING or place in NAMED:
+            continue
+        for kind, (variants, own) in KINDS.items():
+            is_other = (kind, node.value) in OTHER_WORDS and place.startswith(OF_OTHERS)
+            if node.value in variants and not place.startswith(own) and not is_other:
+                mistakes.add(f"{place}:{node.lineno}: the {kind} {node.value!r}")
+    assert mistakes == set()
