@@ -151,9 +151,7 @@ OF_OTHERS = (
     "reward/",
     "cli/train_commands.py",
 )
-SCORING = (
-    "cross_entropy"  # the protocol's own loss: a forward pass by it gives log-probs, and fine-tuning imitates by it
-)
+SCORING = "cross_entropy"  # the protocol's own: a forward pass by it gives log-probs, and fine-tuning imitates by it
 
 
 def test_losses_advantages_clients_and_samplers_are_named_in_their_own_folders_alone() -> None:
