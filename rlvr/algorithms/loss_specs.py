@@ -12,6 +12,7 @@ from rlvr.algorithms.losses.loss import DUAL_CLIP, KL_INPUTS, LossSpec
 from rlvr.core.messages import Datum
 
 LOSS_SPECS: dict[str, LossSpec] = {loss.name: loss.spec for loss in LOSSES.classes() if not loss.needs_whole_step}
+PROTOCOL_LOSSES = frozenset(name for name in LOSS_SPECS if LOSSES.find(name).is_in_protocol)
 # The loss of a critic, whose client has values instead of log-probs: V the critic's value, R `returns`, w `weights`.
 VALUE_LOSS = "value"
 VALUE_SPEC = LossSpec(

@@ -46,7 +46,7 @@ class ClientOptions(Variant):
 
     kind = "client"
 
-    writes_folders: ClassVar[bool] = False
+    writes_folders: ClassVar[bool] = True
     """It writes its weights to folders, which a sampling server can load."""
     trains_adapters: ClassVar[bool] = False
     """It trains an adapter whether or not `model.lora` is given."""
@@ -87,8 +87,6 @@ class ClientOptions(Variant):
 class ModelInProcess(ClientOptions):
     """A client that loads or builds its model."""
 
-    writes_folders = True
-
     def check_model(self, model: ModelOptions) -> None:
         if model.name and model.config:
             raise ValueError(
@@ -112,6 +110,7 @@ class MockOptions(ClientOptions):
     """A table of logits that needs no model."""
 
     name = "mock"
+    writes_folders = False
 
     def unread(self) -> Mapping[str, str]:
         return dict.fromkeys(("model", "engine"), "client=mock is a table of logits, without a model")
@@ -121,12 +120,15 @@ class MockOptions(ClientOptions):
 class AtServer(ClientOptions):
     """A client of a server, which has the model."""
 
+    writes_folders = False
     trains_adapters = True
     uncompared = ("base_url", "api_key", "answer_timeout_s")
 
     base_url: str | None = setting(None, flat="model.base_url")
     api_key: str | None = setting(None, flat="model.api_key", is_secret=True)
-    answer_timeout_s: float = setting(1800.0, low=math.ulp(0.0), expected="seconds above 0", flat="model.timeout_s")
+    answer_timeout_s: float = setting(
+        1800.0, low=math.ulp(0.0), expected="seconds above 0", flat="model.timeout_s", may_be_infinite=True
+    )
 
     def unread(self) -> Mapping[str, str]:
         there = ("model.config", "model.device", "model.dtype", "model.lora.alpha", "engine")

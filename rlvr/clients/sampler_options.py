@@ -17,6 +17,8 @@ class SamplerOptions(Variant):
 
     kind = "sampler"
 
+    title: ClassVar[str] = ""
+    """Its name for people."""
     needs_folders: ClassVar[bool] = False
     """It loads the policy's weights from folders that the client writes."""
     uncompared: ClassVar[tuple[str, ...]] = ()

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from rlvr.algorithms.loss_specs import LOSS_SPECS, VALUE_LOSS, VALUE_SPEC
+from rlvr.algorithms.loss_specs import LOSS_SPECS, PROTOCOL_LOSSES, VALUE_LOSS, VALUE_SPEC
 from rlvr.algorithms.losses.loss import DUAL_CLIP
 from rlvr.clients.client_options import AtServer
 from rlvr.clients.custom_loss import (
@@ -70,7 +70,7 @@ class TinkerTrainingClient:
         is_remote=True,
     )
 
-    named_losses = frozenset(LOSS_SPECS)
+    named_losses = PROTOCOL_LOSSES
     """The losses that the server computes by name; the others take two passes."""
 
     def __init__(self, service: Any, client: Any, *, tokenizer: Any = None, timeout_s: float = TIMEOUT) -> None:
@@ -231,7 +231,7 @@ class TinkerTrainingClient:
 class TinkerCriticClient(TinkerTrainingClient):
     """A critic on a server. Its loss is sent as `ppo`, since the SDK takes no new name, with the inputs of `value`."""
 
-    named_losses = frozenset({*LOSS_SPECS, VALUE_LOSS})
+    named_losses = PROTOCOL_LOSSES | {VALUE_LOSS}
 
     def _pass(
         self, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None, *, has_gradient: bool

@@ -126,8 +126,10 @@ def derive(candidates: Candidates, ours: OwnValue, rlvr_section: bool) -> None:
         candidates.add("training.long_prompts", long_prompts)  # verl filters first: then nothing is left to truncate
     _reward_model(candidates)
     if rlvr_section:
-        has_model = any(target.startswith("model.") for target in candidates.by_key) or ours("model") is not None
-        if not has_model and ours("client") is None:
+        has_model = (
+            any(target.startswith(("model.", "client.")) for target in candidates.by_key) or ours("model") is not None
+        )
+        if not has_model and ours("client.name") is None:
             candidates.add("client", _default("mock"))
         if ours("env.name") is None and not candidates.of("env.name"):
             candidates.add("env.name", _default("toy"))

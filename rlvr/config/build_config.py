@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
-from rlvr.config.choices import drop_options_of_others, move_flat
+from rlvr.config.choices import drop_options_of_others, list_secret_keys, move_flat
 from rlvr.config.compose import LoadedConfig
 from rlvr.config.schema import EnvOptions, RunConfig
 from rlvr.config.unused_keys import drop_target_kl, drop_unused, find_unused, report_unused
@@ -71,10 +71,12 @@ def add_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
 def resolved_values(config: RunConfig, loaded: LoadedConfig) -> dict[str, Any]:
     """The content of `resolved.yaml`: every key with its value; what comes from the environment stays `${...}`."""
 
+    secrets = list_secret_keys(config.client.name)
+
     def merge(full: Any, raw: Any, key: str) -> Any:
         if isinstance(raw, str) and "${" in raw:
             return raw
-        if key == ".client.api_key":
+        if key[1:] in secrets:
             return None  # never written; a resumed run needs it again
         held: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
         if is_dataclass(full) and not isinstance(full, type):  # a field that is not in `raw` has its default

@@ -21,7 +21,7 @@ from rlvr.config import LoadedConfig, difference, dump, read
 from rlvr.config.build_client import build_client, check_cluster_use, client_request, core_shares
 from rlvr.config.build_config import add_defaults, resolved_values
 from rlvr.config.build_teacher import build_teacher, check_teacher, has_teacher
-from rlvr.config.choices import FLAT
+from rlvr.config.choices import FLAT, SHORTHANDS, client_key
 from rlvr.config.plan_memory import describe_memory
 from rlvr.config.run_tasks import check_completions, check_demonstrations, count_tasks, fit_prompts, hash_tasks
 from rlvr.config.schema import RunConfig
@@ -67,7 +67,8 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
             "go on with another value than it began with; give a fixed one"
         )
     wanted = resolved_values(config, loaded)
-    where = ("run.resume", "run.name", "run.root", *CONNECTION_KEYS)
+    own = [client_key(config.client.name, option) for option in config.client_options.uncompared]
+    where = ("run.resume", "run.name", "run.root", *CONNECTION_KEYS, *own)
     environment = {
         key: value for key, value in journal.environment_values(loaded.values, loaded.raw) if key not in where
     }
@@ -76,10 +77,11 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
         sources[f"the rows of env.name={config.env.name}"] = [tasks]
     # Trackers change nothing that is computed: they may be turned on for the rest of a run.
     ignore = ["run.resume", "tracking", *CONNECTION_KEYS, *(key for key in loaded.timed if key == "run.name")]
-    ignore += [f"client.{option}" for option in config.client_options.list_uncompared()]
+    ignore += [client_key(config.client.name, option) for option in config.client_options.list_uncompared()]
 
     def changes(folder: Path) -> list[str]:
-        older = {flat: environment[key] for flat, key in FLAT.items() if key in environment}
+        flat = FLAT | {key: f"{key}.name" for key in SHORTHANDS}
+        older = {old: environment[key] for old, key in flat.items() if key in environment}
         hidden = journal.changed_environment(folder, environment | older | sources)
         begun = read(folder / "resolved.yaml")
         is_older = "prompt" not in begun and config.prompt in (PromptOptions(), READ_AS_TEXT)  # `prompt_options`
@@ -102,7 +104,9 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
             journal.store_environment(folder, environment | sources)
             write_atomic(stored, dump(wanted))
     elif stored.exists() and (changed := changes(folder)):
-        if why := config.client_options.explain_change([key.removeprefix("client.") for key in changed]):
+        if why := config.client_options.explain_change(
+            [key.removeprefix(client_key(config.client.name, "")) for key in changed]
+        ):
             raise ValueError(f"the run in {folder} cannot go on with {why}")
         raise ValueError(
             f"run folder {folder} holds a run of another config; it differs in {', '.join(changed[:6])}"
@@ -213,7 +217,9 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     if servers := config.sampler_options.servers:
         importance = algorithm.term(Importance)
         correction = f"importance weights up to {importance.cap:g}" if importance else "no importance correction"
-        lines["sampler"] = f"{config.sampler.name} at {', '.join(servers)}; sampler against trainer: {correction}"
+        lines["sampler"] = (
+            f"{config.sampler_options.title} at {', '.join(servers)}; sampler against trainer: {correction}"
+        )
     if (share := core_shares(config, source)).concurrent:
         lines["cores"] = str(share)
     if t.mode == "rlvr":

@@ -16,10 +16,10 @@ from typing import Any, Optional, get_type_hints
 
 from rlvr.algorithms.advantages import ADVANTAGES
 from rlvr.algorithms.losses import LOSSES
-from rlvr.algorithms.registry import find_algorithm
+from rlvr.algorithms.registry import ALGORITHMS
 from rlvr.algorithms.terms import TERMS
 from rlvr.clients.client_options import ClientOptions
-from rlvr.clients.registry import CLIENTS, make_options
+from rlvr.clients.registry import CLIENTS, make_options, resolve_client
 from rlvr.clients.sampler_options import SamplerOptions
 from rlvr.clients.samplers import SAMPLERS
 from rlvr.config.compose import move_keys
@@ -27,6 +27,8 @@ from rlvr.core.variants import Variant, Variants, setting_of
 
 # Where a bare word stands for the name of a variant.
 SHORTHANDS = ("algorithm.advantage", "algorithm.loss", "client", "sampler")
+
+FORMER_SECTIONS = ("sharding",)  # what they held is elsewhere now
 
 
 def make_section(name: str, variants: Iterable[type[Variant]], *, named: bool = True) -> Any:
@@ -48,6 +50,8 @@ def make_default_section(name: str, variants: Variants[Any], first: str, *more: 
         hints = get_type_hints(variant)
         for option in fields(variant):
             factory: Any = option.default_factory
+            if (same := made.get(option.name)) and (same[1], same[2].default) != (hints[option.name], option.default):
+                raise TypeError(f"{name}: {option.name} has another type or default in {variant.__name__}")
             default = field(default=option.default, default_factory=factory, repr=option.repr)  # type: ignore[call-overload]
             made[option.name] = (option.name, hints[option.name], default)
     namespace = {"variants": tuple(variants.classes())}
@@ -79,6 +83,20 @@ TermOptions = make_dataclass(
 )
 
 
+def client_key(name: str, option: str) -> str:
+    """The key of a client's option: in `kwargs` for a client that does not come with the package."""
+    return f"client.{option}" if name in CLIENTS else f"client.kwargs.{option}"
+
+
+def list_secret_keys(name: str) -> list[str]:
+    """The keys of a client's options that are never written down."""
+    known = [option.name for client in CLIENTS.classes() for option in fields(client) if setting_of(option).is_secret]
+    own = () if name in CLIENTS else fields(resolve_client(name).options)
+    return [f"client.{option}" for option in known] + [
+        client_key(name, option.name) for option in own if setting_of(option).is_secret
+    ]
+
+
 def choose_sampler(section: Any) -> SamplerOptions:
     """The options of the sampler that a section names."""
     sampler = SAMPLERS.find(section.name)
@@ -100,7 +118,9 @@ FLAT = _list_flat()
 
 
 def full_key(key: str) -> str:
-    """The key that a flat key stands for, or a choice without a name; other keys stay."""
+    """The key that a flat key stands for, or a choice without a name; "" for a former section; other keys stay."""
+    if key in FORMER_SECTIONS:
+        return ""
     return f"{key}.name" if key in SHORTHANDS else FLAT.get(key, key)
 
 
@@ -114,19 +134,27 @@ def drop_options_of_others(stored: Mapping[str, Any]) -> dict[str, Any]:
 
     Some were kept, though they had no effect.
     """
-    algorithm = dict(stored.get("algorithm") or {})
+    held = stored.get("algorithm")
+    if not isinstance(held, Mapping):
+        return dict(stored)
+    algorithm = dict(held)
     for part, variants in (("advantage", ADVANTAGES), ("loss", LOSSES)):
         section = algorithm.get(part)
-        if isinstance(section, Mapping):
-            own = _list_own_options(algorithm, part, variants)
+        if isinstance(section, Mapping) and (own := _list_own_options(algorithm, part, variants)) is not None:
             algorithm[part] = {key: value if key in ("name", *own) else None for key, value in section.items()}
-    return {**stored, "algorithm": algorithm} if algorithm else dict(stored)
+    return {**stored, "algorithm": algorithm}
 
 
-def _list_own_options(algorithm: Mapping[str, Any], part: str, variants: Variants[Any]) -> list[str]:
-    """The options of the variant that a stored algorithm has."""
-    named = algorithm[part].get("name")
-    chosen = variants.find(named) if named else type(getattr(find_algorithm(algorithm.get("name", "grpo")), part))
+def _list_own_options(algorithm: Mapping[str, Any], part: str, variants: Variants[Any]) -> list[str] | None:
+    """The options of the variant that a stored algorithm has; None if it does not come with the package, or is written
+    as `${...}`."""
+    named, name = algorithm[part].get("name"), algorithm.get("name") or "grpo"
+    if named is None and name in ALGORITHMS:
+        chosen = type(getattr(ALGORITHMS[name], part))
+    elif named in variants:
+        chosen = variants.find(named)
+    else:
+        return None
     return [option.name for option in fields(chosen)]
 
 

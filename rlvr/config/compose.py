@@ -21,6 +21,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ _RENAMED = {
 _OVERRIDE = re.compile(r"\+?(?P<key>[A-Za-z_][\w/-]*(?:@[\w.]+)?(?:\.[\w-]+|\[\d+\])*)=(?P<value>.*)", re.DOTALL)
 _CHOICE = re.compile(r"(?:(?P<optional>optional) +)?(?P<group>/?[\w./-]+)(?:@(?P<package>[\w.]+))?")
 _PACKAGE = re.compile(r"#\s*@package\s+([\w.]+)")
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_REFERENCE = re.compile(r"(?<!\\)\$\{\s*([\w.]+)\s*\}")
 
 
 @dataclass(frozen=True)
@@ -245,8 +246,8 @@ def _shorten(text: str) -> str:
 def move_keys(content: Mapping[str, Any], full_key: Callable[[str], str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The content of a file with each value at its full key, and the flat key by which each was given.
 
-    `full_key` gives the key that a flat key stands for, and other keys as they are. References in texts
-    (`${algorithm.clip_low}`) follow. ValueError for a key that is given both ways, unless alike.
+    `full_key` gives the key that a flat key stands for, "" for a section of flat keys, and other keys as they are.
+    References in texts (`${algorithm.clip_low}`) follow. ValueError for a key that is given both ways, unless alike.
     """
     moved: dict[str, tuple[str, Any]] = {}
 
@@ -255,14 +256,29 @@ def move_keys(content: Mapping[str, Any], full_key: Callable[[str], str]) -> tup
             kept: dict[str, Any] = {}
             for name, inner in value.items():
                 inner_key = f"{key}.{name}" if key else str(name)
-                if full_key(inner_key) != inner_key and not isinstance(inner, Mapping):
-                    moved[full_key(inner_key)] = inner_key, take(inner, inner_key)
-                else:
+                place = full_key(inner_key)
+                is_section = isinstance(inner, Mapping)
+                if place == "" and not inner:
+                    continue  # a section that holds flat keys alone, and no key
+                if place == "" and not is_section:
+                    raise ValueError(f"{inner_key}={inner!r}, expected a section of `key: value` lines")
+                if place in ("", inner_key) or (is_section and place.startswith(f"{inner_key}.")):
                     kept[name] = take(inner, inner_key)
+                else:
+                    moved[place] = inner_key, take(inner, inner_key)
             return {name: inner for name, inner in kept.items() if inner != {} or value[name] == {}}
         if isinstance(value, list):
             return [take(item, f"{key}[{place}]") for place, item in enumerate(value)]
-        return _REFERENCE.sub(lambda found: f"${{{full_key(found[1])}}}", value) if isinstance(value, str) else value
+        return _REFERENCE.sub(partial(refer, key), value) if isinstance(value, str) else value
+
+    def refer(key: str, found: re.Match[str]) -> str:
+        """A reference to where its key is now; a relative one becomes absolute if one of both has moved."""
+        path = found[1].lstrip(".")
+        if dots := len(found[1]) - len(path):
+            path = ".".join([*key.split(".")[:-dots], path])
+            if full_key(path) == path and full_key(key) == key:
+                return found[0]
+        return f"${{{full_key(path) or path}}}"
 
     full: dict[str, Any] = take(content, "")
     for key, (flat, value) in moved.items():
@@ -275,7 +291,7 @@ def move_keys(content: Mapping[str, Any], full_key: Callable[[str], str]) -> tup
                 raise ValueError(f"{'.'.join(parents[:depth])}={holder[parent]!r}, expected a section beside {flat}")
             holder = holder[parent]
         if holder.get(last, value) != value:
-            raise ValueError(f"{flat}={value} and {key}={holder[last]} are the same key; leave one of them out")
+            raise ValueError(f"{flat} and {key} are the same key, with two values; leave one of them out")
         holder[last] = value
     return full, {key: flat for key, (flat, _) in moved.items()}
 
@@ -420,17 +436,17 @@ class _Composer:
                 held = OmegaConf.select(self.config, parent, throw_on_resolution_failure=False)
                 if held is not None and not OmegaConf.is_config(held):
                     raise ValueError(f"override {override.text!r}: {parent} is a single value and holds no keys")
-            key, value, typed = override.key, override.value, dict[str, str]()
-            if "[" not in key:
-                node = _in_sections(key, value)
+            changes, typed = {override.key: override.value}, dict[str, str]()
+            if "[" not in override.key:
+                node = _in_sections(override.key, override.value)
                 full, typed = move_keys(node, self.full_key)
-                if full != node:
-                    key, value = next(iter(full.items()))
-            try:
-                OmegaConf.update(self.config, key, value, merge=True, force_add=True)
-            except (OmegaConfBaseException, TypeError, IndexError) as error:
-                raise ValueError(f"override {_shorten(override.text)!r}: {first_line(error)}") from None
-            self.remember({key: value}, "", CLI, typed)
+                changes = changes if full == node else full
+            for key, value in changes.items():
+                try:
+                    OmegaConf.update(self.config, key, value, merge=True, force_add=True)
+                except (OmegaConfBaseException, TypeError, IndexError) as error:
+                    raise ValueError(f"override {_shorten(override.text)!r}: {first_line(error)}") from None
+            self.remember(changes, "", CLI, typed)
 
     def merge(self, config: DictConfig, package: str, source: str) -> None:
         node = _in_sections(package, OmegaConf.to_container(config)) if package else OmegaConf.to_container(config)

@@ -159,7 +159,8 @@ def with_model(loaded: LoadedConfig, place: str, adapter: Path | None) -> Loaded
     elif adapter and (adapter / "tokenizer_config.json").exists():
         model["tokenizer"] = str(adapter)
     origin = {key: source for key, source in loaded.origin.items() if not key.startswith("model.") or key in typed}
-    return replace(loaded, values={**loaded.values, "model": model, "client": {"name": "local"}}, origin=origin)
+    client = {**(loaded.values.get("client") or {}), "name": "local"}
+    return replace(loaded, values={**loaded.values, "model": model, "client": client}, origin=origin)
 
 
 def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -> dict[str, Any]:

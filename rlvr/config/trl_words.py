@@ -128,7 +128,7 @@ TRL: tuple[Alias, ...] = (
     *words("delta", "algorithm.dual_clip", "the largest ratio, at least 1 + epsilon_high: dual clip"),
     *refuse(
         "sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
-        "the losses are in docs/algorithms.md; sapo and vespo are not among them",
+        "give algorithm.loss=sapo and algorithm.loss.positive_temperature or negative_temperature; there is no vespo",
     ),
     *refuse("reward_funcs", f"{_VERIFY}; a reward model is reward.type=classifier with reward.kwargs.model=FOLDER"),
     *words("reward_model_name_or_path", "~reward_model", "the reward classifier, with this model"),

@@ -137,6 +137,8 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     if config.client_options.trains_adapters and config.model.start_from:
         idle.append(("model.lora", "the weights of model.start_from bring their adapter"))
     idle += list_options_of_others("client", CLIENTS, config.client.name)
+    if config.client.name in CLIENTS:
+        idle.append(("client.kwargs", f"client={config.client.name} has its options beside its name"))
     idle += list_options_of_others("sampler", SAMPLERS, config.sampler.name)
     if config.sft.steps == 0:
         decided = ("batch_size", "until", "until_each", "optimizer", "curriculum")

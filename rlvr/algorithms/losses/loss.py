@@ -91,6 +91,8 @@ class Loss(Part):
     """It takes an estimate of the policy's divergence from the reference (`of_rows`)."""
     clips_at_any_advantage: ClassVar[bool] = False
     """A clipped token keeps its gradient, of a clipped weight, whatever the sign of its advantage."""
+    is_in_protocol: ClassVar[bool] = True
+    """Servers of the Tinker protocol know it by its name; others are computed in two passes there."""
     needs: ClassVar[tuple[Feature, ...]] = ()
     """What a client must have for it beside the loss itself."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from rlvr.algorithms.losses.loss import Inputs, Loss, LossSpec, Settings, exp_numpy, exp_torch
 from rlvr.core.variants import setting
 
-_ABOVE_0 = {"low": math.ulp(0.0), "expected": "a temperature above 0"}
+_ABOVE_0, _EXPECTED = math.ulp(0.0), "a temperature above 0"
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,10 @@ class Sapo(Loss):
         config={"positive_temperature": 1.0, "negative_temperature": 1.05},
     )
 
-    positive_temperature: float = setting(1.0, **_ABOVE_0)
-    negative_temperature: float = setting(1.05, **_ABOVE_0)
+    is_in_protocol = False
+
+    positive_temperature: float = setting(1.0, low=_ABOVE_0, expected=_EXPECTED)
+    negative_temperature: float = setting(1.05, low=_ABOVE_0, expected=_EXPECTED)
 
     @staticmethod
     def torch_terms(p: Any, inputs: Inputs, config: Settings, row_N: Any) -> Any:
@@ -41,7 +43,7 @@ class Sapo(Loss):
     def numpy_terms(p: Any, inputs: Inputs, config: Settings, row_N: Any) -> tuple[Any, Any]:
         ratio, advantages = exp_numpy(p - inputs["logprobs"]), inputs["advantages"]
         tau = np.where(advantages > 0, config["positive_temperature"], config["negative_temperature"])
-        gate = 1 / (1 + np.exp(-np.minimum(tau * (ratio - 1), 700.0)))
+        gate = 1 / (1 + np.exp(-np.clip(tau * (ratio - 1), -80.0, 80.0)))
         return -(4 / tau) * gate * advantages, -4 * gate * (1 - gate) * ratio * advantages
 
     def config(self) -> dict[str, float]:

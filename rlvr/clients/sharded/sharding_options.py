@@ -1,4 +1,4 @@
-"""The section `sharding` of a config: how many processes train, where, and their deadlines. No torch.
+"""The options of `client=sharded`: how many processes train, where, and their deadlines. No torch.
 
 Exercised by `python -m pytest tests/test_sharded_parts.py`.
 """

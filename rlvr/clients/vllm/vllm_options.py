@@ -32,12 +32,13 @@ class VllmOptions(SamplerOptions):
     """
 
     name = "vllm"
+    title = "vLLM"
     needs_folders = True
     uncompared = ("urls", "timeout_s", "wait_s", "concurrency")
 
     urls: list[str] = field(default_factory=list[str])
-    timeout_s: float = setting(600.0, low=0.1, expected="at least 0.1")
-    wait_s: float = setting(120.0, low=0, expected="at least 0")
+    timeout_s: float = setting(600.0, low=0.1, expected="at least 0.1", may_be_infinite=True)
+    wait_s: float = setting(120.0, low=0, expected="at least 0", may_be_infinite=True)
     concurrency: int = setting(64, low=1, expected="at least 1")
     importance_cap: float = setting(2.0, low=0, expected="at least 1, or 0 for none")
 
