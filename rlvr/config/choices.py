@@ -151,7 +151,7 @@ def _list_own_options(algorithm: Mapping[str, Any], part: str, variants: Variant
     named, name = algorithm[part].get("name"), algorithm.get("name") or "grpo"
     if named is None and name in ALGORITHMS:
         chosen = type(getattr(ALGORITHMS[name], part))
-    elif named in variants:
+    elif isinstance(named, str) and named in variants:
         chosen = variants.find(named)
     else:
         return None
