@@ -159,3 +159,42 @@ def call(f, x):
 def test_a_test_whose_keywords_take_time_is_judged() -> None:
     test = "xs = numbers(3, 1)\nassert sorted(f(xs), key=len, reverse=bool(sum(range(9)))) == []"
     assert judge("def f(x): return 1\ndef numbers(*a): return 1", [test])["tests"][0][1] == "exception"
+
+
+AS_FUNCTIONS = [
+    "import operator\nassert operator.eq(Num(3), Num(3)) and not operator.eq(Num(3), Num(4))",
+    "import operator as op\nassert op.lt(Num(3), Num(4)) and op.ne(Num(3), Num(4)) and not op.gt(Num(3), Num(4))",
+    "from operator import eq as same, le\nassert same(Num(3), 3) and le(Num(3), Num(3)) and not same(Num(3), 4)",
+]
+
+
+@pytest.mark.parametrize("test", AS_FUNCTIONS)
+def test_comparisons_as_functions_of_operator_are_comparisons(test: str) -> None:
+    assert judge(NUMBER, [test])["tests"] == [[True, "", ""]]
+    assert judge(ITSELF, [test])["tests"][0][0] is False
+
+
+def test_a_name_that_the_test_binds_itself_is_no_comparison_of_operator() -> None:
+    own = (
+        "import operator\ndef eq(a, b):\n  return a.v != b.v - 1\nassert eq(Num(1), Num(1)) and not eq(Num(1), Num(2))"
+    )
+    assert judge(NUMBER, [own])["tests"] == [[True, "", ""]]
+    bound = "from operator import eq\neq = lambda a, b: False\nassert not eq(Num(3), Num(3))"
+    assert judge(NUMBER, [bound])["tests"] == [[True, "", ""]]
+
+
+def test_identity_as_a_function_is_refused_as_identity_is() -> None:
+    """`x is x` is what an answer's object says of itself, in either form."""
+    for test in ("x = Num(3)\nassert x is x", "import operator\nx = Num(3)\nassert operator.is_(x, x)"):
+        assert judge(NUMBER, [test])["invalid"], test
+
+
+FLOATING = "class Num:\n    def __init__(self, v): self.v = v\n    def __float__(self): return float(self.v)\n"
+
+
+def test_isclose_takes_the_float_of_an_object() -> None:
+    near = "import math\nassert math.isclose(Num(0.1 + 0.2), 0.3) and not math.isclose(Num(0.3), 0.4)"
+    assert judge(FLOATING, [near])["tests"] == [[True, "", ""]]
+    for wrong in ("0.4", "object()", "'0.3'"):
+        assert judge(FLOATING.replace("float(self.v)", wrong), [near])["tests"][0][0] is False
+    assert judge(FLOATING, ["import math\nassert math.isclose(Num, 1.0)"])["tests"][0][0] is False

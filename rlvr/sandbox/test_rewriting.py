@@ -1,4 +1,4 @@
-"""Rewrites a test before it is planned: `match` statements, `__name__`, `unittest.main()`.
+"""Rewrites a test before it is planned: `match` statements, `__name__`, `unittest.main()`, `operator.eq(a, b)`.
 
     simplify(ast.parse(text), text)
 
@@ -6,7 +6,8 @@ A `match` statement becomes `if` statements, so that subjects of the answer are 
 pattern is the condition that the language reference gives it, with captured names assigned as it is evaluated. A test
 runs as plain Python runs a script, so `__name__` is `"__main__"`. `unittest.main()`, which would look for the tests in
 a module of that name and end the process, becomes a run of the test's own classes whose result is asserted; with
-`exit=False` it stays: it reports failures and raises none, so such a test checks nothing.
+`exit=False` it stays: it reports failures and raises none, so such a test checks nothing. A call of a comparison of the
+module `operator` becomes the comparison, which is judged for objects of the answer too.
 Standard library only. `python -m pytest tests/test_sandbox_rpc.py tests/test_sandbox_cases.py` exercises it.
 """
 
@@ -28,11 +29,57 @@ def simplify(tree: ast.Module, text: str) -> ast.Module:
     rewriters = list[ast.NodeTransformer]()
     if "__name__" in text or "unittest.main" in text:
         rewriters.append(MainProgram(tree))
+    if "operator" in text and (names := find_comparisons(tree)):
+        rewriters.append(ComparisonCalls(names))
     if "match" in text:
         rewriters.append(MatchLowering())
     for rewriter in rewriters:
         tree = rewriter.visit(tree)
     return ast.fix_missing_locations(tree) if rewriters else tree
+
+
+COMPARISONS: dict[str, type[ast.cmpop]] = {
+    "eq": ast.Eq, "ne": ast.NotEq, "lt": ast.Lt, "le": ast.LtE, "gt": ast.Gt, "ge": ast.GtE, "is_": ast.Is,
+    "is_not": ast.IsNot,
+}  # fmt: skip
+
+
+def find_comparisons(tree: ast.Module) -> dict[str, type[ast.cmpop]]:
+    """Which comparison a name, or `module.name`, calls: those of `operator` that the test imports and never rebinds."""
+    found: dict[str, type[ast.cmpop]] = {}
+    bound: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for one in node.names:
+                bound.append(one.asname or one.name)
+                if one.name == "operator":
+                    found |= {f"{bound[-1]}.{name}": kind for name, kind in COMPARISONS.items()}
+        elif isinstance(node, ast.ImportFrom):
+            for one in node.names:
+                bound.append(one.asname or one.name)
+                if node.module == "operator" and not node.level and one.name in COMPARISONS:
+                    found[bound[-1]] = COMPARISONS[one.name]
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound.append(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            bound.append(node.name)
+        elif isinstance(node, ast.arg):
+            bound.append(node.arg)
+    return {name: kind for name, kind in found.items() if bound.count(name.partition(".")[0]) == 1}
+
+
+class ComparisonCalls(ast.NodeTransformer):
+    """`operator.lt(a, b)` as `a < b`."""
+
+    def __init__(self, names: dict[str, type[ast.cmpop]]) -> None:
+        self.names = names
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        kind = self.names.get(ast.unparse(node.func)) if isinstance(node.func, (ast.Name, ast.Attribute)) else None
+        if kind is None or len(node.args) != 2 or node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
+            return node
+        return ast.copy_location(ast.Compare(node.args[0], [kind()], [node.args[1]]), node)
 
 
 class MainProgram(ast.NodeTransformer):
