@@ -452,7 +452,7 @@ class Operations:
             with suppress(TypeError):  # of a class that is no exception
                 return issubclass(args[0], self.catch(args[-1]))
         if path == "math:isclose":  # which takes the number of an object, as every function of `math` does
-            args = tuple(map(self.to_number, args))
+            args = tuple(map(self.link.to_number, args))
             remotes = find_remotes([*args, *words.values()])
         judged = any(getattr(one, "__module__", "") == "_operator" and one.__name__ in JUDGES for one in args)
         if name in JUDGES and all(self.link.data(one)[0] for one in remotes):
@@ -464,12 +464,6 @@ class Operations:
         if path and not all(self.link.data(one)[0] or self.is_callable(one) for one in remotes):
             raise self.refuse(*remotes)
         return self.call_here(function, args, words)
-
-    def to_number(self, value: Any) -> Any:
-        """The float of an object of the answer, by its own `__float__` or `__index__`; other values stay."""
-        if type(value) is not Remote or self.link.data(value)[0]:
-            return value
-        return self.link.call_library("math:ldexp", [value, 0], {})
 
     def call_here(self, function: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
         """Call what must not run beside the answer: `random.Random(0).choice(xs)`, a library's function that judges.

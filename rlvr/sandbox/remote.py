@@ -122,6 +122,14 @@ class Link:
             return self.op("next", owner, name, *args)
         return self.ask(["method", self.encode(owner), name, *map(self.encode, given)], given)
 
+    def to_number(self, value: Any) -> Any:
+        """The float of an object of the answer, by its own `__float__` or `__index__`; other values stay."""
+        return (
+            self.call_library("math:ldexp", [value, 0], {})
+            if type(value) is Remote and not self.data(value)[0]
+            else value
+        )
+
     def call_library(self, path: str, args: Collection[Any], words: dict[str, Any]) -> Any:
         if path in ("builtins:next", "builtins:anext"):
             return self.op(path.split(":")[1], *args)
