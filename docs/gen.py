@@ -55,8 +55,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "sft.optimizer.decay": _RATES,
     "curriculum.by": (*_LEVELS, "threshold", "tasks"),
     "sft.curriculum.by": ("uniform", "schedule", "threshold", "tasks"),
-    "algorithm.kl_in": ("reward", "loss"),
-    "algorithm.entropy": ("sampled", "exact"),
 }
 
 
