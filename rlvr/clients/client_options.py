@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from rlvr.core.variants import Variant, setting
@@ -78,8 +79,8 @@ class ClientOptions(Variant):
         """The options that a resumed run may have another value of."""
         return self.uncompared
 
-    def explain_change(self, changed: Sequence[str]) -> str:
-        """Why a run cannot be resumed with other values of these options, if there is more to say than their names."""
+    def explain_change(self, changed: Sequence[str], folder: Path) -> str:
+        """Why the run in a folder cannot be resumed with other values of these options; "" if their names say it."""
         return ""
 
 

@@ -104,10 +104,9 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
             journal.store_environment(folder, environment | sources)
             write_atomic(stored, dump(wanted))
     elif stored.exists() and (changed := changes(folder)):
-        if why := config.client_options.explain_change(
-            [key.removeprefix(client_key(config.client.name, "")) for key in changed]
-        ):
-            raise ValueError(f"the run in {folder} cannot go on with {why}")
+        prefix = client_key(config.client.name, "")
+        if why := config.client_options.explain_change([key.removeprefix(prefix) for key in changed], folder):
+            raise ValueError(why)
         raise ValueError(
             f"run folder {folder} holds a run of another config; it differs in {', '.join(changed[:6])}"
             f"{f' and {len(changed) - 6} more' if len(changed) > 6 else ''}. Choose another name "

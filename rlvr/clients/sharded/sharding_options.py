@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from rlvr.clients.client_options import ModelInProcess
 from rlvr.core.ray_cluster import check_address
@@ -65,12 +66,12 @@ class ShardingOptions(ModelInProcess):
     def list_uncompared(self) -> Sequence[str]:
         return (*self.uncompared, "ranks") if self.allow_other_ranks else self.uncompared
 
-    def explain_change(self, changed: Sequence[str]) -> str:
+    def explain_change(self, changed: Sequence[str], folder: Path) -> str:
         if list(changed) != ["ranks"]:
             return ""
         return (
-            f"{self.key('ranks')}={self.ranks}: it began with another number, and sums over other ranks are rounded "
-            "otherwise, so it would not end with the same bits. Give the same number, or "
+            f"{self.key('ranks')}={self.ranks}: the run in {folder} began with another number, and sums over other "
+            "ranks are rounded otherwise: it would not end with the same bits. Give the same number, or "
             "sharding.allow_other_ranks=true to go on without that"
         )
 
