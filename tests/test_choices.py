@@ -15,6 +15,7 @@ from rlvr.clients.client_options import TinkerOptions
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.config import dump, load
 from rlvr.config.build_config import add_defaults, build_config, resolved_values
+from rlvr.config.build_run import open_run
 from rlvr.config.choices import FLAT, SHORTHANDS, full_key, move_flat
 from rlvr.config.schema import RunConfig
 from rlvr.config.validate import list_keys
@@ -169,11 +170,20 @@ def test_a_server_has_no_flat_keys() -> None:
     assert load_settings(["sharding.timeout_s=60"]).sharding.timeout_s == 60
 
 
-def test_values_of_the_environment_are_compared_with_those_of_an_older_run(tmp_path: Path) -> None:
+def test_values_of_the_environment_are_compared_with_those_of_an_older_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its `environment.json` has flat keys."""
-    journal.store_environment(tmp_path, {"algorithm.clip_low": 0.1})
-    assert journal.changed_environment(tmp_path, {"algorithm.clip_low": 0.2}) == ["algorithm.clip_low"]
-    assert full_key("algorithm.clip_low") == "algorithm.loss.clip_low"
+    text = f"run: {{root: runs, name: a}}\n{BASE}algorithm: {{clip_low: '${{oc.env:CLIP}}'}}\n"
+    monkeypatch.setenv("CLIP", "0.1")
+    loaded = compose(text)
+    folder, _ = open_run(loaded, build_config(loaded))
+    (value,) = dict(journal.environment_values(loaded.values, loaded.raw)).values()
+    journal.store_environment(folder, {"algorithm.clip_low": value})
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert open_run(loaded, build_config(loaded)) == (folder, False)
+    monkeypatch.setenv("CLIP", "0.2")
+    changed = compose(text)
+    with pytest.raises(ValueError, match=r"differs in algorithm.clip_low \(its value from the environment\)"):
+        open_run(changed, build_config(changed))
 
 
 def test_a_file_keeps_what_is_no_flat_key() -> None:
