@@ -28,7 +28,7 @@ from rlvr.store.tables import groups
 NAME = "tinker:table"
 WORDS = ["yes", "no", "perhaps", "never"]
 OPTIONS = LearnerOptions(batch_size=4, learning_rate=0.01)
-QUICK = {"LEASE_S": 0.5, "BEAT_S": 0.05, "POLL_S": 0.02, "RETRY_S": 1.0}  # of `shared_learner`
+QUICK = {"LEASE_S": 1.5, "BEAT_S": 0.05, "POLL_S": 0.02, "RETRY_S": 3.0}  # of `shared_learner`
 SAVE_S = 0.03  # of a killed replica: long enough to be killed between a step and its publication
 
 
