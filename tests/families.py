@@ -1,7 +1,7 @@
 """Tiny random models of the families that people train, and what the engine does with each.
 
 `FAMILIES` are built from the config classes of `transformers`, so a test needs no weights. `describe` finds out which
-ways the engine takes with a model; `tests/families.json` keeps that, `docs/models.md` shows it, and
+ways the engine takes with a model; `tests/families.json` keeps that, `docs/start/models.md` shows it, and
 `tests/test_families.py` holds the numbers behind it.
 """
 
@@ -92,7 +92,7 @@ def build(name: str, tokenizer: Any, **more: Any) -> Any:
 
 
 def describe(name: str, model: Any) -> dict[str, Any]:
-    """What the engine does with a model, in the words of `docs/models.md`."""
+    """What the engine does with a model, in the words of `docs/start/models.md`."""
     from rlvr.engine.lora import LoraBank
 
     bank, module = LoraBank(model), model.module

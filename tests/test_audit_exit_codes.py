@@ -157,6 +157,6 @@ def test_doubtful_rows_are_warned_of(rows: list[dict[str, Any]], said: str) -> N
 
 
 def test_the_page_lists_the_faults() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "verify-and-audit.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "verify" / "verify-and-audit.md").read_text()
     rows = [line.split(" | ")[:2] for line in page.splitlines() if line.startswith("| `")]
     assert [(name.strip("| `"), what) for name, what in rows] == list(FAULTS.items())

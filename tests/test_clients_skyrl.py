@@ -1,7 +1,7 @@
 """`client=skyrl`: on a server whose losses are means, the gradients, losses and log-probs of the engine in process.
 
 The server is played at the seam of the SDK by the engine itself, with SkyRL's losses: each row's sum divided by the
-row's length, and a step's gradient by the rows of all its calls. docs/other-tinker-servers.md has what a real one did.
+row's length, and a step's gradient by the rows of all its calls. docs/tinker/other-servers.md has what a real one did.
 """
 
 from __future__ import annotations

@@ -465,7 +465,7 @@ def test_the_troubleshooting_page_lists_every_finding_and_no_other():
     ]
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     made = {ast.literal_eval(call.args[1]) for call in calls if getattr(call.func, "id", "") == "Finding"}
-    page = (Path(__file__).parents[1] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "run" / "troubleshooting.md").read_text(encoding="utf-8")
     table = page.split("## What doctor finds")[1].split("\n## ")[0]
     first_cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     listed = re.findall(r"`([a-z_]+)`", " ".join(first_cells))

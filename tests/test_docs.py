@@ -112,7 +112,12 @@ def world(folder: Path, request: pytest.FixtureRequest) -> Path:
     return folder
 
 
-QUICK_PAGES = ("docs/sandbox.md", "docs/mathematics.md", "docs/writing-a-reward.md", "docs/api/rlvr.md")
+QUICK_PAGES = (
+    "docs/verify/sandbox.md",
+    "docs/verify/mathematics.md",
+    "docs/train/your-own-reward.md",
+    "docs/api/rlvr.md",
+)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +125,7 @@ QUICK_PAGES = ("docs/sandbox.md", "docs/mathematics.md", "docs/writing-a-reward.
 )
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the tinker SDK leaves its connections to the collector
 def test_every_code_block_of_a_page_does_what_it_says(page: str, world: Path) -> None:
-    if page == "docs/reasoning-gym.md":
+    if page == "docs/verify/reasoning-gym.md":
         pytest.importorskip("reasoning_gym", reason="the extra [reasoning-gym] is not installed")
     run_page(page)
     gc.collect()
@@ -345,13 +350,13 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(site: Path) -
 def test_reference_pages_show_what_the_code_has(site: Path) -> None:
     """Every row, setting, spelling, reward and environment is on its page: nothing is added undocumented."""
     shown = {
-        "algorithms.html": "from rlvr.algorithms import *; print(*ALGORITHMS, 'kl_coef', 'importance_cap')",
-        "configuration.html": (
+        "train/algorithms.html": "from rlvr.algorithms import *; print(*ALGORITHMS, 'kl_coef', 'importance_cap')",
+        "reference/configuration.html": (
             "from rlvr.config.schema import RunConfig as Config; from rlvr.config.validate import list_keys\n"
             "from rlvr.config.aliases import ALIASES; print(*list_keys(Config), *(s.word for s in ALIASES))"
         ),
-        "writing-a-reward.html": "from rlvr.reward import *; print(*known_rewards())",
-        "your-own-environment.html": "from rlvr.envs import *; print(*known_environments())",
+        "train/your-own-reward.html": "from rlvr.reward import *; print(*known_rewards())",
+        "train/your-own-environment.html": "from rlvr.envs import *; print(*known_environments())",
     }
     for page, code in shown.items():  # in a process of its own: tests register names too
         told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -68,7 +68,7 @@ def test_tokens_do_not_depend_on_order_company_or_room(kind: str, fresh: Callabl
 
 @pytest.mark.parametrize("neighbours", [1, 7, 31])
 def test_company_changes_log_probs_by_rounding_alone(neighbours: int, fresh: Callable[..., Any]) -> None:
-    """Within the bound that docs/tinker.md states. The same company again is equal to the bit."""
+    """Within the bound that docs/tinker/server.md states. The same company again is equal to the bit."""
     engine = fresh("qwen3")
     snapshot = engine.create_policy("p").snapshot()
 

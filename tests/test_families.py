@@ -1,4 +1,4 @@
-"""Every family of models that `docs/models.md` lists: the engine's numbers are those of a plain `transformers` pass.
+"""Every family of models that `docs/start/models.md` lists: the engine's numbers are those of a plain `transformers` pass.
 
 Two groups of four answers, one behind a prompt that is longer than any window and one behind a short one. A number of
 ours and of a plain pass over one unpadded row may be `NEAR` apart (nats, or relative for a gradient): they add in other
@@ -257,7 +257,7 @@ def test_the_table_says_what_the_engine_does(name: str, model: Callable[[str], A
 def test_the_page_shows_every_family_as_it_is() -> None:
     """`python docs/gen.py` writes the table."""
     root = Path(__file__).parents[1]
-    page = (root / "docs" / "models.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "start" / "models.md").read_text(encoding="utf-8")
     assert load_gen().fill(page) == page and page.count("<!-- filled: ") == 1
     assert list(read_golden()) == list(FAMILIES)
     assert not [name for name in FAMILIES if f"`{name}`" not in page]

@@ -261,7 +261,7 @@ def test_a_refused_word_gives_its_remedy_and_passes_where_it_is_off(word: str) -
 
 
 def test_a_published_verl_command_trains_what_it_says() -> None:
-    """The keys of verl's GSM8K LoRA script of `docs/gsm8k.md`, those of one GPU."""
+    """The keys of verl's GSM8K LoRA script of `docs/start/gsm8k.md`, those of one GPU."""
     words = (
         "algorithm.adv_estimator=grpo data.train_batch_size=64 data.max_prompt_length=512 "
         "data.max_response_length=1024 "
@@ -281,7 +281,7 @@ def test_a_published_verl_command_trains_what_it_says() -> None:
 
 
 def test_the_page_has_every_word() -> None:
-    page = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "coming-from.md").read_text(encoding="utf-8")
     words = {f"`{alias.word}`" for alias in FOREIGN.values()}
     assert not [word for word in words if word not in page] and dataclasses.is_dataclass(TRL[0])
 

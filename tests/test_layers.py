@@ -1,4 +1,4 @@
-"""The layers of docs/architecture.md hold: who may import whom, and what never comes with `import rlvr`."""
+"""The layers of docs/dev/architecture.md hold: who may import whom, and what never comes with `import rlvr`."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_the_picture_of_the_layers_shows_every_part() -> None:
 
 
 def test_every_file_that_the_architecture_page_names_exists() -> None:
-    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (ROOT.parent / "docs" / "dev" / "architecture.md").read_text(encoding="utf-8")
     paths = set(re.findall(r"`([a-z_]+/[\w./]*)`", page)) - {
         "rlvr/",
         "benchmarks/",

@@ -1,4 +1,4 @@
-"""docs/metrics.md and a run say the same names."""
+"""docs/run/metrics.md and a run say the same names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from rlvr.cli.main import run
 from tests.tiny_run import TINY
 
-PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[1] / "docs" / "run" / "metrics.md"
 
 
 def documented_names() -> set[str]:
@@ -48,5 +48,5 @@ def test_every_metric_of_a_run_is_on_the_page_and_every_name_on_the_page_is_emit
     patterns = {name: re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(name))) for name in documented_names()}
     unexplained = {name for name in emitted if not any(p.fullmatch(name) for p in patterns.values())}
     silent = {name for name, p in patterns.items() if not any(p.fullmatch(e) for e in emitted)}
-    assert not unexplained, f"emitted but not in docs/metrics.md: {sorted(unexplained)}"
-    assert not silent, f"in docs/metrics.md but never emitted: {sorted(silent)}"
+    assert not unexplained, f"emitted but not in docs/run/metrics.md: {sorted(unexplained)}"
+    assert not silent, f"in docs/run/metrics.md but never emitted: {sorted(silent)}"

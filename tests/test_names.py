@@ -132,7 +132,7 @@ NAMED = {
     "config/aliases.py", "config/alias_values.py", "config/trl_words.py", "config/verl_words.py",
     "config/foreign_words.py",
     "algorithms/classic.py", "compat/recipes/rl_loop.py",
-    "algorithms/capabilities.py",  # one algorithm for each option, for the table of docs/algorithms.md
+    "algorithms/capabilities.py",  # one algorithm for each option, for the table of docs/train/algorithms.md
     "clients/skyrl.py",  # which losses the server of that client has
     "cli/doctor_tinker.py",  # tries both clients of a server
     "config/choices.py", "config/build_config.py", "config/evaluate_weights.py",  # which client is the default

@@ -131,7 +131,7 @@ def test_a_cluster_of_this_machine_alone_listens_on_the_loopback_address() -> No
 def test_a_cluster_that_ray_start_makes_asks_for_a_token_as_the_page_starts_it(tmp_path: Path) -> None:
     """Ray 2.60 asks for none unless it is told to. Here on the loopback address."""
     pytest.importorskip("ray")
-    page = (Path(__file__).parents[1] / "docs" / "sandbox.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "verify" / "sandbox.md").read_text(encoding="utf-8")
     assert (
         page.index("RAY_AUTH_MODE=token") < page.index("ray get-auth-token --generate") < page.index("ray start --head")
     )

@@ -43,7 +43,7 @@ def test_the_version_is_semantic_and_the_changelog_has_a_place_for_the_next() ->
 
 
 def test_every_extra_for_users_has_a_row_and_no_row_is_without_one() -> None:
-    page = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "start" / "installation.md").read_text(encoding="utf-8")
     rows = set(re.findall(r"^\| `([\w-]+)` \|", page.partition("## Extras")[2].partition("\n## ")[0], re.M))
     assert rows == set(PROJECT["optional-dependencies"]) - {"all", "rlvr", "dev", "docs", "bench"}
 

@@ -119,7 +119,7 @@ def test_rules_and_dashboard_name_only_metrics_that_are_emitted(path: str, text:
 
 
 def test_the_page_and_the_service_name_the_same_metrics(text: str):
-    page = (ROOT / "docs" / "service-operations.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "service" / "operations.md").read_text(encoding="utf-8")
     tasks = ["total_sessions", "average_confidence", "success_rate", "best_confidence"]
     named = names_in(page) | {f"rlvr_task_{name}" for name in tasks}
     assert named <= emitted(text) | OPTIONAL

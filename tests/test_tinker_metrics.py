@@ -29,7 +29,7 @@ from rlvr.web.auth import ApiKeys, owner_of
 
 KEY = "tml-a-secret-key"
 OWNER = owner_of(KEY)
-PAGE = Path(__file__).parents[1] / "docs" / "tinker-operations.md"
+PAGE = Path(__file__).parents[1] / "docs" / "tinker" / "operations.md"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 

@@ -97,8 +97,8 @@ def save(module: Any, tokenizer: Any, folder: Path) -> str:
         (make_bart, "bart is an encoder-decoder model"),  # and of this one random weights
         (make_bert, "not causal: a token's logits change with the tokens after it"),
         (make_reward_model, r"1 weights .* would be random \(lm_head.weight\); a reward model"),
-        (make_qwen2_vl, "qwen2_vl is a model of text and images; .* docs/models.md"),
-        (make_gemma3, "gemma3 is a model of text and images; .* docs/models.md"),
+        (make_qwen2_vl, "qwen2_vl is a model of text and images; .* docs/start/models.md"),
+        (make_gemma3, "gemma3 is a model of text and images; .* docs/start/models.md"),
     ],
 )
 def test_a_model_of_another_kind_is_refused(
@@ -172,8 +172,8 @@ def test_a_language_model_with_a_class_of_its_own_is_loaded_without_the_rest(
 
 
 def test_the_language_model_of_a_vision_language_folder_can_be_saved_alone(tokenizer: Any, tmp_path: Path) -> None:
-    """The program of docs/models.md, on a Gemma 3 with a vision tower: the same log-probs, and it loads here."""
-    page = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
+    """The program of docs/start/models.md, on a Gemma 3 with a vision tower: the same log-probs, and it loads here."""
+    page = (Path(__file__).parents[1] / "docs" / "start" / "models.md").read_text(encoding="utf-8")
     program = page.split("```python\n")[1].split("```")[0]
     whole = make_gemma3().eval()
     source, target = save(whole, tokenizer, tmp_path / "whole"), str(tmp_path / "text")

@@ -1,4 +1,4 @@
-"""Statistics of an update: losses, clipping, divergences. Formulas are in docs/metrics.md."""
+"""Statistics of an update: losses, clipping, divergences. Formulas are in docs/run/metrics.md."""
 
 from __future__ import annotations
 

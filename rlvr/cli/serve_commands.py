@@ -133,7 +133,7 @@ def serve_engine(
 
     rlvr serve engine --model ./my-model engine.micro_tokens=8192 limits.owner_disk_bytes=50_000_000_000
 
-    docs/tinker-operations.md lists the settings of `engine`, `limits`, `wire`, `sampler` and `sharding`, with defaults.
+    docs/tinker/operations.md lists the settings of `engine`, `limits`, `wire`, `sampler` and `sharding`, with defaults.
     """
     from rlvr.tinker_server.serve_engine import ServeOptions, parse_aliases, serve
     from rlvr.tinker_server.server_limits import load_settings

@@ -25,7 +25,7 @@ SETTLE_SECONDS = 0.05  # until the SDK's threads have passed on the last answer
 FAREWELL_SECONDS = 10.0  # for the end of a session at a server that may hang
 JSON_ONLY = (
     "this server may speak JSON only, which the SDK does up to 0.24: pip install tinker==0.24.1 in an environment of "
-    "its own, or use a newer server; see docs/other-tinker-servers.md"
+    "its own, or use a newer server; see docs/tinker/other-servers.md"
 )
 LOST = "it no longer has this training run or session; start the same command again to go on from the last checkpoint"
 
@@ -157,7 +157,7 @@ def translate_errors(*, of_run: bool = False) -> Generator[None]:
             raise
         raise RuntimeError(
             f"the tinker SDK {tinker.__version__} does not take this server's answer ({error}); try an older SDK, and "
-            "see docs/other-tinker-servers.md"
+            "see docs/tinker/other-servers.md"
         ) from error
     except Exception as error:
         if type(error).__name__ == "RetryableException":  # status 410: the SDK has no public name for it
@@ -210,7 +210,7 @@ def from_output(output: Any, own: Mapping[str, float] | None = None) -> ForwardB
         raise ValueError(
             "the Tinker server's answer has no metric loss:sum, which the protocol requires: its losses may be no sums "
             "over tokens, and then its gradient is another one; give client=skyrl for a server of SkyRL, and see "
-            "docs/other-tinker-servers.md for others"
+            "docs/tinker/other-servers.md for others"
         )
     if bad or not math.isfinite(metrics["loss:sum"]):
         raise NonFiniteError("a loss on the server", bad)

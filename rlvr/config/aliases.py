@@ -1,6 +1,6 @@
 """The table of aliases: words that other systems use for our keys, and where a config may use them.
 
-`ALIASES` lists the words, `SECTIONS` the sections that stand for one of ours; `docs/configuration.md` shows both as
+`ALIASES` lists the words, `SECTIONS` the sections that stand for one of ours; `docs/reference/configuration.md` shows both as
 they are. A word means the same at the top of a config, in `training`, `algorithm` and `rollout`, in `rlvr` and what it
 holds, and in `rlvr_training`; where a section of ours has a key of that name, the key is meant. How values travel is
 `rlvr.config.alias_translation`; the words of TRL and verl are in `rlvr.config.foreign_words`. Left out on purpose:
@@ -168,7 +168,11 @@ def find_alias(key: str) -> Alias | None:
         near = difflib.get_close_matches(key, FOREIGN, n=1)
         raise ValueError(
             f"{first} is a section of verl's; "
-            + (f"did you mean {near[0]}?" if near else "its words that have a counterpart are in docs/coming-from.md")
+            + (
+                f"did you mean {near[0]}?"
+                if near
+                else "its words that have a counterpart are in docs/reference/coming-from.md"
+            )
         )
     if key == "model.client":
         return Alias(word, ("client.name",), "the client that samples and learns")

@@ -34,7 +34,9 @@ _QUANTIZED = (
     "save memory give model.lora.rank and model.dtype=bfloat16"
 )
 _TRACKERS = "the trackers are tracking.wandb, tracking.mlflow and tracking.tensorboard"
-_VERIFY = "several weighted rewards are reward.type=composite with reward.kwargs.rewards (docs/writing-a-reward.md)"
+_VERIFY = (
+    "several weighted rewards are reward.type=composite with reward.kwargs.rewards (docs/train/your-own-reward.md)"
+)
 
 
 def _flag(key: Any) -> Callable[[Any], Any]:
@@ -78,8 +80,10 @@ TRL: tuple[Alias, ...] = (
     *words("min_p", "rollout.min_p", "leave out tokens below this share of the most likely one's"),
     *refuse("repetition_penalty", "the policy that is trained has no such penalty: leave it out", 1, 1.0),
     *refuse("generation_kwargs cache_implementation", "the settings of sampling are rollout.*"),
-    *refuse("chat_template_kwargs", "give prompt.thinking, or prompt.template_arguments (docs/prompts.md)"),
-    *refuse("max_tool_calling_iterations", "turns and tools belong to an environment (docs/your-own-environment.md)"),
+    *refuse("chat_template_kwargs", "give prompt.thinking, or prompt.template_arguments (docs/start/prompts.md)"),
+    *refuse(
+        "max_tool_calling_iterations", "turns and tools belong to an environment (docs/train/your-own-environment.md)"
+    ),
     *refuse("use_vllm", BUILT_IN),
     *refuse(
         "vllm_mode vllm_model_impl vllm_enable_sleep_mode vllm_structured_outputs_regex vllm_server_base_url "
@@ -141,7 +145,7 @@ TRL: tuple[Alias, ...] = (
         "use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",
         "the entropy bonus has one weight: algorithm.entropy_coef",
     ),
-    *refuse("use_bias_correction_kl", "give algorithm.kl_estimator and algorithm.kl_in (docs/algorithms.md)"),
+    *refuse("use_bias_correction_kl", "give algorithm.kl_estimator and algorithm.kl_in (docs/train/algorithms.md)"),
     *refuse("router_aux_loss_coef", "a mixture of experts is trained without that loss: leave it out"),
     # the optimizer
     *words(

@@ -172,7 +172,7 @@ VERL: tuple[Alias, ...] = (
                 MEMORY,
                 True,
             ),
-            *refuse("multi_turn.enable", "turns belong to an environment (docs/your-own-environment.md)"),
+            *refuse("multi_turn.enable", "turns belong to an environment (docs/train/your-own-environment.md)"),
         ],
     ),
     *_under(
@@ -256,12 +256,12 @@ VERL: tuple[Alias, ...] = (
     ),
     *_under(
         "custom_reward_function",
-        [*refuse("path name", "give reward.type=module:function (docs/use-in-other-trainers.md)")],
+        [*refuse("path name", "give reward.type=module:function (docs/verify/use-in-other-trainers.md)")],
     ),
     *_under(
         "reward_model",
         [
-            *refuse("reward_manager", "give reward.type (docs/writing-a-reward.md)", "naive"),
+            *refuse("reward_manager", "give reward.type (docs/train/your-own-reward.md)", "naive"),
             *refuse(
                 "enable model.path",
                 "a reward model is reward.type=classifier with reward.kwargs.model=FOLDER, a judge reward.type=judge",

@@ -53,7 +53,7 @@ def choose(*unknown: str, **values: Any) -> Callable[[Any], Any]:
 
 
 ADAMW = "training.optimizer"
-ONE_PROCESS = "one process trains on one device: leave it out, or give client=sharded (docs/many-processes.md)"
+ONE_PROCESS = "one process trains on one device: leave it out, or give client=sharded (docs/scale/many-processes.md)"
 NO_LOADER = "an environment (env) makes the tasks, and there is no data loader: leave it out"
-BUILT_IN = "sampling is built in: leave it out, or give sampler.name=vllm with sampler.urls (docs/vllm.md)"
+BUILT_IN = "sampling is built in: leave it out, or give sampler.name=vllm with sampler.urls (docs/scale/vllm.md)"
 MEMORY = "a micro-batch is cut to tokens: give engine.micro_tokens"

@@ -3,7 +3,7 @@
     for finding in findings(rows):
         print(finding.severity, finding.fact, finding.remedy)
 
-Everything is a pure function of the rows of `metrics.jsonl` (names in docs/metrics.md) and of the groups that
+Everything is a pure function of the rows of `metrics.jsonl` (names in docs/run/metrics.md) and of the groups that
 `failure_groups` finds, so a resumed run reports what an uninterrupted one reports. The thresholds are our judgement:
 runs that learn must raise no alarm. Exercised by `python -m pytest tests/test_diagnosis.py` and `rlvr doctor RUN`.
 """

@@ -1,4 +1,4 @@
-"""Reads numbers from metric rows that may lack them or hold odd values; unknown is nan. Names are in docs/metrics.md.
+"""Reads numbers from metric rows that may lack them or hold odd values; unknown is nan. Names are in docs/run/metrics.md.
 
 Exercised by `python -m pytest tests/test_diagnosis.py`.
 """

@@ -1,6 +1,6 @@
 """Metrics of the completions of a step. (Those of the update: `rlvr.algorithms.update_statistics`.)
 
-Each name has its formula in docs/metrics.md. Names are TRL's where it has one, the Tinker cookbook's beside them.
+Each name has its formula in docs/run/metrics.md. Names are TRL's where it has one, the Tinker cookbook's beside them.
 """
 
 from __future__ import annotations

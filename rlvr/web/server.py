@@ -8,7 +8,7 @@
         server.wait(release)
 
 Exercised by tests/test_service_starts.py and tests/test_tinker_serve.py. Left out on purpose: TLS, which a proxy in
-front of the server does better (see docs/tinker.md).
+front of the server does better (see docs/tinker/server.md).
 """
 
 from __future__ import annotations

@@ -87,9 +87,9 @@ def test_it_runs_unchanged_against_a_server(loop: str, place: Path, tmp_path: Pa
 
 
 def test_it_runs_in_process_by_its_imports(loop: str, place: Path, tmp_path: Path) -> None:
-    """Every line that the table of docs/tinker-recipes.md translates, and no other."""
+    """Every line that the table of docs/tinker/recipes.md translates, and no other."""
     pytest.importorskip("chz", reason="chz, which comes with the SDK, is not installed")
-    page = (ROOT / "docs" / "tinker-recipes.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "tinker" / "recipes.md").read_text(encoding="utf-8")
     table = dict(re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", page, re.M))
     lines = [table.get(line, line) for line in loop.splitlines()]
     assert sum(line in table for line in loop.splitlines()) == 5

@@ -44,7 +44,7 @@ MIN_DECIMALS = MIN_SIGNIFICANT = 2  # of an answer that may be a rounded one
 
 @dataclass(frozen=True)
 class Conventions:
-    """What counts as the same where opinions differ; docs/mathematics.md says what each option means.
+    """What counts as the same where opinions differ; docs/verify/mathematics.md says what each option means.
 
     `any_names`: `a = 1, b = 2` says (1, 2) like `x = 1, y = 2`, in the order of the alphabet.
     """

@@ -5,7 +5,7 @@
 An exact comparison decides nearly all pairs, in this thread. Others go to `math-verify` in a guarded worker that is
 killed when it is late. A problem that an answer causes is a failure of the answer; a gold that cannot be compared
 with itself makes the task `invalid`, and what fails on well-formed sides is an `error`.
-docs/mathematics.md lists the conventions. `python -m pytest tests/test_math_reward.py` exercises it.
+docs/verify/mathematics.md lists the conventions. `python -m pytest tests/test_math_reward.py` exercises it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def verify_math(case: Case, options: MathOptions) -> Score:
     """1.0 if the final answer of the response equals the gold in value, else 0.0.
 
     The gold is `meta["answer"]`: an answer, a solution with its box, or one with its `####` line. Where the answer is
-    looked for, and what counts as equal: docs/mathematics.md. Reasons: `no_answer`, `truncated`, `many_answers`,
+    looked for, and what counts as equal: docs/verify/mathematics.md. Reasons: `no_answer`, `truncated`, `many_answers`,
     `wrong_value`, `too_large`, `unreadable`, `timeout`, `memory`. Of the task: `no_gold`, `unreadable_gold`. Of the
     verifier: `undecided` (both sides are well formed, their numbers agree, no comparison decides), `exception`,
     `no_worker`.

@@ -1,6 +1,6 @@
 """The Tinker server's metrics for Prometheus that are read on each scrape; `rlvr.web.prometheus` counts the requests.
 
-Exercised by tests/test_tinker_metrics.py; docs/tinker-operations.md lists the names.
+Exercised by tests/test_tinker_metrics.py; docs/tinker/operations.md lists the names.
 """
 
 from __future__ import annotations
