@@ -303,7 +303,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def memory() -> str:
-    """What known models take, and the smallest usual GPU for each, under the conditions of docs/scale/hardware.md."""
+    """What known models take, and the smallest usual GPU for each, under the conditions of docs/scale/capacity.md."""
     from rlvr.engine.engine_options import EngineLimits, LoraConfig
     from rlvr.engine.known_models import KNOWN_MODELS
     from rlvr.engine.memory import GIB, estimate_memory, read_shape

@@ -261,7 +261,7 @@ def test_a_refused_word_gives_its_remedy_and_passes_where_it_is_off(word: str) -
 
 
 def test_a_published_verl_command_trains_what_it_says() -> None:
-    """The keys of verl's GSM8K LoRA script of `docs/start/gsm8k.md`, those of one GPU."""
+    """The keys of verl's GSM8K LoRA script of `docs/start/pretrained.md`, those of one GPU."""
     words = (
         "algorithm.adv_estimator=grpo data.train_batch_size=64 data.max_prompt_length=512 "
         "data.max_response_length=1024 "

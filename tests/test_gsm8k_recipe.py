@@ -55,7 +55,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("size", ["0.5", "1.5"])
 def test_the_recipe_has_the_conditions_of_the_published_runs(size: str) -> None:
-    """As in the two logs that docs/start/gsm8k.md names."""
+    """As in the two logs that docs/start/pretrained.md names."""
     c = build_config(load(f"gsm8k_{size}b"))
     assert (c.model.name, c.model.lora) == (f"Qwen/Qwen2.5-{size}B-Instruct", LoraConfig(32, 32.0))
     assert (c.training.steps, c.training.prompts_per_step, c.training.group_size) == (116, 64, 5)

@@ -1,4 +1,4 @@
-"""The library `verifiers` over the open endpoints, by the program of docs/tinker/works-with.md.
+"""The library `verifiers` over the open endpoints, by the program of docs/tinker/openai-clients.md.
 
 It needs an environment of its own: RLVR_VERIFIERS names the python there.
 """
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(
-        not PYTHON, reason="RLVR_VERIFIERS names no python with verifiers: docs/tinker/works-with.md installs it"
+        not PYTHON, reason="RLVR_VERIFIERS names no python with verifiers: docs/tinker/openai-clients.md installs it"
     ),
 ]
 MODEL = {**LLAMA_LIKE, "model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": False, "initializer_range": 0.2}
@@ -43,7 +43,7 @@ def test_episodes_of_the_page_have_the_tokens_and_log_probs_of_the_model(tmp_pat
     model = build_model(config, words, seed=0, device="cpu", dtype="float32")
     for part in (model.module, words):
         part.save_pretrained(tmp_path / "my-model")
-    page = (ROOT / "docs" / "tinker" / "works-with.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "tinker" / "openai-clients.md").read_text(encoding="utf-8")
     (program,) = [block for block in page.split("```") if "load_environment" in block]
     path = f"{Path(PYTHON).parent}:{os.environ['PATH']}"
     assert shutil.which("uv", path=path), "verifiers runs its programs by uv: install it beside verifiers"

@@ -38,7 +38,7 @@ def study(
 
     rlvr study algorithms seeds=1..5
 
-    The latter compares all algorithms on small tasks (docs/dev/algorithms-study.md).
+    The latter compares all algorithms on small tasks (docs/run/studies.md).
 
     The same command continues a stopped study and tries failed runs again; more seeds extend it.
     """

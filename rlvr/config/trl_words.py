@@ -80,7 +80,7 @@ TRL: tuple[Alias, ...] = (
     *words("min_p", "rollout.min_p", "leave out tokens below this share of the most likely one's"),
     *refuse("repetition_penalty", "the policy that is trained has no such penalty: leave it out", 1, 1.0),
     *refuse("generation_kwargs cache_implementation", "the settings of sampling are rollout.*"),
-    *refuse("chat_template_kwargs", "give prompt.thinking, or prompt.template_arguments (docs/start/prompts.md)"),
+    *refuse("chat_template_kwargs", "give prompt.thinking, or prompt.template_arguments (docs/start/models.md)"),
     *refuse(
         "max_tool_calling_iterations", "turns and tools belong to an environment (docs/train/your-own-environment.md)"
     ),

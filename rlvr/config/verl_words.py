@@ -256,7 +256,7 @@ VERL: tuple[Alias, ...] = (
     ),
     *_under(
         "custom_reward_function",
-        [*refuse("path name", "give reward.type=module:function (docs/verify/use-in-other-trainers.md)")],
+        [*refuse("path name", "give reward.type=module:function (docs/verify/verify-and-audit.md)")],
     ),
     *_under(
         "reward_model",

@@ -5,7 +5,7 @@
 
 For dense decoders of the Llama kind (`FAMILIES`). The parts that depend on weights are exact; what a pass of training
 keeps is counted operation by operation, as `transformers` and this engine compute. Exercised by `tests/test_memory.py`,
-which measures both; docs/scale/hardware.md has a table made by it. Left out: the libraries themselves (0.3 to 1 GiB), what
+which measures both; docs/scale/capacity.md has a table made by it. Left out: the libraries themselves (0.3 to 1 GiB), what
 an allocator loses between blocks, the sampler's prepacked copy of the weights on a CPU. No torch here, so that a run
 can be planned without it.
 """

@@ -117,7 +117,7 @@ def gsm8k_strict(case: Case) -> Score:
 
     The number is the one right after the last `#### `: with a minus or thousands commas, without `$`, a period behind
     it or decimals that are zero. What follows it is not read. Else as `gsm8k`. Close to verl's strict score;
-    docs/start/gsm8k.md has what differs.
+    docs/start/pretrained.md has what differs.
     """
     return _judge_number(case, asked_number)
 
