@@ -1,4 +1,4 @@
-"""What others measured and published, and what `rlvr plan` computes for it: the tables of docs/scale/capacity.md.
+"""What others measured and published, and what `rlvr plan` computes for it: the table of docs/dev/log.md.
 
 The defaults of `ClusterOptions` everywhere: nothing is fitted to a single row. `tests/test_capacity.py` holds the
 ratios.

@@ -4,7 +4,8 @@
 
 Every answer is run against its problem's tests in a sandbox; the results table comes at the end, and the same command
 goes on where a stopped run was. What is typed replaces the dictionary's value of the same name, and any other key of a
-config may be typed too. The names in it are other systems' words, which a config takes as well (docs/reference/configuration.md).
+config may be typed too. The names in it are other systems' words, which a config takes as well
+(docs/reference/configuration.md).
 """
 
 import sys

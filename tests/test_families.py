@@ -1,4 +1,4 @@
-"""Every family of models that `docs/start/models.md` lists: the engine's numbers are those of a plain `transformers` pass.
+"""Every family of models in `docs/start/models.md`: the engine's numbers are those of a plain `transformers` pass.
 
 Two groups of four answers, one behind a prompt that is longer than any window and one behind a short one. A number of
 ours and of a plain pass over one unpadded row may be `NEAR` apart (nats, or relative for a gradient): they add in other

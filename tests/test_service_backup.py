@@ -1,4 +1,4 @@
-"""The commands of docs/service/operations.md while sessions run: what was over is copied, and a service starts from it."""
+"""The backups of docs/service/operations.md while sessions run: what was over is copied, and a service starts from it."""
 
 from __future__ import annotations
 

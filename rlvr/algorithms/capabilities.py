@@ -2,7 +2,7 @@
 
 Most options change rewards or advantages before they are sent, and every client takes them. The others need a feature
 that the client declares in its `ClientCapabilities` (`rlvr.core.protocols`). An unsupported option is an error when the
-run is built. docs/train/algorithms.md shows `support_table`. Exercised by `python -m pytest tests/test_capabilities.py`.
+run is built. docs/train/algorithms.md shows `support_table`.
 """
 
 from __future__ import annotations

@@ -155,8 +155,8 @@ def _check_data(word: str, name: str, data: Path) -> None:
     if not data.exists():
         near = did_you_mean(data.name, [p.name for p in data.parent.iterdir()] if data.parent.is_dir() else [])
         raise ValueError(
-            f"{word}: there is no such file or folder{near}; give the data set's own files (docs/verify/benchmarks.md says "
-            f"where they are), or {name} alone for those of the hub"
+            f"{word}: there is no such file or folder{near}; give the data set's own files (docs/verify/benchmarks.md "
+            f"says where they are), or {name} alone for those of the hub"
         )
 
 

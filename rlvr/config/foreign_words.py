@@ -4,8 +4,8 @@
     rlvr train --config-name=dataset data.train_files=a.parquet actor_rollout_ref.rollout.n=8 trainer.total_epochs=3
 
 TRL's words stand at the top of a config, verl's in its sections. A word without a counterpart is refused with what to
-do, unless its value says that it is off. `docs/reference/coming-from.md` shows these tables; `rlvr.config.aliases` looks words up
-in them. Versions: TRL 1.16, verl 0.5. Exercised by `python -m pytest tests/test_foreign_words.py`.
+do, unless its value says that it is off. `docs/reference/coming-from.md` shows these tables; `rlvr.config.aliases`
+looks words up in them. Versions: TRL 1.16, verl 0.5.
 """
 
 from __future__ import annotations

@@ -111,8 +111,8 @@ def check_is_causal(config: Any, where: str) -> None:
         # Some of these have a class of their own for the language model inside, which is then what loads.
         if model_class is None or model_class.config_class is type(config):
             raise ValueError(
-                f"{where}: {kind} is a model of text and {senses}; expected {EXPECTED}; docs/start/models.md shows how to "
-                "save the language model inside it to a folder of its own"
+                f"{where}: {kind} is a model of text and {senses}; expected {EXPECTED}; docs/start/models.md shows "
+                "how to save the language model inside it to a folder of its own"
             )
     elif model_class is None:
         raise ValueError(f"{where}: {kind} is not a causal language model; expected {EXPECTED}")

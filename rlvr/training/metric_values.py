@@ -1,6 +1,6 @@
-"""Reads numbers from metric rows that may lack them or hold odd values; unknown is nan. Names are in docs/run/metrics.md.
+"""Reads numbers from metric rows that may lack them or hold odd values; unknown is nan.
 
-Exercised by `python -m pytest tests/test_diagnosis.py`.
+Names are in docs/run/metrics.md.
 """
 
 from __future__ import annotations

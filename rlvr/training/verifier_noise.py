@@ -4,8 +4,8 @@
 `false_negatives` that one which passed is not (0). The same completion of a task is always judged alike, as by a real
 verifier. With `noise_correction` every reward r becomes (r - fp) / (1 - fp - fn), whose mean over the noise is the true
 reward of 0 or 1 (Natarajan et al. 2013, "Learning with noisy labels"). It shifts and scales all rewards alike. A
-baseline takes the shift away, and a standard deviation or AdamW the scale (docs/train/learning-signals.md). The verdicts in
-metrics and evaluations stay true. Exercised by `python -m pytest tests/test_verifier_noise.py`.
+baseline takes the shift away, and a standard deviation or AdamW the scale (docs/train/learning-signals.md). The
+verdicts in metrics and evaluations stay true.
 """
 
 from __future__ import annotations

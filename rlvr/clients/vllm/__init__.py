@@ -1,4 +1,4 @@
-"""`sampler.name=vllm`: vLLM servers sample over HTTP, and the run's own client trains. docs/scale/vllm.md is its page."""
+"""`sampler.name=vllm`: vLLM servers sample over HTTP, and the run's own client trains (docs/scale/vllm.md)."""
 
 from rlvr.clients.vllm.vllm_options import VllmOptions
 
