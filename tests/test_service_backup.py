@@ -1,4 +1,4 @@
-"""The backups of docs/service/operations.md while sessions run: what was over is copied, and a service starts from it."""
+"""Backups by docs/service/operations.md while sessions run: what was over is copied, and a service starts from it."""
 
 from __future__ import annotations
 

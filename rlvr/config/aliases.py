@@ -1,7 +1,7 @@
 """The table of aliases: words that other systems use for our keys, and where a config may use them.
 
-`ALIASES` lists the words, `SECTIONS` the sections that stand for one of ours; `docs/reference/configuration.md` shows both.
-A word means the same at the top of a config, in `training`, `algorithm` and `rollout`, in `rlvr` and what it
+`ALIASES` lists the words, `SECTIONS` the sections that stand for one of ours; `docs/reference/configuration.md` shows
+both. A word means the same at the top of a config, in `training`, `algorithm` and `rollout`, in `rlvr` and what it
 holds, and in `rlvr_training`; where a section of ours has a key of that name, the key is meant. How values travel is
 `rlvr.config.alias_translation`; the words of TRL and verl are in `rlvr.config.foreign_words`. Left out on purpose:
 TRL's `num_iterations`, which here is the number of training steps. Exercised by
