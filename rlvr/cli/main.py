@@ -87,11 +87,11 @@ def main() -> None:
     sys.exit(run(sys.argv[1:]))
 
 
-def run(arguments: list[str]) -> int:
-    """Run one command and return its exit code. Errors become messages here, and only here."""
+def run(arguments: list[str], commands: typer.Typer = app, program: str = "rlvr") -> int:
+    """Run one of the commands and return its exit code. Errors become messages here, and only here."""
     limit_spinning()
     try:
-        code = app(arguments, prog_name="rlvr", standalone_mode=False)
+        code = commands(arguments, prog_name=program, standalone_mode=False)
     except typer.Exit as stop:
         return stop.exit_code
     except UsageError as mistake:

@@ -1,4 +1,4 @@
-"""`rlvr study`. Exercised by `python -m pytest tests/test_study.py tests/test_study_plan.py`."""
+"""`rlvr study`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def study(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[algorithms] seeds=1..5 [key=value ...]",
+            metavar="seeds=1..5 [key=value ...]",
             help="The seeds, and settings as for `rlvr train`; key=one,other makes a variant of each value.",
         ),
     ] = None,
@@ -36,17 +36,13 @@ def study(
 
     rlvr study --config-name=arithmetic seeds=1..5
 
-    rlvr study algorithms seeds=1..5
-
-    The latter compares all algorithms on small tasks (docs/algorithms-study.md).
-
     The same command continues a stopped study and tries failed runs again; more seeds extend it.
     """
     if overrides and overrides[0] == "algorithms":
-        if config_name or config or config_path:
-            raise ValueError("rlvr study algorithms has configs of its own; leave --config-name and --config out")
-        _study_algorithms(overrides[1:], environment or [], name, jobs)
-        return
+        raise ValueError(
+            "`rlvr study algorithms` is no part of the package any more; in a clone of the repository, run "
+            "`python -m benchmarks.algorithm_study` with the same words"
+        )
     from rlvr.core.cpu_budget import available_cores
     from rlvr.study.study_folder import open_study
     from rlvr.study.study_plan import read_plan
@@ -96,36 +92,4 @@ def study(
             console.note("stopped; the same command goes on from here")
             raise typer.Exit(130)
     if any(run["state"] != "finished" for run in summary["runs"]):
-        raise typer.Exit(1)
-
-
-def _study_algorithms(words: list[str], environment: list[str], name: str | None, jobs: int | None) -> None:
-    """Compare all algorithms, exploration options and controls on small tasks."""
-    from rlvr.study.algorithm_report import format_results, write_results
-    from rlvr.study.algorithm_study import collect_results, open_studies, read_algorithm_plans, run_studies
-    from rlvr.tracking import RunConsole
-
-    plans = read_algorithm_plans(words, environment, name)
-    jobs = jobs or min(plan.variants.jobs for plan in plans)
-    folder, seeds = plans[0].variants.folder.parent, plans[0].variants.seeds
-    with open_studies(plans), RunConsole(interval=30) as console:
-        variants = sum(len(plan.variants.variants) for plan in plans)
-        console.plan(
-            {
-                "study": str(folder),
-                "tasks": ", ".join(plan.task for plan in plans),
-                "runs": f"{len(seeds)} seeds x {variants} variants of the tasks, {jobs} at a time",
-            }
-        )
-        is_done = run_studies(plans, jobs, console)
-        results = collect_results(plans)
-        write_results(folder, results)
-        console.close()
-        console.note(mask_secrets(format_results(results)))
-        console.note(f"table.md, results.json, study.png, and a folder for each task are in {folder}")
-        if not is_done:
-            console.note("stopped; the same command goes on from here")
-            raise typer.Exit(130)
-    finished = sum(run["state"] == "finished" for task in results["tasks"].values() for run in task["runs"])
-    if finished < sum(len(plan.variants.runs) for plan in plans):
         raise typer.Exit(1)

@@ -119,10 +119,7 @@ def read_plan(
 ) -> StudyPlan:
     """The plan of what was typed; ValueError for whatever a run would refuse. Nothing is written."""
     if config_name is None and config is None:
-        raise ValueError(
-            "no config given; give --config-name=NAME (arithmetic, for example) or --config=FILE, or let "
-            "`rlvr study algorithms` compare all algorithms"
-        )
+        raise ValueError("no config given; give --config-name=NAME (arithmetic, for example) or --config=FILE")
     seeds, shared, axes = read_overrides(overrides)
     variables = read_environment(environment)
     common = {key: values[0] for key, values in variables if len(values) == 1}
