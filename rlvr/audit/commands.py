@@ -1,4 +1,4 @@
-"""Run `rlvr audit`; parse reward options for it and for `rlvr verify`. `tests/test_verify_command.py` exercises it."""
+"""Run `rlvr audit`; parse reward options for it and for `rlvr verify`."""
 
 from __future__ import annotations
 

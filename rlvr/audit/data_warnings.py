@@ -1,8 +1,8 @@
 """Warn of labelled rows that cannot measure a verifier: references that say nothing, rows that contradict each other.
 
-    list_data_warnings(rows)       # ["3 rows: the reference is the prompt itself (first: row 7)"]
+For example:
 
-`python -m pytest tests/test_audit_exit_codes.py` exercises it.
+    list_data_warnings(rows)       # ["3 rows: the reference is the prompt itself (first: row 7)"]
 """
 
 from __future__ import annotations

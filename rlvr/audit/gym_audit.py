@@ -5,7 +5,6 @@
 Each family is asked about a few training tasks, and one of them is given the hostile answers too. `library_score` is
 what the library's own scorer gave, `passed` what our reward says. A hostile answer is contained if it gets a verdict
 with a value and nothing outside is touched (`rlvr.audit.attack_runner.Canaries`).
-`python -m pytest tests/test_reasoning_gym_audit.py` exercises it.
 """
 
 from __future__ import annotations

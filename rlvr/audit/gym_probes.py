@@ -1,7 +1,4 @@
-"""What an audit of `reasoning_gym` answers to a task: right, wrong, tricky, empty, over-long and hostile texts.
-
-`python -m pytest tests/test_reasoning_gym_audit.py` exercises it.
-"""
+"""What an audit of `reasoning_gym` answers to a task: right, wrong, tricky, empty, over-long and hostile texts."""
 
 from __future__ import annotations
 

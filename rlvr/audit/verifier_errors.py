@@ -6,7 +6,6 @@ A row is `{"answer": gold, "response": text, "label": true|false, "category": ..
 rate is the share of false rows that were accepted, the false-negative rate that of true rows that were refused, each
 with a 95 % Wilson interval. Rows that could not be judged (`error`, `invalid`) are counted apart and are in no rate.
 Rows without a verdict in time (`timeout`: the verifier hung or died) are counted apart too, and as refusals.
-`python -m pytest tests/test_audit_measure.py` exercises it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@
 
 Tasks are sampled and stored in chunks. A chunk counts when all its lines are there: what a kill leaves of one is cut
 off and sampled again, so that a continued benchmark has the same batches, and bits, as one that never stopped.
-Exercised by `python -m pytest tests/test_benchmark_run.py`.
 """
 
 from __future__ import annotations

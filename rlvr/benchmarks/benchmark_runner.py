@@ -1,8 +1,8 @@
 """Runs benchmarks on a model: one engine, one benchmark after the other, each continued where it stopped.
 
-    run_benchmarks("./my-model", ["gsm8k=./gsm8k", "evaluation.tasks=50"], Path("evaluations/my-model"), console)
+For example:
 
-Exercised by `python -m pytest tests/test_benchmark_run.py`.
+    run_benchmarks("./my-model", ["gsm8k=./gsm8k", "evaluation.tasks=50"], Path("evaluations/my-model"), console)
 """
 
 from __future__ import annotations

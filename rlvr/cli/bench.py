@@ -1,6 +1,6 @@
 """`rlvr bench`: runs the benchmarks of a clone. They are no part of the installed package.
 
-Tested by `tests/test_bench.py`. Imports nothing heavy: `rlvr --help` loads this module.
+Imports nothing heavy: `rlvr --help` loads this module.
 """
 
 from __future__ import annotations

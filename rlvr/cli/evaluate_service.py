@@ -1,7 +1,6 @@
 """`rlvr evaluate-service`: the options of the suite, and its report as a table.
 
 scripts/test_rlvr_evaluation.py is the same as a script of the clone.
-Exercised by `python -m pytest tests/test_service_evaluation.py`.
 """
 
 from __future__ import annotations

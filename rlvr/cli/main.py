@@ -15,7 +15,7 @@
     rlvr plan model.name=Qwen2.5-7B rollout.max_tokens=2048 cluster.trainers=8
 
 A user's mistake is one message without a traceback and exit code 2; a run that had to stop is 1; Ctrl-C is 130. The
-commands are in the other files of this folder. Exercised by `python -m pytest tests/test_cli.py`.
+commands are in the other files of this folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`rlvr plan`. Exercised by `python -m pytest tests/test_capacity.py`."""
+"""`rlvr plan`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlvr train`, `rlvr evaluate` and `rlvr config`. Exercised by `python -m pytest tests/test_cli.py`."""
+"""`rlvr train`, `rlvr evaluate` and `rlvr config`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`client=local`: the engine in this process, built from the options of a run.
 
-torch is imported when the engine is built, so that a run can be planned without it. Exercised by `tests/test_build.py`.
+torch is imported when the engine is built, so that a run can be planned without it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The versions of the code of this process, to compare with those of other processes and of earlier runs.
-
-Exercised by `python -m pytest tests/test_ray_cluster.py tests/test_sharded_faults.py tests/test_study_report.py`.
-"""
+"""The versions of the code of this process, to compare with those of other processes and of earlier runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A file that one process holds at a time: run folders, server state, the service's name and its learner use it.
-
-Exercised by tests/test_journal.py, tests/test_service_instances.py and tests/test_tinker_backend_restart.py.
-"""
+"""A file that one process holds at a time: run folders, server state, the service's name and its learner use it."""
 
 from __future__ import annotations
 

@@ -5,9 +5,8 @@
     wait_for_all([actor.describe.remote() for actor in actors], 60, "8 workers with 1 CPU each")
 
 Ray waits forever for resources that a cluster does not have; `wait_for_all` says what is missing. Ray moves pickles
-between its processes: a cluster's machines have to trust each other, and no other machine may reach them. Exercised by
-`python -m pytest tests/test_ray_cluster.py`. Left out on purpose: starting Ray on other machines, which `ray start` and
-KubeRay do.
+between its processes: a cluster's machines have to trust each other, and no other machine may reach them. Left out on
+purpose: starting Ray on other machines, which `ray start` and KubeRay do.
 """
 
 from __future__ import annotations

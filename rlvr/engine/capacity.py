@@ -6,9 +6,8 @@
     estimate.seconds, estimate.bottleneck
 
 Each figure comes with its formula as a `PlanLine`. Programs reach only a share of a device's peaks. The shares are
-options, because they depend on kernels and lengths more than on any of these formulas. Exercised by
-`python -m pytest tests/test_capacity.py`; docs/capacity.md compares with what others have published. Left out: pipeline
-and expert parallelism, several machines behind one network switch, and the start of a run. No torch here.
+options, because they depend on kernels and lengths more than on any of these formulas. Left out: pipeline and expert
+parallelism, several machines behind one network switch, and the start of a run. No torch here.
 """
 
 from __future__ import annotations

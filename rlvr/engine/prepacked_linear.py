@@ -5,8 +5,7 @@ good part of its work: with weights prepacked once, a product of 16 rows takes a
 bf16, one of 256 rows 0.85. Layers with the same input (queries, keys and values; gate and up) become one product,
 because a product of few rows takes about as long as waking the threads for it. The cost is a copy of the weights, kept
 while rows run and steps are ahead. Hooks stay (adapters add to the product), and modules are as before after each pass.
-Exercised by `tests/test_engine_speed_paths.py`. Left out on purpose: other devices, and layers that are not exactly
-`nn.Linear`.
+Left out on purpose: other devices, and layers that are not exactly `nn.Linear`.
 """
 
 from __future__ import annotations

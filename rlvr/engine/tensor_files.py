@@ -1,7 +1,6 @@
 """Writes a safetensors file one tensor at a time, so that not all of them are in memory at once.
 
-The format is a length, a header in JSON, and the bytes: https://huggingface.co/docs/safetensors. Exercised by
-`tests/test_tensor_files.py`, which reads the files with the library, and by every checkpoint.
+The format is a length, a header in JSON, and the bytes: https://huggingface.co/docs/safetensors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Which columns of a row are the prompt and the answer: those the config names, or the usual ones of TRL and verl.
-
-`python -m pytest tests/test_env_dataset.py` exercises it.
-"""
+"""Which columns of a row are the prompt and the answer: those the config names, or the usual ones of TRL and verl."""
 
 from __future__ import annotations
 

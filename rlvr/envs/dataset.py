@@ -3,7 +3,6 @@
     {"prompt": "Capital of France?", "answer": "Paris"}             or chat messages under "prompt"
 
 `rlvr.envs.row_files` and `rlvr.envs.hub` read the rows, `rlvr.envs.columns` finds the prompt and the answer in them.
-`python -m pytest tests/test_env_dataset.py tests/test_env_rows.py` exercises it.
 """
 
 from __future__ import annotations

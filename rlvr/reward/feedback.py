@@ -1,7 +1,7 @@
 """`Feedback`: what verifiers say of an answer, for a refinement loop and its next prompt.
 
 `rlvr.reward.blend` makes one from the scores of several verifiers by weight. `sanitize` makes a text safe to show in a
-prompt. Exercised by tests/test_reward_blend.py.
+prompt.
 """
 
 from __future__ import annotations

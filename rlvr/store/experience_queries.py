@@ -1,6 +1,6 @@
 """Experiences in the store: written once even if repeated, read by task, session, outcome or step, rated by people.
 
-Exercised by tests/test_store.py. The replay buffer is in `rlvr.store.replay`, statistics in `rlvr.store.analysis`.
+The replay buffer is in `rlvr.store.replay`, statistics in `rlvr.store.analysis`.
 """
 
 from __future__ import annotations

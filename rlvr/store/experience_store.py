@@ -1,7 +1,4 @@
-"""The store: all queries over one database, opened by URL.
-
-Exercised by tests/test_store*.py on SQLite and on a real PostgreSQL.
-"""
+"""The store: all queries over one database, opened by URL."""
 
 from __future__ import annotations
 

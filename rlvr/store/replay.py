@@ -1,6 +1,6 @@
 """The replay buffer: the newest answers of the service's sessions, of which those with a `gain` can be learned from.
 
-Training runs learn on policy: their answers are no part of it. Exercised by tests/test_store_replay.py.
+Training runs learn on policy: their answers are no part of it.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@
 The right to learn is a lease with a fencing token, which counts from 1 and grows whenever a replica takes the lease.
 The learner publishes a state and marks the sessions that it has learned from in one transaction, which only the newest
 token can make: a learner that was replaced while it computed changes nothing. PostgreSQL ends a transaction of a
-replica that stands still in it (frozen, or cut off): its locks would keep the others from the lease. Exercised by
-tests/test_store_policies.py.
+replica that stands still in it (frozen, or cut off): its locks would keep the others from the lease.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Small named states that instances share, such as the strategy policy. Of two writers the first wins.
 
-    value, version = store.state("strategies") or ({}, 0)
-    if not store.save_state("strategies", changed(value), version): ...   # another writer was faster: read it again
-
-Exercised by tests/test_store.py.
+value, version = store.state("strategies") or ({}, 0)
+if not store.save_state("strategies", changed(value), version): ...   # another writer was faster: read it again
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Statistics over seeds: mean with a Student t interval, and paired comparisons of two variants.
 
 The unit is a run. Its own interval, over tasks, says how exactly its policy was measured; only several seeds say what
-another seed would give. Exercised by `python -m pytest tests/test_seed_statistics.py`.
+another seed would give.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     training.group_size=8,16           an axis: every combination of the axes' values is a variant
     --environment NAME=default,avx2    an axis of an environment variable; one value is set for all runs
 
-A comma inside brackets or quotes belongs to the value. Exercised by `python -m pytest tests/test_study_plan.py`.
+A comma inside brackets or quotes belongs to the value.
 """
 
 from __future__ import annotations

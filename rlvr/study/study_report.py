@@ -1,7 +1,4 @@
-"""The results of a study for people: its table, and the files `summary.json`, `table.md` and `study.png`.
-
-Exercised by `python -m pytest tests/test_study_report.py`.
-"""
+"""The results of a study for people: its table, and the files `summary.json`, `table.md` and `study.png`."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A run's process survives a kill of the study. It locks its run folder, so the same command waits for it instead of
 starting the run twice, and begins where it ends. Ctrl-C is passed on once, so that every run saves its state; the
-processes are in sessions of their own, or a terminal would send it to them too. Exercised by
-`python -m pytest tests/test_study.py`.
+processes are in sessions of their own, or a terminal would send it to them too.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The two clients over an engine in this process.
 
-`LocalTrainingClient(engine, policy, folder)` trains one policy; `create_sampling_client()` gives a sampler bound to
-its weights as they are now. Saved states live in `folder` under their names. Each client is its own future, because
-the SDK's makers of clients return futures of them. The `..._async` forms compute where they are called, in order, as
-training must; only the wait for a result leaves the event loop free. Exercised by `tests/test_clients_local.py` and
-`tests/test_local_surface.py`.
+`LocalTrainingClient(engine, policy, folder)` trains one policy; `create_sampling_client()` gives a sampler bound to its
+weights as they are now. Saved states live in `folder` under their names. Each client is its own future, because the
+SDK's makers of clients return futures of them. The `..._async` forms compute where they are called, in order, as
+training must; only the wait for a result leaves the event loop free.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ and it truly learns (every named loss, exact gradients, AdamW). `TablePolicy` ho
 and `MockTrainingClient` share one. `ScriptedSamplingClient` says what a test tells it to. Used by the toy task
 (`rlvr.training.toy_sampler`), by `client=mock` and by tests of everything above the clients, which then need no torch.
 
-Left out on purpose: exact entropy, which only the engine computes. `tests/test_clients_mock.py` exercises it.
+Left out on purpose: exact entropy, which only the engine computes.
 """
 
 from __future__ import annotations

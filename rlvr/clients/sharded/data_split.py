@@ -1,7 +1,4 @@
-"""Splits the datums of a call over the ranks: about the same work for each, rows with a common prefix together.
-
-Exercised by `python -m pytest tests/test_sharded_parts.py`.
-"""
+"""Splits the datums of a call over the ranks: about the same work for each, rows with a common prefix together."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One rank as a Ray actor: the worker of `rank_worker` in a process that Ray has started on some machine.
 
 Commands and replies are pickled here and sent as bytes: arrays that Ray itself moves are read-only. `ray_ranks` is the
-driver's side. Exercised by `python -m pytest tests/test_ray_ranks.py`.
+driver's side.
 """
 
 from __future__ import annotations

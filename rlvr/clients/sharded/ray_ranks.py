@@ -1,7 +1,7 @@
 """Lets Ray start the ranks: one actor for each, in a placement group, on whatever machines have room.
 
 The driver's side of `ray_rank`, with the methods of `RankProcesses`. Ray ends the actors when the driver is gone. The
-stderr of a rank is in Ray's logs on its machine. Exercised by `python -m pytest tests/test_ray_ranks.py`.
+stderr of a rank is in Ray's logs on its machine.
 """
 
 from __future__ import annotations

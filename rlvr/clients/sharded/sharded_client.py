@@ -2,8 +2,7 @@
 
 Each call is cut over the ranks (`data_split`) and returns what one process would: losses are sums, so the parts add up.
 Samples come from an engine in this process, made when they are first asked for: it holds a whole copy of the weights,
-which are gathered again after every optimizer step. With `sampler.name=vllm` there is no such copy. Exercised by
-`python -m pytest tests/test_sharded_client.py tests/test_sharded_gradient.py tests/test_ray_ranks.py`.
+which are gathered again after every optimizer step. With `sampler.name=vllm` there is no such copy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Starts a group of ranks, and computes a training call on all of them with the result of one process.
-
-Exercised by `python -m pytest tests/test_sharded_gradient.py tests/test_sharded_faults.py`.
-"""
+"""Starts a group of ranks, and computes a training call on all of them with the result of one process."""
 
 from __future__ import annotations
 

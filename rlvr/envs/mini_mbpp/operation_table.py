@@ -1,8 +1,7 @@
 """What the functions of `mini_mbpp` do: a table of operations over numbers, lists of numbers, and strings.
 
-An operation is written four times, by hand and independently of one another: in words, in Python (several ways), as
-the function that computes what its tests expect (nothing is ever evaluated from text), and as the parameters it takes.
-`python -m pytest tests/test_env_mini_mbpp.py` runs every way of writing each of them against that function.
+An operation is written four times, by hand and independently of one another: in words, in Python (several ways), as the
+function that computes what its tests expect (nothing is ever evaluated from text), and as the parameters it takes.
 """
 
 from __future__ import annotations

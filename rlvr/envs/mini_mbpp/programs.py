@@ -5,7 +5,7 @@
     write_program(steps, "solve", key)   # "def solve(x):\n    return (x + 3) * 4", or in another style
     write_flawed_program(steps, "solve", key, 0.4, 0.3)       # what an erring teacher writes instead
 
-All draws are counted: the same key gives the same text. `python -m pytest tests/test_env_mini_mbpp.py` exercises it.
+All draws are counted: the same key gives the same text.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 `rlvr.reward.text.final_answer` finds the answer, `spelling` normalizes it, `parse` and `values` read it into one of
 `kinds`, `algebra` holds closed forms exactly, `compare` decides, and `math_verify_workers` asks math-verify.
-`python -m pytest tests/test_math_*.py` exercises them.
 """
 
 from rlvr.reward.math.math_reward import verify_math

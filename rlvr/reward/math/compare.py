@@ -1,7 +1,4 @@
-"""Decide whether two answers are the same in value: True, False, or None where the exact comparison cannot decide.
-
-`python -m pytest tests/test_math_compare.py` exercises it.
-"""
+"""Decide whether two answers are the same in value: True, False, or None where the exact comparison cannot decide."""
 
 from __future__ import annotations
 

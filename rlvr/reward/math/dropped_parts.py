@@ -1,7 +1,7 @@
 """Whether math-verify would drop a part of a text and judge the rest: `\\ne 5` and `5 \\\\ 6` are 5 to it.
 
 Only text that math-verify computes with from end to end is handed over. So this lists the commands that may stand in
-it; any other command is refused. `python -m pytest tests/test_math_verify.py` exercises it.
+it; any other command is refused.
 """
 
 from __future__ import annotations

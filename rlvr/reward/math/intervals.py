@@ -2,7 +2,6 @@
 
 Ends are compared exactly where they are rational or equal, else in floating point with a margin; where the order of two
 ends is unknown (a variable, a unit, nearly equal values) the parts stay as they were written.
-`python -m pytest tests/test_math_compare.py` exercises it.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     resolve_reward("math")("", "so x is \\boxed{0.5}", {"answer": "\\frac{1}{2}"})   # -> 1.0
 
 An exact comparison decides nearly all pairs, in this thread. Others go to `math-verify` in a guarded worker that is
-killed when it is late. A problem that an answer causes is a failure of the answer; a gold that cannot be compared
-with itself makes the task `invalid`, and what fails on well-formed sides is an `error`.
-docs/mathematics.md lists the conventions. `python -m pytest tests/test_math_reward.py` exercises it.
+killed when it is late. A problem that an answer causes is a failure of the answer; a gold that cannot be compared with
+itself makes the task `invalid`, and what fails on well-formed sides is an `error`. docs/mathematics.md lists the
+conventions.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 A worker loads sympy (about half a second) before it is given a pair, so a timeout is always the fault of its own
 answer: the job counts the processor time of the pair, and the worker is killed where that does not end it (a
-multiplication in C). `python -m pytest tests/test_math_verify.py` exercises it.
+multiplication in C).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Sets of real numbers: intervals, their unions, and inequalities: `2x + 1 > 5` is (2, oo), `|x - 2| < 3` is (-1, 5).
 
 Inequalities of several variables, or not linear, stay a `Relation`.
-`python -m pytest tests/test_math_compare.py tests/test_math_rows.py` exercises it.
 """
 
 from __future__ import annotations

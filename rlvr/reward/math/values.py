@@ -3,7 +3,7 @@
 `read_value("[0, 1)")` is `OrderedItems`, `read_value("5 \\text{ cm}")` a `Quantity`.
 
 The kind of a value follows from its form alone, never from what it is compared with. docs/mathematics.md lists the
-conventions. `python -m pytest tests/test_math_compare.py` exercises it.
+conventions.
 """
 
 from __future__ import annotations
