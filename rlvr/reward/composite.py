@@ -1,6 +1,8 @@
 """Reward `composite`: the weighted mean of several rewards.
 
-resolve_reward("composite", rewards=[{"name": "math", "weight": 0.9}, {"name": "length_penalty", "weight": 0.1}])
+For example:
+
+    resolve_reward("composite", rewards=[{"name": "math", "weight": 0.9}, {"name": "length_penalty", "weight": 0.1}])
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """The folder of a study: its specification, its lock, and where the files of a run are.
 
-<run.root>/<study>/study.json     the seeds, and each variant with its config; another study is refused
-<run.root>/<study>/<run>/         one ordinary run folder for each variant and seed
-<run.root>/<study>/logs/<run>.log what `rlvr train` printed, attempt after attempt
-<run.root>/<study>/summary.json   the results, small enough to commit; table.md and study.png show them
+The files:
+
+    <run.root>/<study>/study.json     the seeds, and each variant with its config; another study is refused
+    <run.root>/<study>/<run>/         one ordinary run folder for each variant and seed
+    <run.root>/<study>/logs/<run>.log what `rlvr train` printed, attempt after attempt
+    <run.root>/<study>/summary.json   the results, small enough to commit; table.md and study.png show them
 """
 
 from __future__ import annotations
