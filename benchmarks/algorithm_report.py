@@ -17,7 +17,7 @@ from benchmarks.algorithm_results import dump_results
 from rlvr.core.files import write_atomic
 from rlvr.core.types import mean
 from rlvr.study.seed_statistics import adjust_holm, spread, t_test_p_value
-from rlvr.study.study_plot import AFTER, BEFORE
+from rlvr.study.study_report import AFTER, BEFORE
 from rlvr.study.study_summary import describe_versions
 
 SHARES = (0.0, 1.0)

@@ -304,8 +304,8 @@ def _names(names: Iterable[str]) -> str:
 
 def memory() -> str:
     """What known models take, and the smallest usual GPU for each, under the conditions of docs/hardware.md."""
+    from rlvr.engine.capacity import KNOWN_MODELS
     from rlvr.engine.engine_options import EngineLimits, LoraConfig
-    from rlvr.engine.known_models import KNOWN_MODELS
     from rlvr.engine.memory import GIB, estimate_memory, read_shape
 
     limits = EngineLimits(gradient_checkpointing=True)
@@ -329,7 +329,7 @@ def memory() -> str:
 
 def known_models() -> str:
     """The names of the known shapes."""
-    from rlvr.engine.known_models import KNOWN_MODELS
+    from rlvr.engine.capacity import KNOWN_MODELS
 
     return _names(KNOWN_MODELS)
 

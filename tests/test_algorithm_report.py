@@ -12,7 +12,7 @@ from study_runs import MOCK, make_runs, planned
 
 from benchmarks.algorithm_report import compare_variants, conclude, format_results, write_results
 from benchmarks.algorithm_results import describe_task, dump_results, load_results, make_results
-from rlvr.core.code_version import describe_code
+from rlvr.core.machine import describe_code
 from rlvr.study.run_log import begin_attempt, record_failure
 from rlvr.study.study_folder import log_file
 

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.config import difference
-from rlvr.core.file_lock import lock_file
-from rlvr.core.files import read_json, remove_leftovers, write_atomic
+from rlvr.core.files import lock_file, read_json, remove_leftovers, write_atomic
 from rlvr.core.types import Score
 from rlvr.reward import Reward
 from rlvr.training.journal import RunLockedError

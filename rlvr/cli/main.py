@@ -28,15 +28,12 @@ from typing import Annotated, Any
 import typer
 
 from rlvr import __version__
-from rlvr.cli.bench import bench
-from rlvr.cli.evaluate_service import evaluate_service
 from rlvr.cli.grading_commands import audit, verify
 from rlvr.cli.inspect_commands import doctor, view
-from rlvr.cli.plan_command import plan
+from rlvr.cli.measure_commands import bench, evaluate_service
 from rlvr.cli.push_command import push
 from rlvr.cli.serve_commands import serve_app
-from rlvr.cli.study_command import study
-from rlvr.cli.train_commands import evaluate, show_config, train
+from rlvr.cli.train_commands import evaluate, plan, show_config, study, train
 from rlvr.cli.user_messages import print_message
 from rlvr.core.cpu_budget import limit_spinning
 

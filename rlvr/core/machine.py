@@ -1,15 +1,21 @@
-"""The machine and the versions that figures depend on, as studies and benchmarks store them."""
+"""The machine and the versions of code that figures depend on, as runs, studies and benchmarks store them.
+
+Processes and runs compare the versions: those of other machines must have the same, and a resume by other code warns.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import rlvr
 from rlvr.core.cpu_budget import available_cores
 
 
@@ -24,7 +30,7 @@ def describe_machine(packages: Sequence[str]) -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "packages": {name: found for name in packages if (found := _version(name))},
+        "packages": {name: found for name in packages if (found := _find_version(name))},
     }
 
 
@@ -39,13 +45,6 @@ def free_memory() -> int:
     return max(0, min(found))
 
 
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
 def describe_processor() -> str:
     """The processor's model, as the system names it."""
     try:
@@ -53,3 +52,25 @@ def describe_processor() -> str:
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def describe_code(*packages: str) -> dict[str, str]:
+    """The versions of Python, of this package with a hash of its files, and of other `packages` by name."""
+    versions = {"python": platform.python_version(), "rlvr": f"{rlvr.__version__} ({hash_package()})"}
+    return versions | {name: _find_version(name) or "(not installed)" for name in packages}
+
+
+def _find_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+@cache
+def hash_package() -> str:
+    """A short hash of the package's Python files, names and contents."""
+    root, digest = Path(rlvr.__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from rlvr.core.code_version import describe_code
 from rlvr.core.cpu_budget import available_cores
+from rlvr.core.machine import describe_code
 
 # Ray's own switch between clusters and one machine: it is meant for other systems, and holds for all.
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"

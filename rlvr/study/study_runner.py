@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from rlvr.core.file_lock import lock_file
+from rlvr.core.files import lock_file
 from rlvr.study.run_log import begin_attempt, describe_error, read_last_lines, record_failure
 from rlvr.study.study_folder import log_file
 from rlvr.study.study_plan import StudyPlan, StudyRun

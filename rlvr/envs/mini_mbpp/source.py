@@ -22,9 +22,12 @@ from rlvr.core import rng
 from rlvr.core.protocols import TaskSource
 from rlvr.core.types import Task
 from rlvr.engine.tokenizer import PIECE
-from rlvr.envs.mini_mbpp.operation_table import LETTERS, LIST, NUMBER, OPERATIONS
 from rlvr.envs.mini_mbpp.programs import (
+    LETTERS,
+    LIST,
     NAMES,
+    NUMBER,
+    OPERATIONS,
     Step,
     Steps,
     family_of,
