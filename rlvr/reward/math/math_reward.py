@@ -291,4 +291,4 @@ def ask_math_verify(gold: str, answer: str, seconds: float) -> WorkerReply:
 
     The failure `not_started` is not the fault of the pair; every other is.
     """
-    return _worker_pool().ask_math_verify(_worker_setup(seconds), [gold, answer], seconds + GRACE_SECONDS)
+    return _worker_pool().ask(_worker_setup(seconds), [gold, answer], seconds + GRACE_SECONDS)
