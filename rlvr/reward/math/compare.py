@@ -317,8 +317,8 @@ def _constant(a: Ratio, b: Ratio) -> Fraction | None:
     return guess if numeric.equal(a, b * number(guess)) is True else None
 
 
-# Whether math-verify would drop a part of a text and judge the rest: `\ne 5` and `5 \\ 6` are 5 to it. Only text that it
-# computes with from end to end is handed over. So these are the commands that may stand in it; any other is refused.
+# Whether math-verify would drop a part of a text and judge the rest: `\ne 5` and `5 \\ 6` are 5 to it. Only text that
+# it computes with from end to end is handed over. So these are the commands that may stand in it; others are refused.
 _FUNCTIONS = "log ln exp sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh int sum prod lim max min gcd"
 _BETWEEN = "cdot times div pm mp to cup cap newline over choose"  # something has to stand on their right
 _COMPUTED = frozenset(
