@@ -7,6 +7,7 @@ corrected by Holm for the number of variants of a task.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from benchmarks.algorithm_results import dump_results
 from rlvr.core.files import write_atomic
 from rlvr.core.types import mean
-from rlvr.study.seed_statistics import adjust_holm, spread, t_test_p_value
+from rlvr.study.seed_statistics import sign_flip_p_value, spread
 from rlvr.study.study_report import AFTER, BEFORE
 from rlvr.study.study_summary import describe_versions
 
@@ -328,3 +329,29 @@ def plot_algorithms(results: Mapping[str, Any], path: Path) -> None:
     buffer = io.BytesIO()
     canvas.print_png(buffer)
     write_atomic(path, buffer.getvalue())
+
+
+def t_test_p_value(differences: Sequence[float]) -> float:
+    """Two-sided p-value of Student's paired t test; it takes the differences to be normal.
+
+    Unlike that of sign flips it may be small with few pairs. Without a deviation there is no t: sign flips decide.
+    """
+    from scipy.special import stdtr
+
+    result = spread(differences)
+    if result is None or not result["sd"] or result["sd"] < 1e-12:  # equal but for rounding
+        return sign_flip_p_value(differences)
+    t = abs(result["mean"]) / (result["sd"] / math.sqrt(result["n"]))
+    return float(2 * stdtr(result["n"] - 1, -t))
+
+
+def adjust_holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's correction for several tests: the i-th smallest of n times n + 1 - i, never falling, at most 1.
+
+    Holm 1979, "A simple sequentially rejective multiple test procedure".
+    """
+    adjusted, largest = [1.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted

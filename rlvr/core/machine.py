@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import rlvr
-from rlvr.core.cpu_budget import available_cores
+from rlvr.core.cpu_budget import CGROUP, available_cores
 
 
 def describe_machine(packages: Sequence[str]) -> dict[str, Any]:
@@ -34,6 +34,17 @@ def describe_machine(packages: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def total_memory() -> int:
+    """The memory of this machine, or the limit of its control group, in bytes; 0 if unknown."""
+    total = 0
+    with suppress(AttributeError, ValueError, OSError):
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in (CGROUP / "memory.max", CGROUP / "memory" / "memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            return min(total, int(limit.read_text()))
+    return total
+
+
 def free_memory() -> int:
     """Free bytes of this machine, or of its control group."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
@@ -41,7 +52,7 @@ def free_memory() -> int:
         lines = Path("/proc/meminfo").read_text().splitlines()
         found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
     with suppress(OSError, ValueError):
-        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+        found.append(int((CGROUP / "memory.max").read_text()))
     return max(0, min(found))
 
 
