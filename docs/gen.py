@@ -304,8 +304,8 @@ def _names(names: Iterable[str]) -> str:
 
 def memory() -> str:
     """What known models take, and the smallest usual GPU for each, under the conditions of docs/scale/capacity.md."""
+    from rlvr.engine.capacity import KNOWN_MODELS
     from rlvr.engine.engine_options import EngineLimits, LoraConfig
-    from rlvr.engine.known_models import KNOWN_MODELS
     from rlvr.engine.memory import GIB, estimate_memory, read_shape
 
     limits = EngineLimits(gradient_checkpointing=True)
@@ -329,7 +329,7 @@ def memory() -> str:
 
 def known_models() -> str:
     """The names of the known shapes."""
-    from rlvr.engine.known_models import KNOWN_MODELS
+    from rlvr.engine.capacity import KNOWN_MODELS
 
     return _names(KNOWN_MODELS)
 
@@ -457,22 +457,22 @@ def reasoning_gym_audit() -> str:
 
 
 def algorithms_study() -> str:
-    """The tables and conclusions of `rlvr study algorithms`, from its committed results."""
-    from rlvr.study.algorithm_report import format_results
+    """The tables and conclusions of `python -m benchmarks.algorithm_study`, from its committed results."""
+    from benchmarks.algorithm_report import format_results
 
     return format_results(_load_study())
 
 
 def study_differences(of: str) -> str:
     """What variants of that study differ from `grpo` by; `of` is a measure and their names, separated by commas."""
-    from rlvr.study.algorithm_report import format_differences
+    from benchmarks.algorithm_report import format_differences
 
     measure, *names = of.split(",")
     return format_differences(_load_study(), names, measure)
 
 
 def _load_study() -> dict[str, Any]:
-    from rlvr.study.algorithm_results import load_results
+    from benchmarks.algorithm_results import load_results
 
     return load_results(ROOT / "benchmarks" / "results" / "algorithms-study" / "results.json")
 

@@ -6,9 +6,8 @@ ratios.
 
 from __future__ import annotations
 
-from rlvr.engine.capacity import ClusterOptions, StepWork, estimate_step, read_planned_shape
+from rlvr.engine.capacity import KNOWN_MODELS, ClusterOptions, StepWork, estimate_step, read_planned_shape
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
-from rlvr.engine.known_models import KNOWN_MODELS
 from rlvr.engine.memory import ModelShape
 
 # (model, tokens of a row, GPUs, adapter, tokens/s): prime-rl's benchmarks of January 2026, RL, FlashAttention 3, H100.

@@ -1,4 +1,4 @@
-"""`python -m rlvr`: the command line, where no script `rlvr` is on the path. Exercised by tests/test_cli.py."""
+"""`python -m rlvr`: the command line, where no script `rlvr` is on the path."""
 
 import sys
 

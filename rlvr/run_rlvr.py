@@ -2,7 +2,6 @@
 
 Without a config it runs `train_rlvr_model`. It is `rlvr train` and takes whatever that takes. Where the interpreter
 that was called lacks what training needs and the clone has a virtual environment (`make setup`), that one is used.
-Exercised by `python -m pytest tests/seeds/test_seed_002.py`.
 """
 
 import os

@@ -138,7 +138,7 @@ SHOWN = {
     "ray get-auth-token --generate": "tests/test_ray_cluster.py",
     "rlvr train --config-name=mbpp model.name=./my-model 'reward.kwargs.sandbox={ray": "tests/test_ray_sandbox.py",
     "rlvr train --config-name=dataset model.name=./SmolLM2-135M-Instruct.Q4_1.gguf": "tests/test_engine_gguf.py",
-    "rlvr study algorithms": "tests/test_algorithm_study.py",
+    "python -m benchmarks.algorithm_study": "tests/test_algorithm_study.py",
     "rlvr serve --demo": "tests/test_service_starts.py",
     "rlvr serve engine --model ./my-model --config server.yaml": "tests/test_tinker_settings.py",
     "rlvr serve engine --model ./my-model engine.gradient_checkpointing": "tests/test_tinker_settings.py",

@@ -1,4 +1,4 @@
-"""What `rlvr study algorithms` says of its runs: numbers worked out by hand, and no conclusion beyond the intervals."""
+"""What the study of all algorithms says of its runs: by hand, and no conclusion beyond the intervals."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 from study_runs import MOCK, make_runs, planned
 
-from rlvr.core.code_version import describe_code
-from rlvr.study.algorithm_report import compare_variants, conclude, format_results, write_results
-from rlvr.study.algorithm_results import describe_task, dump_results, load_results, make_results
+from benchmarks.algorithm_report import compare_variants, conclude, format_results, write_results
+from benchmarks.algorithm_results import describe_task, dump_results, load_results, make_results
+from rlvr.core.machine import describe_code
 from rlvr.study.run_log import begin_attempt, record_failure
 from rlvr.study.study_folder import log_file
 

@@ -1,4 +1,4 @@
-"""`rlvr study algorithms`: its plan, its mistakes, and a small one that really runs."""
+"""`python -m benchmarks.algorithm_study`: its plan, its mistakes, and a small one that really runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import rlvr
+from benchmarks.algorithm_study import TASKS, list_variants, main, open_studies, read_algorithm_plans
 from rlvr.algorithms.registry import ALGORITHMS
 from rlvr.cli.main import run
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.study.algorithm_study import TASKS, list_variants, open_studies, read_algorithm_plans
 from rlvr.study.study_folder import SPECIFICATION
 
 
@@ -90,7 +90,7 @@ def test_the_config_of_a_task_is_a_whole_run(task: str) -> None:
         (["seeds=1", "training.group_size=8,16"], ["training.group_size has several values", "variants="]),
         (["seeds=1", "--environment", "A=1,2"], ["--environment has several values"]),
         (["seeds=1", "training.group_sise=8"], ["training.group_sise", "training.group_size"]),
-        (["seeds=1", "--config-name=arithmetic"], ["configs of its own", "--config-name"]),
+        (["seeds=1", "--config-name=arithmetic"], ["No such option", "--config-name"]),
         (["seeds=1", "algorithm.name=dapo"], ["algorithm.name=dapo", "variants=grpo,"]),
         (["seeds=1", "training.steps=0"], ["training.steps=0", "at least 1"]),
         (["seeds=1", "run.name=x"], ["run.name", "--name"]),
@@ -101,7 +101,7 @@ def test_the_config_of_a_task_is_a_whole_run(task: str) -> None:
 def test_a_mistake_is_one_message_before_anything_starts(
     folder: Path, capfd: Any, words: list[str], expected: list[str]
 ) -> None:
-    assert run(["study", "algorithms", *words]) == 2
+    assert main(words) == 2
     said = capfd.readouterr().err
     assert "Traceback" not in said and all(word in said for word in expected), said
     assert not list(folder.iterdir())
@@ -126,9 +126,9 @@ def test_a_study_gets_more_variants_and_loses_none(folder: Path) -> None:
 @pytest.mark.timeout(600)
 def test_a_small_study_from_the_command_to_its_files(folder: Path, capfd: Any) -> None:
     """Both variants start from one fine-tuning; equal rewards make no step; a variant more makes one run more."""
-    words = ["study", "algorithms", "arithmetic", "seeds=1", "--jobs=1", "sft.steps=40", "training.steps=2",
+    words = ["arithmetic", "seeds=1", "--jobs=1", "sft.steps=40", "training.steps=2",
              "evaluation.tasks=16"]  # fmt: skip
-    assert run([*words, "variants=grpo,equal_rewards"]) == 0
+    assert main([*words, "variants=grpo,equal_rewards"]) == 0
     place = folder / "runs" / "algorithms-study"
     task = json.loads((place / "results.json").read_text())["tasks"]["arithmetic"]
     runs = {found["variant"]: found for found in task["runs"]}
@@ -139,8 +139,13 @@ def test_a_small_study_from_the_command_to_its_files(folder: Path, capfd: Any) -
     assert (place / "study.png").stat().st_size > 10_000 and said.count("| `grpo` | 1 |") == 1
     first = (place / "arithmetic-start/seed-1/journal.jsonl").read_bytes()
     begun = (place / "arithmetic/grpo_seed-1/journal.jsonl").read_bytes()
-    assert run([*words, "variants=grpo,random_reward,equal_rewards"]) == 0
+    assert main([*words, "variants=grpo,random_reward,equal_rewards"]) == 0
     task = json.loads((place / "results.json").read_text())["tasks"]["arithmetic"]
     assert [found["variant"] for found in task["runs"] if found["has_moved"]] == ["grpo", "random_reward"]
     assert (place / "arithmetic-start/seed-1/journal.jsonl").read_bytes() == first
     assert (place / "arithmetic/grpo_seed-1/journal.jsonl").read_bytes() == begun
+
+
+def test_the_old_command_says_the_new_one(capfd: Any) -> None:
+    assert run(["study", "algorithms", "seeds=1"]) == 2
+    assert "python -m benchmarks.algorithm_study" in capfd.readouterr().err

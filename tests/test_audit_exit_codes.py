@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.audit.data_warnings import list_data_warnings
+from rlvr.audit.verifier_errors import list_data_warnings
 from rlvr.audit.verifier_faults import FAULTS
 from rlvr.cli.main import run
 

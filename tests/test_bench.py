@@ -24,8 +24,8 @@ from benchmarks.sandbox import read_programs
 from benchmarks.step_shape import SHORT
 from benchmarks.trl_peer import TrlTurn
 from benchmarks.workloads import OrderedPrompts, even_words, last_word, near_sum, sums
-from rlvr.cli.bench import import_benchmarks
 from rlvr.cli.main import run
+from rlvr.cli.measure_commands import import_benchmarks
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
 from tests import bench_sides
 from tests.bench_sides import breaks, counting

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlvr.benchmarks.benchmark_plan import find_text_forms, has_benchmarks, known_benchmarks, read_benchmarks
-from rlvr.benchmarks.benchmark_table import write_table
+from rlvr.benchmarks.benchmark_runner import write_table
 from rlvr.config import LoadedConfig
 from rlvr.config.build_config import build_config
 

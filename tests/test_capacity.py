@@ -12,16 +12,17 @@ from typer.testing import CliRunner
 from rlvr.cli.main import app
 from rlvr.cli.main import run as run_command
 from rlvr.engine.capacity import (
+    KNOWN_MODELS,
     ClusterOptions,
     StepEstimate,
     StepWork,
     count_needed,
     count_read,
     estimate_step,
+    find_known_config,
     read_planned_shape,
 )
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
-from rlvr.engine.known_models import KNOWN_MODELS, find_known_config
 from rlvr.engine.memory import GIB, ModelShape
 
 runs = load_gen("published_runs")

@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 
 from rlvr.algorithms.loss_specs import LOSS_SPECS
 from rlvr.clients.mock.mock_client import (
+    FORMULAS,
     MockSamplingClient,
     MockTrainingClient,
     ScriptedSamplingClient,
     TablePolicy,
     WordTokenizer,
+    kl_terms,
 )
-from rlvr.clients.mock.numpy_losses import FORMULAS, kl_terms
 from rlvr.core import rng
 from rlvr.core.messages import AdamParams, Datum, ModelInput, NonFiniteError, SamplingParams, TensorData
 from rlvr.core.types import StopReason

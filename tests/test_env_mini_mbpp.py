@@ -17,8 +17,11 @@ from rlvr.core.types import Outcome, Task
 from rlvr.engine.tokenizer import build_tokenizer
 from rlvr.envs import resolve_environment
 from rlvr.envs.mini_mbpp import MiniMBPP
-from rlvr.envs.mini_mbpp.operation_table import LETTERS, LIST, NUMBER, OPERATIONS
 from rlvr.envs.mini_mbpp.programs import (
+    LETTERS,
+    LIST,
+    NUMBER,
+    OPERATIONS,
     Step,
     Steps,
     family_of,

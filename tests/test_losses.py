@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rlvr.algorithms.loss_specs import LOSS_SPECS
 from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.terms.kl import KL_TERMS
-from rlvr.clients.mock.numpy_losses import FORMULAS, kl_terms
+from rlvr.clients.mock.mock_client import FORMULAS, kl_terms
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.engine.losses import TERMS, kl_penalty, token_logprobs
@@ -329,7 +329,7 @@ def test_dro_does_not_pull_a_token_without_log_prob_and_advantage(
     q: float, advantage: float, term: float, slope: float
 ) -> None:
     """In torch and in numpy, and the same tokens have a gradient; weights of its own decide alone."""
-    from rlvr.clients.mock.numpy_losses import FORMULAS
+    from rlvr.clients.mock.mock_client import FORMULAS
     from rlvr.engine.losses import find_gradient_tokens
 
     terms, grad = run("dro", [-2.0], config={"beta": 0.5}, logprobs=[q], advantages=[advantage])

@@ -30,10 +30,10 @@ def test_an_honest_pair_is_never_late_because_of_another_threads_hostile_one():
 
 
 def test_a_killed_worker_does_not_delay_the_next_pair():
-    from rlvr.reward.math import math_verify_workers
+    from rlvr.reward.math import math_reward
 
     assert outcome(*HONEST) is Outcome.PASSED
-    for worker in list(math_verify_workers._pool().idle):
+    for worker in list(math_reward._worker_pool().idle):
         worker.close()
     assert outcome(*HONEST) is Outcome.PASSED
 

@@ -15,9 +15,9 @@ import torch
 from peak_memory import make_engine, make_rows
 
 from rlvr.core.messages import AdamParams, Datum, ModelInput, MuonParams, TensorData
+from rlvr.engine.capacity import KNOWN_MODELS
 from rlvr.engine.engine import Engine
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
-from rlvr.engine.known_models import KNOWN_MODELS
 from rlvr.engine.memory import ModelShape, estimate_memory, read_shape
 
 # As their makers publish them.

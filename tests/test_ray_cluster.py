@@ -18,7 +18,7 @@ import pytest
 
 import rlvr
 from rlvr.core import ray_cluster
-from rlvr.core.code_version import describe_code, hash_package
+from rlvr.core.machine import describe_code, hash_package
 from rlvr.core.ray_cluster import RayError, check_same_code, join_cluster
 from tests.local_ray import open_cluster
 
@@ -73,7 +73,7 @@ def test_a_recorded_cluster_that_has_died_is_refused_at_once(tmp_path: Path) -> 
 NEWER = """
 import sys
 from pathlib import Path
-from rlvr.core.code_version import describe_code
+from rlvr.core.machine import describe_code
 from rlvr.sandbox.ray_sandbox import RaySandbox
 describe_code()  # what this process runs; then the files change, as on a machine that was updated
 with open(Path(sys.argv[1]) / "rlvr" / "sandbox" / "verdict.py", "a") as file:

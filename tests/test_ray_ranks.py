@@ -30,8 +30,7 @@ from sharded_ranks import (
 from tiny import gradients
 
 from rlvr.cli.main import run
-from rlvr.clients.sharded.ray_rank import RayRank, find_interface
-from rlvr.clients.sharded.ray_ranks import RayRanks
+from rlvr.clients.sharded.ray_ranks import RayRank, RayRanks, find_interface
 from rlvr.clients.sharded.sharded_client import ShardedTrainingClient, start_ranks
 from rlvr.clients.sharded.sharding_options import RankError, ShardingOptions
 from rlvr.core.messages import AdamParams

@@ -9,8 +9,16 @@ import pytest
 
 pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
 
-from rlvr.audit.gym_audit import FamilyAudit, JudgedProbe, audit_families, make_report, summarize
-from rlvr.audit.gym_probes import HOSTILE, change_answer, make_probes
+from rlvr.audit.gym_audit import (
+    HOSTILE,
+    FamilyAudit,
+    JudgedProbe,
+    audit_families,
+    change_answer,
+    make_probes,
+    make_report,
+    summarize,
+)
 from rlvr.cli.main import run
 from rlvr.core.types import Outcome, Score
 from rlvr.reward import resolve_reward

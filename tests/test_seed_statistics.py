@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rlvr.study.seed_statistics import adjust_holm, compare_pairs, sign_flip_p_value, spread, t_test_p_value
+from benchmarks.algorithm_report import adjust_holm, t_test_p_value
+from rlvr.study.seed_statistics import compare_pairs, sign_flip_p_value, spread
 
 
 def test_the_interval_is_student_s_by_hand() -> None:

@@ -15,7 +15,7 @@ import pytest
 from rlvr.algorithms.registry import ALGORITHMS
 from rlvr.algorithms.terms.overlong import Overlong
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
-from rlvr.core.file_lock import lock_file
+from rlvr.core.files import lock_file
 from rlvr.core.types import Trajectory
 from rlvr.service.generators.engine_generator import EngineGenerator, EngineOptions
 from rlvr.service.generators.served_models import ServedModel

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.cli.evaluate_service import lines
+from rlvr.cli.measure_commands import lines
 from rlvr.service.evaluation.evaluation_report import SessionResult, Thresholds, rates, report, session_result
 
 FAILED = {"code": "endpoint_timeout", "message": "late"}

@@ -18,7 +18,7 @@ from rlvr.core.messages import Datum, ForwardBackwardOutput
 from rlvr.service.learning import leased_learner, shared_learner
 from rlvr.service.learning.leased_learner import LeasedLearner, LeaseLost, write_group
 from rlvr.store import ExperienceStore, Session, Status, open_store
-from rlvr.store.shared_policies import NOT_LEARNED, WaitingGroup
+from rlvr.store.shared_states import NOT_LEARNED, WaitingGroup
 from tests.postgres import make_read_only
 from tests.table_replicas import (
     NAME,

@@ -27,7 +27,7 @@ from rlvr.service.learning.leased_learner import MAX_LAG, LeasedLearner, LeaseLo
 from rlvr.service.learning.session_learner import LearnerOptions, SessionLearner
 from rlvr.service.learning.shared_learner import SharedLearner
 from rlvr.store import ExperienceStore, Session, Status, open_store
-from rlvr.store.shared_policies import NOT_LEARNED, WaitingGroup
+from rlvr.store.shared_states import NOT_LEARNED, WaitingGroup
 from rlvr.store.tables import groups
 from tests.table_replicas import (
     NAME,

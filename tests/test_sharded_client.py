@@ -18,10 +18,10 @@ from tiny import params
 
 from rlvr.cli.main import run
 from rlvr.clients.local_engine import ModelBuild
-from rlvr.clients.sharded.data_split import split_data
 from rlvr.clients.sharded.rank_processes import RankProcesses
 from rlvr.clients.sharded.sharded_client import ShardedPolicy, ShardedTrainingClient, start_ranks
 from rlvr.clients.sharded.sharding_options import ShardingOptions
+from rlvr.clients.sharded.split_call import split_data
 from rlvr.core.messages import AdamParams, Datum, ModelInput
 from rlvr.engine.capacity import count_exchanged
 from rlvr.engine.engine_options import EngineLimits

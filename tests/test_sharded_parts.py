@@ -13,9 +13,9 @@ import pytest
 import torch
 from tiny import data
 
-from rlvr.clients.sharded.data_split import split_data
 from rlvr.clients.sharded.rank_channel import RankChannel, RankCommand
 from rlvr.clients.sharded.sharding_options import ShardingOptions
+from rlvr.clients.sharded.split_call import split_data
 from rlvr.config import load
 from rlvr.config.build_client import check_cluster_use
 from rlvr.config.build_config import build_config

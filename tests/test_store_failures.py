@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from rlvr.store import Experience, ExperienceStore, Retention, Session, StoreDown, open_store
 from rlvr.store.records import Status
-from rlvr.store.shared_policies import WaitingGroup
+from rlvr.store.shared_states import WaitingGroup
 from rlvr.store.tables import experiences, sessions
 from tests.postgres import make_read_only
 

@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from rlvr.store import ExperienceStore, Retention, Session, Status, open_store
-from rlvr.store.shared_policies import NOT_LEARNED, WaitingGroup
+from rlvr.store.shared_states import NOT_LEARNED, WaitingGroup
 from rlvr.store.tables import groups, policies
 
 NAME = "tinker:base"
@@ -85,8 +85,8 @@ def test_a_late_renewal_gives_way_to_a_policy_that_is_led_meanwhile(store: Exper
 FROZEN = """
 import os, signal, sys
 from sqlalchemy import event
-from rlvr.store import open_store, shared_policies
-shared_policies.STILL_S = 1
+from rlvr.store import open_store, shared_states
+shared_states.STILL_S = 1
 store = open_store(sys.argv[1])
 assert store.lead_policy(sys.argv[2], "a", 0, 0.5) == 1
 event.listen(store._engine, "commit", lambda connection: os.kill(os.getpid(), signal.SIGSTOP))

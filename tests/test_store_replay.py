@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlvr.store import Experience, ExperienceStore, Session, open_store
-from rlvr.store.replay import ReplayBuffer
+from rlvr.store.experience_queries import ReplayBuffer
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from study_runs import MOCK, planned, studied
 
 from rlvr.cli.main import run
 from rlvr.core.cpu_budget import available_cores
-from rlvr.core.file_lock import lock_file
+from rlvr.core.files import lock_file
 from rlvr.study.study_folder import open_study
 from rlvr.study.study_plan import parse_seeds, read_plan, split_values
 

@@ -15,12 +15,11 @@ from PIL import Image
 from study_runs import MOCK, make_runs, planned
 
 from rlvr.cli.main import run
-from rlvr.core.code_version import describe_code
+from rlvr.core.machine import describe_code
 from rlvr.study.run_log import begin_attempt, read_failure, record_failure
 from rlvr.study.seed_statistics import compare_pairs
 from rlvr.study.study_folder import log_file
-from rlvr.study.study_plot import AFTER, BEFORE
-from rlvr.study.study_report import judge_comparison, study_table, write_report
+from rlvr.study.study_report import AFTER, BEFORE, judge_comparison, study_table, write_report
 from rlvr.study.study_summary import find_alarms, summarize
 
 T2 = 4.302652729911275  # 0.975 quantile of Student's t with 2 degrees of freedom

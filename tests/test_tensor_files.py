@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from rlvr.engine.tensor_files import StoredTensor, write_tensors
+from rlvr.engine.checkpoint import StoredTensor, write_tensors
 
 
 def store(tensor: torch.Tensor) -> StoredTensor:

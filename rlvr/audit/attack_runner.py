@@ -9,7 +9,7 @@ verifier was closed. *Unjudged* is a hostile program that made the verifier answ
 reward, so they avoid a bad one.
 
 The suite can damage a machine whose verifier does not isolate programs (one that runs them in this process, say): run
-it on a machine that can be lost. `python -m pytest tests/test_audit_attack.py` exercises it.
+it on a machine that can be lost.
 """
 
 from __future__ import annotations

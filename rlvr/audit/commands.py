@@ -1,4 +1,4 @@
-"""Run `rlvr audit`; parse reward options for it and for `rlvr verify`. `tests/test_verify_command.py` exercises it."""
+"""Run `rlvr audit`; parse reward options for it and for `rlvr verify`."""
 
 from __future__ import annotations
 
@@ -149,8 +149,7 @@ class Audit:
         return AuditResult(text, report, any(audit.is_broken for audit in audits))
 
     def _measure(self, labelled: str, say: Callable[[str], None]) -> AuditResult:
-        from rlvr.audit.data_warnings import list_data_warnings
-        from rlvr.audit.verifier_errors import measure, read_labelled, refuse_bad_tests, report
+        from rlvr.audit.verifier_errors import list_data_warnings, measure, read_labelled, refuse_bad_tests, report
         from rlvr.audit.verifier_faults import check_allowed, find_faults, show_faults
 
         check_allowed(self.allow)

@@ -2,7 +2,6 @@
 
 A line that cannot be used, or is longer than ROW_BYTES, becomes a `BadRow`; reading goes on. Line numbers count blank
 lines. JSON lines are streamed, a JSON list is read whole.
-`python -m pytest tests/test_verify_command.py` exercises it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ they come, so a kill costs at most the rows in flight; a torn last row is droppe
 
 Batched rewards (such as `code`, whose sandbox uses all cores) are called from threads, the others in worker processes,
 since Python threads share one core. Rewards that take microseconds a row get larger chunks: chunks of 8 cost 40 % more
-processor time than chunks of 256 for rows like GSM8K's. `python -m pytest tests/test_verify_command.py` exercises it.
+processor time than chunks of 256 for rows like GSM8K's.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Completions of one task are not independent. So the interval is that of `cluster_interval`: Wilson's at the effective
 number of rows, from the variance of the rate if tasks are sampled (linearized for tasks of different sizes, Kish 1965).
 With one completion per task this is Wilson's plain interval.
-`python -m pytest tests/test_audit_rates.py` exercises it.
 """
 
 from __future__ import annotations

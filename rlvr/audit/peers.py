@@ -5,7 +5,6 @@
 `math_verify` runs math-verify in a child process with the same time limit of 5 s, after which the child is killed:
 math-verify's own limit needs signals and the main thread, and misses some hangs. A hang or a crash gives the outcome
 `timeout` with the reason `no_verdict`, which an audit counts apart.
-`python -m pytest tests/test_audit_measure.py` exercises it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The processes of this machine, read from /proc; none where there is no /proc.
-
-`python -m pytest tests/test_audit_attack.py tests/test_audit_measure.py` exercises it.
-"""
+"""The processes of this machine, read from /proc; none where there is no /proc."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ Each row is judged alone twice in a row, alone in a shuffled order, and in one b
 beside themselves and beside malformed answers. Probes are answers that solve nothing, made from the rows: the prompt, a
 phrase that accepted answers share, a true answer with another reference in it. Of a pair of probes one may be accepted,
 never both: 42% and 4200% for 42.
-`python -m pytest tests/test_verifier_faults.py` exercises it.
 """
 
 from __future__ import annotations

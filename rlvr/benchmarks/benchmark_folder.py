@@ -8,7 +8,6 @@
 
 Tasks are sampled and stored in chunks. A chunk counts when all its lines are there: what a kill leaves of one is cut
 off and sampled again, so that a continued benchmark has the same batches, and bits, as one that never stopped.
-Exercised by `python -m pytest tests/test_benchmark_run.py`.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.config import difference
-from rlvr.core.file_lock import lock_file
-from rlvr.core.files import read_json, remove_leftovers, write_atomic
+from rlvr.core.files import lock_file, read_json, remove_leftovers, write_atomic
 from rlvr.core.types import Score
 from rlvr.reward import Reward
 from rlvr.training.journal import RunLockedError

@@ -1,12 +1,12 @@
 """Reads the words of `rlvr evaluate MODEL ...`: benchmarks, where their data is, and settings.
 
+The words:
+
     gsm8k                     a benchmark by its name, with rows from the hub
     math500=./math500.jsonl   the same with rows of this file or folder
     ./mine.yaml               a config file of the user's as a benchmark, of any environment
     evaluation.tasks=50       a setting for all of them
     gsm8k.rollout.top_p=0.9   a setting for one of them
-
-Exercised by `python -m pytest tests/test_benchmark_plan.py`.
 """
 
 from __future__ import annotations

@@ -1,22 +1,21 @@
 """Runs benchmarks on a model: one engine, one benchmark after the other, each continued where it stopped.
 
-    run_benchmarks("./my-model", ["gsm8k=./gsm8k", "evaluation.tasks=50"], Path("evaluations/my-model"), console)
+For example:
 
-Exercised by `python -m pytest tests/test_benchmark_run.py`.
+    run_benchmarks("./my-model", ["gsm8k=./gsm8k", "evaluation.tasks=50"], Path("evaluations/my-model"), console)
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rlvr.benchmarks.benchmark_folder import BenchmarkFolder, list_results, make_record, open_benchmarks
 from rlvr.benchmarks.benchmark_plan import Benchmark, find_text_forms, name_benchmark, read_benchmarks
-from rlvr.benchmarks.benchmark_table import write_table
 from rlvr.clients.local_engine import build_sampler
 from rlvr.config.build_client import client_request, core_shares
 from rlvr.config.build_config import resolved_values
@@ -29,6 +28,7 @@ from rlvr.core.protocols import SamplingClient, TaskSource
 from rlvr.core.types import Task, Trajectory
 from rlvr.envs.chat_template import has_template
 from rlvr.tracking import RunConsole
+from rlvr.tracking.run_report import format_rate
 from rlvr.training.errors import check_error_budget
 from rlvr.training.evaluate import Evaluation, evaluation_params, heldout_split
 from rlvr.training.initial_weights import newest_weights
@@ -36,6 +36,10 @@ from rlvr.training.judged_tasks import TaskResult, sample_and_judge
 
 SETTINGS = ("env", "prompt", "reward", "rollout", "evaluation", "seed")  # the sections that decide about a number
 _PARTS, _LEAST = 20, 32  # a kill loses at most a twentieth of a benchmark, or this many completions
+HEAD = (
+    *("benchmark", "prompt", "tasks", "samples", "pass@1 strict", "pass@1 lenient", "pass@k strict"),
+    *("unjudged", "truncated"),
+)
 
 
 def default_folder(place: str) -> Path:
@@ -189,3 +193,34 @@ def _with_end_token(params: SamplingParams, tokenizer: Any) -> SamplingParams:
         return params
     stops = [params.stop] if isinstance(params.stop, str) else list(params.stop)
     return replace(params, stop=[*stops, tokenizer.eos_token_id])
+
+
+def write_table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The table in Markdown, its columns aligned."""
+    rows = [HEAD, *(_write_row(name, result) for name, result in results.items())]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
+    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    head, *body = (f"| {' | '.join(row)} |" for row in padded)
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([head, rule, *body])
+
+
+def _write_row(name: str, result: Mapping[str, Any]) -> tuple[str, ...]:
+    rates, k = result["rates"], result["k"]
+    at_k = _write_rate(rates.get(f"pass@{k}")) + f" (k={k})" if k > 1 else "-"
+    completions = result["tasks"] * result["samples"]
+    tasks, judged = result["tasks"], rates["pass@1"].get("n", result["tasks"])
+    return (
+        *(
+            name,
+            result["prompt"],
+            f"{tasks:,}" if judged == tasks else f"{judged:,} of {tasks:,}",
+            f"{result['samples']:,}",
+        ),
+        *(_write_rate(rates["pass@1"]), _write_rate(rates.get(f"watched/{result['lenient']}")), at_k),
+        *(f"{result['unjudged']:,}", f"{100 * result['truncated'] / completions:.1f}%"),
+    )
+
+
+def _write_rate(estimate: Mapping[str, float | None] | None) -> str:
+    return "-" if estimate is None else format_rate(estimate)

@@ -1,7 +1,7 @@
 """`rlvr doctor` checks the installation; `rlvr doctor RUN` diagnoses a run from its own files.
 
-Both only read, and download nothing; what is missing or broken is a line of the report. torch is imported only to
-check the installation. Exercised by `python -m pytest tests/test_doctor.py`.
+Both only read, and download nothing; what is missing or broken is a line of the report. torch is imported only to check
+the installation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`rlvr doctor --tinker URL` tries a Tinker server before a run: key, model, adapter, losses, sampling, log-probs.
 
 Everything happens on an adapter of its own, which is trained by one token at learning rate 0; its session is ended
-afterwards. The SDK finds the key where it always does (TINKER_API_KEY). Exercised by tests/test_doctor_tinker.py.
+afterwards. The SDK finds the key where it always does (TINKER_API_KEY).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Without a config it only reads: a few tokens are sampled, nothing is loaded. With one it builds the run's model,
 publishes trial weights from a folder in `run.root`, samples from them, and removes them: the adapter is unloaded, or
-the model's own weights are loaded again. Exercised by `python -m pytest tests/test_doctor_vllm.py`.
+the model's own weights are loaded again.
 """
 
 from __future__ import annotations

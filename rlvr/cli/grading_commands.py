@@ -1,4 +1,4 @@
-"""`rlvr verify` and `rlvr audit`. Exercised by tests/test_verify_command.py and tests/test_audit_measure.py."""
+"""`rlvr verify` and `rlvr audit`."""
 
 from __future__ import annotations
 

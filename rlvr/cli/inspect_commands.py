@@ -1,7 +1,4 @@
-"""`rlvr doctor` and `rlvr view`.
-
-Exercised by tests/test_doctor.py, tests/test_doctor_vllm.py and tests/test_dashboard_runs.py.
-"""
+"""`rlvr doctor` and `rlvr view`."""
 
 from __future__ import annotations
 

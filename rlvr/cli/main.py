@@ -15,7 +15,7 @@
     rlvr plan model.name=Qwen2.5-7B rollout.max_tokens=2048 cluster.trainers=8
 
 A user's mistake is one message without a traceback and exit code 2; a run that had to stop is 1; Ctrl-C is 130. The
-commands are in the other files of this folder. Exercised by `python -m pytest tests/test_cli.py`.
+commands are in the other files of this folder.
 """
 
 from __future__ import annotations
@@ -28,15 +28,12 @@ from typing import Annotated, Any
 import typer
 
 from rlvr import __version__
-from rlvr.cli.bench import bench
-from rlvr.cli.evaluate_service import evaluate_service
 from rlvr.cli.grading_commands import audit, verify
 from rlvr.cli.inspect_commands import doctor, view
-from rlvr.cli.plan_command import plan
+from rlvr.cli.measure_commands import bench, evaluate_service
 from rlvr.cli.push_command import push
 from rlvr.cli.serve_commands import serve_app
-from rlvr.cli.study_command import study
-from rlvr.cli.train_commands import evaluate, show_config, train
+from rlvr.cli.train_commands import evaluate, plan, show_config, study, train
 from rlvr.cli.user_messages import print_message
 from rlvr.core.cpu_budget import limit_spinning
 
@@ -87,11 +84,11 @@ def main() -> None:
     sys.exit(run(sys.argv[1:]))
 
 
-def run(arguments: list[str]) -> int:
-    """Run one command and return its exit code. Errors become messages here, and only here."""
+def run(arguments: list[str], commands: typer.Typer = app, program: str = "rlvr") -> int:
+    """Run one of the commands and return its exit code. Errors become messages here, and only here."""
     limit_spinning()
     try:
-        code = app(arguments, prog_name="rlvr", standalone_mode=False)
+        code = commands(arguments, prog_name=program, standalone_mode=False)
     except typer.Exit as stop:
         return stop.exit_code
     except UsageError as mistake:

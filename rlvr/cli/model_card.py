@@ -1,8 +1,7 @@
 """The model card of a run: what was trained, on what, with what result, and the settings that repeat it.
 
 Everything is read from the run's folder. The front matter has the keys of the Hugging Face hub. Settings that say where
-something is (paths, servers, trackers) stay out of the card or lose their folders: a card may be public. Exercised by
-`python -m pytest tests/test_push.py`.
+something is (paths, servers, trackers) stay out of the card or lose their folders: a card may be public.
 """
 
 from __future__ import annotations

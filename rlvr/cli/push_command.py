@@ -1,7 +1,7 @@
 """`rlvr push`: a run's weights with a model card, to the Hugging Face hub or into a folder.
 
 The hub is asked by `huggingface_hub`, with the token of `hf auth login` or HF_TOKEN, at HF_ENDPOINT if that is set. The
-optimizer's state stays here. Exercised by `python -m pytest tests/test_push.py`.
+optimizer's state stays here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""`rlvr serve`, the service of sessions, and `rlvr serve engine`, the Tinker protocol.
-
-Exercised by tests/test_service_starts.py and
-tests/test_tinker_serve.py.
-"""
+"""`rlvr serve`, the service of sessions, and `rlvr serve engine`, the Tinker protocol."""
 
 from __future__ import annotations
 

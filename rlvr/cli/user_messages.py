@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 
+SLOW_SECONDS, REPEAT_SECONDS = 2.0, 30.0
+
 
 def print_message(text: str) -> None:
     """Print `rlvr: TEXT` without secrets and without control characters."""
@@ -34,15 +36,15 @@ def name_missing_extra(what: str, extra: str) -> Iterator[None]:
 
 
 @contextmanager
-def announce_if_slow(text: str, after: float = 2.0, every: float = 30.0) -> Iterator[None]:
-    """Print TEXT if the block takes longer than `after` seconds, and `every` so many how long it has taken."""
+def announce_if_slow(text: str) -> Iterator[None]:
+    """Print TEXT if the block takes longer than 2 seconds, and every 30 seconds how long it has taken."""
     ended, began = Event(), time.monotonic()
 
     def report() -> None:
-        if ended.wait(after):
+        if ended.wait(SLOW_SECONDS):
             return
         print_message(f"{text} ...")
-        while not ended.wait(every):
+        while not ended.wait(REPEAT_SECONDS):
             print_message(f"{text}: {time.monotonic() - began:.0f} s so far")
 
     thread = Thread(target=report, daemon=True)

@@ -5,8 +5,7 @@ g = dL/dp; the second is a cross-entropy with the weights -g, whose gradient is 
 `try_custom_loss` calls the function of `algorithm.loss=package.module:function` on a few tokens before a run begins.
 
 `build_named_loss` is such a function for a named loss with inputs that the protocol has no place for: a KL to a
-reference, dro's weights, gspo's mask. Exercised by `tests/test_own_loss.py`, `tests/test_clients_local.py`,
-`tests/test_clients_mock.py` and `tests/test_clients_tinker.py`. torch is imported when it is called.
+reference, dro's weights, gspo's mask. torch is imported when it is called.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ refined, and nothing can be trained on them. Requests run on one event loop for 
 so a future can be awaited on any loop or read from any thread, and cancelling an await cancels its request.
 
 Left out on purpose: streaming, tools, images and log-probs that some endpoints offer (of their tokens, not of ours).
-`python -m pytest tests/test_clients_endpoint.py` exercises it against a real server.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`client=local`: the engine in this process, built from the options of a run.
 
-torch is imported when the engine is built, so that a run can be planned without it. Exercised by `tests/test_build.py`.
+torch is imported when the engine is built, so that a run can be planned without it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
+from rlvr.algorithms.loss_specs import LOSS_SPECS
 from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.core.cpu_budget import spinning_warning
 from rlvr.core.files import find_damage
-from rlvr.core.protocols import TrainingClient
+from rlvr.core.protocols import ClientCapabilities, Feature, TrainingClient
 
 if TYPE_CHECKING:
     from rlvr.clients.local import LocalSamplingClient
 
+LOCAL_CAPABILITIES = ClientCapabilities(
+    "local", losses=frozenset(LOSS_SPECS), features=frozenset(Feature), scores_at_temperature=True, runs_in_process=True
+)
 EXTRA = "pip install 'rlvr[train]'"
 BUILT_TOKENIZERS = ("words", "characters", "pieces")
 _EXPECTED = (

@@ -4,7 +4,7 @@
 
 A spec holds the client's capabilities and the functions that describe and build it from a `ClientRequest`, so that a
 run can be checked and planned before anything heavy is loaded. A new client is one file and one entry in `_BUILT_IN`.
-Exercised by `tests/test_client_registry.py`. Left out on purpose: samplers that cannot train (`rlvr.clients.endpoint`).
+Left out on purpose: samplers that cannot train (`rlvr.clients.endpoint`).
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ name. `cross_entropy`, whose weights it divides by their sum, becomes `cispo` wi
 other loss takes two passes over that (`rlvr.clients.custom_loss`).
 
 A training run has one set of weights there, which a sampler of older weights would overwrite: samplers are for the
-weights as they are now, and saved weights get a training run of their own. Exercised by tests/test_clients_skyrl.py;
-docs/tinker/other-servers.md says what was run at a real server. Left out on purpose: SkyRL's other backends, which were
-not run; a bound on the gradient's norm, stop strings and weights without their optimizer, which SkyRL 0.3.0 lacks.
+weights as they are now, and saved weights get a training run of their own. Left out on purpose: SkyRL's other backends,
+which were not run; a bound on the gradient's norm, stop strings and weights without their optimizer, which SkyRL 0.3.0
+lacks.
 """
 
 from __future__ import annotations

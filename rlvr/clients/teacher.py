@@ -5,8 +5,8 @@
     logprobs = teacher.compute_logprobs(ModelInput(tokens)).result()
 
 An endpoint is asked for the log-probs of a prompt that it is given as token ids: `POST /completions` with `echo` and
-`logprobs`, which our engine server and vLLM answer. Exercised by `python -m pytest tests/test_teacher.py`. Left out on
-purpose: a temperature other than 1, which no such endpoint applies to a prompt.
+`logprobs`, which our engine server and vLLM answer. Left out on purpose: a temperature other than 1, which no such
+endpoint applies to a prompt.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Our loops on any server that speaks the Tinker protocol, through the public `tinker` SDK (extra: `rlvr[tinker]`).
 
 `connect(...)` gives a `TinkerTrainingClient`. What the wire has no place for is refused here, or takes two passes: a
-loss that needs more inputs than its named form is computed by `rlvr.clients.custom_loss` (torch, in this process).
-Exercised by tests/test_clients_tinker.py. Left out on purpose: training without an adapter, scores at another
-temperature than 1, `min_p`, exact entropy; the wire has none of these.
+loss that needs more inputs than its named form is computed by `rlvr.clients.custom_loss` (torch, in this process). Left
+out on purpose: training without an adapter, scores at another temperature than 1, `min_p`, exact entropy; the wire has
+none of these.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sampling and scoring at a server of the Tinker protocol. Exercised by tests/test_clients_tinker.py."""
+"""Sampling and scoring at a server of the Tinker protocol."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Adapter of the public `tinker` SDK: its futures, errors and types translated to ours.
 
-Exercised by tests/test_clients_tinker.py. The SDK is imported when it is first needed (extra: `rlvr[tinker]`).
+The SDK is imported when it is first needed (extra: `rlvr[tinker]`).
 """
 
 from __future__ import annotations

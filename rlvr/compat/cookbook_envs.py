@@ -4,8 +4,8 @@
     group = await do_group_rollout(train.get_batch(0)[0], policy)                  # the cookbook's own
 
 Any dataset of group builders goes through `for_cookbook`; `SourceDataset` makes one of a task source, whose verifier
-judges the group when its episodes are over. Exercised by `tests/test_env_groups.py`. Left out on purpose: a reward of
-None. The cookbook has no word for "could not be judged", so that is an error there, which its own tolerance governs.
+judges the group when its episodes are over. Left out on purpose: a reward of None. The cookbook has no word for "could
+not be judged", so that is an error there, which its own tolerance governs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a recipe asks about a model by its name alone: its tokenizer, and the renderer it was made for.
 
-Exercised by `tests/test_renderers.py`. Left out on purpose: a table of models. What a model folder or hub name holds
-is asked of its tokenizer.
+Left out on purpose: a table of models. What a model folder or hub name holds is asked of its tokenizer.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     builder = Gsm8kDatasetBuilder(batch_size=128, group_size=16, renderer_name=..., model_name_for_tokenizer=model)
     train, test = asyncio.run(builder())
 
-`format` asks for more than a box: the answer must have reached the renderer's stop sequence. Exercised by
-`tests/test_env_groups.py`. Left out on purpose: verifiers (`rlvr.reward` judges answers of any other environment).
+`format` asks for more than a box: the answer must have reached the renderer's stop sequence. Left out on purpose:
+verifiers (`rlvr.reward` judges answers of any other environment).
 """
 
 from __future__ import annotations

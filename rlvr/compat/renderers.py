@@ -5,8 +5,8 @@
     message, ended = renderer.parse_response(tokens)      # {"role": "assistant", "content": "4"}, how it ended
 
 Two of our own: `chat_template` renders with the tokenizer's template, `role_colon` is the plain `User: ... Assistant:`
-of base models. `cookbook:<name>` is one of `tinker_cookbook`, where it is installed. Exercised by
-`tests/test_renderers.py`. Left out on purpose: tools, images, and a split of an answer into thoughts and text.
+of base models. `cookbook:<name>` is one of `tinker_cookbook`, where it is installed. Left out on purpose: tools,
+images, and a split of an answer into thoughts and text.
 """
 
 from __future__ import annotations

@@ -14,16 +14,17 @@ from rlvr.config.plan_memory import PROMPT, find_config
 from rlvr.config.schema import RunConfig
 from rlvr.config.validate import validate
 from rlvr.engine.capacity import (
+    KNOWN_MODELS,
     ClusterOptions,
     PlanLine,
     StepEstimate,
     StepWork,
     count_needed,
     estimate_step,
+    find_known_config,
     read_planned_shape,
 )
 from rlvr.engine.engine_options import EngineLimits
-from rlvr.engine.known_models import KNOWN_MODELS, find_known_config
 from rlvr.engine.memory import DTYPE_BYTES, GIB, ModelShape
 
 

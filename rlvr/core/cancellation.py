@@ -2,8 +2,7 @@
 
 Ctrl-C (`KeyboardInterrupt`) reaches the main thread alone. Verifications that a step runs on threads of its own
 (`rlvr.rollout.scoring`) are started by `run_with` and an event; the waits inside them (`Sandbox.verify_many`, the loop
-of async rewards) poll the event and raise once it is set. Exercised by `tests/test_overlap.py`. Left out on purpose:
-cancelling work that computes.
+of async rewards) poll the event and raise once it is set. Left out on purpose: cancelling work that computes.
 """
 
 from __future__ import annotations

@@ -10,10 +10,9 @@ refused and broken connections, 408, 429, 5xx and malformed replies, after growi
 a time-out is retried once. Everything else is final. Redirects are never followed: they would carry the key and the
 texts elsewhere. The key comes from an environment variable and is redacted in what the endpoint says.
 
-Used by the judge (`rlvr.reward.judge`), the sampler of text endpoints (`rlvr.clients.endpoint`) and a teacher behind
-an endpoint (`rlvr.clients.teacher`). Left out on
-purpose: streaming, tools, images, and limits by tokens per minute (the endpoint answers 429).
-`python -m pytest tests/test_reward_judge.py tests/test_clients_endpoint.py` exercises it against real servers.
+Used by the judge (`rlvr.reward.judge`), the sampler of text endpoints (`rlvr.clients.endpoint`) and a teacher behind an
+endpoint (`rlvr.clients.teacher`). Left out on purpose: streaming, tools, images, and limits by tokens per minute (the
+endpoint answers 429).
 """
 
 from __future__ import annotations

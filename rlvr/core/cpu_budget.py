@@ -5,8 +5,8 @@ took all cores, torch would wait in every operation for its slowest thread, and 
 its time limit than on a quiet machine. So `split_cores` divides the cores once, before a run.
 
 `limit_spinning` makes torch's waiting threads sleep: spinning is faster on an idle machine and far slower beside a busy
-process. It sets environment variables that torch's library reads when it is loaded. Exercised by
-`tests/test_threads.py`. Left out on purpose: pinning to cores, which the operating system does better.
+process. It sets environment variables that torch's library reads when it is loaded. Left out on purpose: pinning to
+cores, which the operating system does better.
 """
 
 from __future__ import annotations

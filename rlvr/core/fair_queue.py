@@ -6,8 +6,7 @@
 
 Thousands of items of one owner wait here, and another owner's single item does not wait behind them. The Tinker server
 orders sampling requests by it, the sandbox programs to verify, and `rlvr.core.fair_slots` shares slots and threads by
-it. `current_owner` carries the owner of the work at hand to the queues below. Exercised by tests/test_fair_queue.py and
-tests/test_tinker_attacks.py.
+it. `current_owner` carries the owner of the work at hand to the queues below.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@
     loop.set_default_executor(threads)
 
 One owner gets three quarters, so that another one never waits for work of the first to end. Work without an owner gets
-all: it shares with no one. Exercised by tests/test_fair_queue.py and
-tests/test_web_request_turns.py.
+all: it shares with no one.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -11,7 +12,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import IO, Any, cast
 
 _NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,127}")
 
@@ -134,3 +135,17 @@ def remove_leftovers(folder: Path) -> None:
         shutil.rmtree(old) if place.exists() else os.rename(old, place)
     for left in folder.glob(".*.tmp"):
         shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def lock_file(path: Path) -> IO[str] | None:
+    """Open and lock a file, until it is closed or the process ends; None if another process holds it.
+
+    The file is made if it is missing and never truncated. OSError if it cannot be opened.
+    """
+    file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - the caller closes it
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file

@@ -1,8 +1,6 @@
 """Futures: every call of a client returns one, with `.result()` to block and `await` to wait.
 
-Left out on purpose: threads. A `LazyFuture` computes on the thread that calls `.result()`. Exercised by
-`tests/test_rollout.py` and
-`tests/test_overlap.py`.
+Left out on purpose: threads. A `LazyFuture` computes on the thread that calls `.result()`.
 """
 
 from __future__ import annotations

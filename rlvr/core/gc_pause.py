@@ -1,4 +1,4 @@
-"""No garbage collection while a program starts, or builds a large answer. Exercised by tests/test_tinker_loading.py."""
+"""No garbage collection while a program starts, or builds a large answer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Whether the Hugging Face hub answers, by one short request: a machine without network begins or fails in seconds.
 
-`HF_ENDPOINT`, proxies and `HF_HUB_OFFLINE` are honoured. `python -m pytest tests/test_env_hub.py` exercises it.
+`HF_ENDPOINT`, proxies and `HF_HUB_OFFLINE` are honoured.
 """
 
 from __future__ import annotations

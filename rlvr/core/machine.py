@@ -1,16 +1,22 @@
-"""The machine and the versions that figures depend on, as studies and benchmarks store them."""
+"""The machine and the versions of code that figures depend on, as runs, studies and benchmarks store them.
+
+Processes and runs compare the versions: those of other machines must have the same, and a resume by other code warns.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rlvr.core.cpu_budget import available_cores
+import rlvr
+from rlvr.core.cpu_budget import CGROUP, available_cores
 
 
 def describe_machine(packages: Sequence[str]) -> dict[str, Any]:
@@ -24,8 +30,19 @@ def describe_machine(packages: Sequence[str]) -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "packages": {name: found for name in packages if (found := _version(name))},
+        "packages": {name: found for name in packages if (found := _find_version(name))},
     }
+
+
+def total_memory() -> int:
+    """The memory of this machine, or the limit of its control group, in bytes; 0 if unknown."""
+    total = 0
+    with suppress(AttributeError, ValueError, OSError):
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in (CGROUP / "memory.max", CGROUP / "memory" / "memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            return min(total, int(limit.read_text()))
+    return total
 
 
 def free_memory() -> int:
@@ -35,15 +52,8 @@ def free_memory() -> int:
         lines = Path("/proc/meminfo").read_text().splitlines()
         found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
     with suppress(OSError, ValueError):
-        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+        found.append(int((CGROUP / "memory.max").read_text()))
     return max(0, min(found))
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def describe_processor() -> str:
@@ -53,3 +63,25 @@ def describe_processor() -> str:
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def describe_code(*packages: str) -> dict[str, str]:
+    """The versions of Python, of this package with a hash of its files, and of other `packages` by name."""
+    versions = {"python": platform.python_version(), "rlvr": f"{rlvr.__version__} ({hash_package()})"}
+    return versions | {name: _find_version(name) or "(not installed)" for name in packages}
+
+
+def _find_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+@cache
+def hash_package() -> str:
+    """A short hash of the package's Python files, names and contents."""
+    root, digest = Path(rlvr.__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]

@@ -5,9 +5,8 @@
     wait_for_all([actor.describe.remote() for actor in actors], 60, "8 workers with 1 CPU each")
 
 Ray waits forever for resources that a cluster does not have; `wait_for_all` says what is missing. Ray moves pickles
-between its processes: a cluster's machines have to trust each other, and no other machine may reach them. Exercised by
-`python -m pytest tests/test_ray_cluster.py`. Left out on purpose: starting Ray on other machines, which `ray start` and
-KubeRay do.
+between its processes: a cluster's machines have to trust each other, and no other machine may reach them. Left out on
+purpose: starting Ray on other machines, which `ray start` and KubeRay do.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from rlvr.core.code_version import describe_code
 from rlvr.core.cpu_budget import available_cores
+from rlvr.core.machine import describe_code
 
 # Ray's own switch between clusters and one machine: it is meant for other systems, and holds for all.
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"

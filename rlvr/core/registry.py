@@ -2,8 +2,7 @@
 
 A name is either registered (`@register_reward("mine")`) or a path `package.module:function`, imported with the current
 directory importable. The error for an unknown name shows the nearest one and all names. Paths are for users at the
-command line: a service must accept names of `names()` only. `python -m pytest tests/test_reward_registry.py`
-exercises it.
+command line: a service must accept names of `names()` only.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ draw is `uniform(key("rollout", seed, step, task, sample), position)`: nothing i
 resumed run and an undisturbed one see the same numbers. `uniforms` is the same function over numpy arrays and
 `rlvr.engine.sampling.uniform` over tensors; tests hold the three together.
 
-Not for secrets: keys are hashes of public facts. `python -m pytest tests/test_rng.py` exercises it.
+Not for secrets: keys are hashes of public facts.
 """
 
 from __future__ import annotations

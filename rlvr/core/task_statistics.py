@@ -1,7 +1,6 @@
 """Intervals of rates and means over tasks, and the paired test of two evaluations.
 
-Several completions of one task are not independent, so the task is the unit. Exercised by
-`python -m pytest tests/test_task_statistics.py`.
+Several completions of one task are not independent, so the task is the unit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`TensorData`: the arrays that travel between loops and engines, as numpy holds them.
 
 Built from whatever the code of a loop has at hand: lists, numpy arrays, torch tensors, the sparse rows of the public
-`tinker` SDK. Exercised by `tests/test_local_surface.py`. Left out on purpose: any other dtype than float32 and int64.
+`tinker` SDK. Left out on purpose: any other dtype than float32 and int64.
 """
 
 from __future__ import annotations

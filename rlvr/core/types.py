@@ -4,7 +4,7 @@ A `Trajectory` gains fields as it goes (tokens and log-probs from the rollout, `
 verifiers, `advantage` from the algorithm); nothing else travels between the layers. Token ids are the truth, text is
 a view of them: what the policy sampled is never decoded and encoded again.
 
-Exercised by `tests/test_types.py`. No torch here, and no knowledge of environments, rewards or engines.
+No torch here, and no knowledge of environments, rewards or engines.
 """
 
 from __future__ import annotations

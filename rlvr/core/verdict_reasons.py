@@ -4,7 +4,6 @@
     names.name_of(Outcome.ERROR, "sandbox")     # "sandbox"; after `MAX_NAMES` others of this outcome "other"
 
 A reason is a short code by contract, but a user's function may return any text, such as one with the answer in it.
-`python -m pytest tests/test_verdict_reasons.py` exercises it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Adapters on disk, in peft's format: `adapter_config.json` and `adapter_model.safetensors`.
 
 Adapters written by peft load here, and ours load in peft. Variants that change the formula (DoRA, rsLoRA, ranks that
-differ between layers, trained biases or whole modules) are refused by name. Exercised by `tests/test_engine_lora.py`
-and `tests/test_engine_targets.py`.
+differ between layers, trained biases or whole modules) are refused by name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Replaces the attention of a `transformers` model with ours, by name and for one pass.
 
 The state that the pass attends over is stored beside the name, under the config that all attention modules of a model
-share. Exercised through its users, `rlvr.engine.tree_attention` (training) and `rlvr.engine.shared_prompts` (sampling).
+share.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ both load there. With the optimizer, `optimizer.safetensors` holds AdamW's momen
 (where the weights are narrower), and `policy.json` the counters. A critic's folder has its value head beside these. The
 caller makes a folder atomic (`rlvr.core.files.new_folder`).
 
+`write_tensors` writes a safetensors file one tensor at a time, so that not all of them are in memory at once. The
+format is a length, a header in JSON, and the bytes: https://huggingface.co/docs/safetensors.
+
 Where the weights are sharded, every rank calls these functions. They write the same files, rank 0 alone, and of the
 optimizer's state hold one whole tensor at a time.
 """
@@ -12,14 +15,18 @@ optimizer's state hold one whole tensor at a time.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from rlvr.core.files import find_damage, read_json
 from rlvr.engine.adapter_files import PEFT_PREFIX, REMEDY, write_adapter
@@ -27,7 +34,43 @@ from rlvr.engine.model import LanguageModel
 from rlvr.engine.model_loading import without_progress_bar
 from rlvr.engine.policy import VALUE_HEAD, VALUE_HEAD_FILE, Policy, Snapshot, tensors_sha256
 from rlvr.engine.sharding import gather_whole, is_sharded, local_part, take_part
-from rlvr.engine.tensor_files import StoredTensor, write_tensors
+
+_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor to be written; `load` gives its values when its turn has come."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    load: Callable[[], Tensor]
+
+
+def write_tensors(path: Path | None, tensors: Mapping[str, StoredTensor]) -> None:
+    """Write the tensors in the order of their names. Without a path they are only loaded: `load` may be a collective.
+
+    OSError if the disk is full.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in sorted(tensors):
+        stored = tensors[name]
+        begin, end = end, end + math.prod(stored.shape) * stored.dtype.itemsize
+        header[name] = {"dtype": _NAMES[stored.dtype], "shape": list(stored.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the bytes of the tensors begin at a multiple of 8
+    file = None if path is None else open(path, "wb")  # noqa: SIM115
+    try:
+        if file is not None:
+            file.write(len(text).to_bytes(8, "little") + text)
+        for name in sorted(tensors):
+            values = tensors[name].load()
+            if file is not None:
+                file.write(values.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    finally:
+        if file is not None:
+            file.close()
 
 
 def save_policy(

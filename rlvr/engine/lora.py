@@ -4,8 +4,7 @@ Each row of a batch names its adapter, so rows of different adapters share one p
 mixed path cannot train). The model is not rewritten: every linear layer gets one forward hook that adds the low-rank
 terms of the current route. The head has no hook. It reads selected tokens of a batch, not its rows, and runs again in
 the backward pass, so `LoraBank.head` gives it as a function that includes its adapters. Parameters are fp32 whatever
-the model's dtype. Files are in peft's format. Exercised by `tests/test_engine_lora.py` and
-`tests/test_engine_targets.py`.
+the model's dtype. Files are in peft's format.
 """
 
 from __future__ import annotations

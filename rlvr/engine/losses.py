@@ -6,7 +6,7 @@ the engine adds the terms up. There is no mean and no mask: the caller's reducti
 which inputs and settings it has, is its spec in `rlvr.algorithms.loss_specs`.
 
 Legend: p = `logprobs_N` (carries the gradient), N = tokens of the rows in this micro-batch laid end to end, `row_N` =
-which datum a token belongs to. Exercised by `tests/test_losses.py` with literals worked out by hand.
+which datum a token belongs to.
 """
 
 from __future__ import annotations

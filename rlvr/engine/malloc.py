@@ -3,8 +3,8 @@
 glibc returns free memory at the end of its heap to the system and later gets it back page by page, zeroed: a sixth of
 the time of a small model's step. An `Engine` turns that off: between operations the process then holds what they used
 at most, until an optimizer step leaves a gigabyte free and most of the heap. A rank, which holds a part of a model and
-gathers the rest again and again, returns what it frees. Exercised by `tests/test_engine_malloc.py`. Left out on
-purpose: other allocators, with settings of their own.
+gathers the rest again and again, returns what it frees. Left out on purpose: other allocators, with settings of their
+own.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@
     estimate_memory(shape, EngineLimits(), dtype="bfloat16", row_tokens=1024, rows=64).total     # bytes
 
 For dense decoders of the Llama kind (`FAMILIES`). The parts that depend on weights are exact; what a pass of training
-keeps is counted operation by operation, as `transformers` and this engine compute. `tests/test_memory.py` measures
-both; docs/scale/capacity.md has a table made by it. Left out: the libraries themselves (0.3 to 1 GiB), what an
-allocator loses between blocks, the sampler's prepacked copy of the weights on a CPU. No torch here, so that a run can
-be planned without it.
+keeps is counted operation by operation, as `transformers` and this engine compute. Left out: the libraries themselves
+(0.3 to 1 GiB), what an allocator loses between blocks, the sampler's prepacked copy of the weights on a CPU. No torch
+here, so that a run can be planned without it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ A model whose logits depend on later tokens is refused. `has_plain_head`: head(b
 attention, also of several rows behind one kept prompt. `can_pack`: rows that share a prefix in a tree give the logits
 of plain rows at every place, and a row's numbers do not change with its neighbours. Each is tried with random tokens,
 more of them than any window holds: long windows are shortened for the trial. A model whose layers keep a state beside
-keys and values fails `can_cache`, and the rest is not tried. Exercised by `tests/test_engine_model.py` and
-`tests/test_families.py`.
+keys and values fails `can_cache`, and the rest is not tried.
 """
 
 from __future__ import annotations

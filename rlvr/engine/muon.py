@@ -3,8 +3,7 @@ https://kellerjordan.github.io/posts/muon/).
 
 Embeddings, the output layer, norms and biases stay with AdamW, as there. This is not `torch.optim.Muon`, because that
 one multiplies in bfloat16, which processors without such instructions emulate (14 times slower, and rounded otherwise),
-and it takes no stacked matrices (the experts of a mixture). Exercised by `python -m pytest tests/test_muon.py`, which
-holds it against `torch.optim.Muon` and against a singular value decomposition. It has not been timed on a GPU.
+and it takes no stacked matrices (the experts of a mixture). It has not been timed on a GPU.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ subtree.
 
 Attention over a tree is computed in blocks of queries, each with the keys that it can see: its ancestors from before
 the block, and the block itself (`rlvr.engine.tree_attention`). The mask is then tokens x (ancestors + block).
-
-Exercised by `tests/test_engine_packing.py`; that the gradient stays the same, by `tests/test_same_gradient.py`.
 """
 
 from __future__ import annotations

@@ -5,24 +5,21 @@ good part of its work: with weights prepacked once, a product of 16 rows takes a
 bf16, one of 256 rows 0.85. Layers with the same input (queries, keys and values; gate and up) become one product,
 because a product of few rows takes about as long as waking the threads for it. The cost is a copy of the weights, kept
 while rows run and steps are ahead. Hooks stay (adapters add to the product), and modules are as before after each pass.
-Exercised by `tests/test_engine_speed_paths.py`. Left out on purpose: other devices, and layers that are not exactly
-`nn.Linear`.
+Left out on purpose: other devices, and layers that are not exactly `nn.Linear`.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlvr.core.cpu_budget import CGROUP
+from rlvr.core.machine import total_memory
 from rlvr.engine.model import LanguageModel
 
 # Prepacking costs about what it saves in this many steps, or in this many rows of one pass.
@@ -38,7 +35,7 @@ class PrepackedLinears:
     def __init__(self, model: LanguageModel) -> None:
         layers = [m for m in model.module.modules() if type(m) is nn.Linear]
         size = sum(layer.weight.nbytes for layer in layers)
-        supported = model.device.type == "cpu" and size <= MEMORY_SHARE * _memory() and _works(model.dtype)
+        supported = model.device.type == "cpu" and size <= MEMORY_SHARE * total_memory() and _works(model.dtype)
         self.groups = _group_by_input(model, layers) if supported else []
         self.layers = [layer for group in self.groups for layer in group]
         self._version: tuple[Any, ...] = ()  # of the weights that are packed
@@ -152,14 +149,3 @@ def _works(dtype: torch.dtype) -> bool:
     with suppress(AttributeError, RuntimeError, NotImplementedError), torch.no_grad():
         return torch.allclose(_Product([layer]).run(inputs), layer(inputs), rtol=0.02, atol=0.02)
     return False
-
-
-def _memory(group: Path = CGROUP) -> int:
-    """The memory of the machine or the container's limit, in bytes; 0 if unknown."""
-    total = 0
-    with suppress(AttributeError, ValueError, OSError):
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit in (group / "memory.max", group / "memory" / "memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):
-            return min(total, int(limit.read_text()))
-    return total

@@ -2,8 +2,7 @@
 
 One `advance` is one forward pass. Requests of any number of callers and adapters share it. A request that fails by its
 own fault (its stop strings, its weights' logits) ends alone; only an error of the pass itself (memory, the device) ends
-everything that ran. Exercised by `tests/test_engine_sampling.py` and `tests/test_engine_stepping.py`. Left out on
-purpose: threads and locks (`rlvr.engine.engine` holds the lock).
+everything that ran. Left out on purpose: threads and locks (`rlvr.engine.engine` holds the lock).
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@
 torch's `fully_shard` (FSDP2, arXiv:2304.11277) gathers the weights of a block just before the block computes, and
 reduce-scatters its gradients right after. Its default is to average gradients; a loss here is a sum, so they are
 summed. Every rank takes part in every collective: all of them run the same number of passes (`Ranks.reduce_max`) and
-take the same decisions (`Ranks.reduce_all`). Exercised by `tests/test_sharded_engine.py` with one rank,
-`tests/test_sharded_gradient.py` with several. On a GPU the same calls go over NCCL; that has not been run.
+take the same decisions (`Ranks.reduce_all`). On a GPU the same calls go over NCCL; that has not been run.
 """
 
 from __future__ import annotations

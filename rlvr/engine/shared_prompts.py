@@ -3,8 +3,7 @@
 A row's attention then has two parts: over its prompt's keys, with the queries of all rows of that prompt together, and
 over its own keys. Both give the log of the sum of their weights, by which they are merged exactly (Milakov and
 Gimelshein 2018, arXiv:1805.02867; Juravsky et al. 2024, arXiv:2402.05099). Only models whose attention the probe could
-replace (`rlvr.engine.attention`) share prompts. Exercised by `tests/test_engine_speed_paths.py`. Left out on purpose:
-prompts of which only a prefix is shared.
+replace (`rlvr.engine.attention`) share prompts. Left out on purpose: prompts of which only a prefix is shared.
 
 Legend: R = rows, G = prompts, N = most rows of one prompt, M = rows that share, H = key-value heads, Q = query heads of
 one, L = keys, D = head width.

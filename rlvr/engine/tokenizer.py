@@ -2,7 +2,7 @@
 
 A built one is an ordinary `PreTrainedTokenizerFast` (saved with the weights, loadable by `AutoTokenizer`): one token a
 word, one a character, or pieces of source code. Its vocabulary is what the environment can say; a word outside it is an
-error, not `<unk>`. Exercised by `tests/test_engine_tokenizer.py`.
+error, not `<unk>`.
 """
 
 from __future__ import annotations

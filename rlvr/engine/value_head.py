@@ -2,8 +2,7 @@
 
 The value of a place is the product of the last hidden state with one vector, in fp32. A critic of an adapter is a
 second adapter of the same base; one of all weights is a second model, in an engine of its own. Both begin with the
-policy's weights and a zero-initialised value head, so V = 0 at the start. Exercised by `python -m pytest
-tests/test_engine_critic.py`.
+policy's weights and a zero-initialised value head, so V = 0 at the start.
 """
 
 from __future__ import annotations

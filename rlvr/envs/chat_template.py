@@ -1,7 +1,7 @@
 """A tokenizer's chat template: the variables that it reads, its switch for thinking, and the text it makes of messages.
 
 A template is a Jinja program that comes with the tokenizer. It is parsed here and never run; `transformers` runs it, in
-a sandbox. `python -m pytest tests/test_prompt_thinking.py` exercises it.
+a sandbox.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ The text prompt is MBPP's own (Austin et al. 2021, https://arxiv.org/abs/2108.07
 the program. A chat model (`prompt.chat`, or always with `chat=true`) is asked for a Python code block instead. Only
 `visible_tests` of the tests are in the prompt: a completion that writes their results out literally fails the hidden
 ones. The reward counts all tests, so that a pass rate compares with published ones.
-`python -m pytest tests/test_env_code.py` exercises it.
 """
 
 from __future__ import annotations

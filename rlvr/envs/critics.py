@@ -4,8 +4,7 @@
     critic = BlendCritic(judge, min_confidence=0.8)    # one per episode
 
 `BlendCritic` asks verifiers by weight; `TestsCritic` runs the visible tests of a programming problem. The episode that
-they criticise is in `rlvr.envs.refine`. `python -m pytest tests/test_env_refine.py tests/test_env_refine_blend.py`
-exercises them.
+they criticise is in `rlvr.envs.refine`.
 """
 
 from __future__ import annotations

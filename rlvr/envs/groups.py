@@ -6,9 +6,8 @@
 
 `GroupSource(dataset)` makes a task source of an `RLDataset`, so that our loops train on it: one of ours or one of the
 cookbook's own, whose classes are taken as they are. From a config that is `env.name=groups` with the path of a dataset
-builder. The other way, ours in the cookbook's loops, is `rlvr.compat.cookbook_envs`. Exercised by
-`tests/test_env_groups.py`.
-Left out on purpose: the cookbook's strategies for rollouts that raise (here that ends the run, and says why).
+builder. The other way, ours in the cookbook's loops, is `rlvr.compat.cookbook_envs`. Left out on purpose: the
+cookbook's strategies for rollouts that raise (here that ends the run, and says why).
 """
 
 from __future__ import annotations

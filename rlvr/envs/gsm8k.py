@@ -1,7 +1,7 @@
 """GSM8K, grade school word problems (Cobbe et al. 2021, https://arxiv.org/abs/2110.14168).
 
 From a folder with `train.jsonl` and `test.jsonl` (`question`, `answer`), or from the hub by `datasets`. The test split
-is held out. A file alone is a test split, to evaluate on. `python -m pytest tests/test_env_rows.py` exercises it.
+is held out. A file alone is a test split, to evaluate on.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Before the hub is asked, one short request finds out whether it answers; if it does not, the library reads its cache, so
 a machine without network begins or fails in seconds. `HF_ENDPOINT`, proxies and `HF_HUB_OFFLINE` are honoured.
-`python -m pytest tests/test_env_hub.py` exercises it.
 """
 
 from __future__ import annotations

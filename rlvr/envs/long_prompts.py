@@ -3,7 +3,6 @@
 `limit_prompts` measures every prompt of a source with a fixed number of tasks before the run starts, as the model will
 read it. Generated tasks are measured when they are drawn, and a too long one is drawn again. Left out on purpose:
 groups whose episodes write their own prompts (`TaskSource.group_builder`).
-`python -m pytest tests/test_long_prompts.py` exercises it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """MATH-500, 500 problems of MATH (Hendrycks et al. 2021), chosen by Lightman et al. 2023, arXiv:2305.20050.
 
 From a file with the columns `problem`, `answer` and `level`, or from the hub. All rows are held out: it is a test set.
-`python -m pytest tests/test_benchmark_tasks.py` exercises it.
 """
 
 from __future__ import annotations

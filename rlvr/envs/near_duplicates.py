@@ -2,8 +2,8 @@
 
 Prompts are compared as words in lower case, numbers and operators included, other punctuation left out. Two are near
 duplicates if the second has at least `SHARE` of the first's sequences of `LENGTH` words; shorter prompts have to be
-equal. Sequences that stand in very many training prompts are a template's and do not count.
-`python -m pytest tests/test_near_duplicates.py` exercises it. Left out on purpose: paraphrases, which no words betray.
+equal. Sequences that stand in very many training prompts are a template's and do not count. Left out on purpose:
+paraphrases, which no words betray.
 """
 
 from __future__ import annotations

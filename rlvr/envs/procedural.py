@@ -5,8 +5,7 @@
 
 The library runs in guarded workers (`rlvr.reward.reasoning_gym`), so its global random state is not ours. A task is a
 family, a configuration, a level and a number. The numbers of training and held-out tasks are two ranges, and a hash of
-the question decides on which side it is: no question is on both. `python -m pytest tests/test_env_reasoning_gym.py`
-exercises it.
+the question decides on which side it is: no question is on both.
 """
 
 from __future__ import annotations

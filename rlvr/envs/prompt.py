@@ -4,7 +4,6 @@
 of a run (`rlvr.envs.prompted_source`) and of the service; everything that encodes a prompt reads `Task.model_prompt`.
 Text is tokenized as it stands: no special token is added. Chat messages go through the tokenizer's own template
 (`rlvr.envs.chat_template`). Verifiers are given the task's own prompt.
-`python -m pytest tests/test_env_prompt.py tests/test_prompt_options.py tests/test_prompt_examples.py` exercises it.
 """
 
 from __future__ import annotations

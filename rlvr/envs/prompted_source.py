@@ -4,8 +4,6 @@
     source.train(0, 0, "").model_prompt        # what `encode_prompt` encodes
 
 An option that the tokenizer's template or the environment's episodes cannot meet is a ValueError, on the first task.
-`python -m pytest tests/test_prompt_options.py tests/test_prompt_thinking.py tests/test_prompt_examples.py` exercises
-it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ last attempts is no pass@1; read it beside that of the first attempts. What depe
 the clock of a program under test) may differ from run to run, so a resumed run may differ there too.
 
 Left out on purpose: refining environments whose episodes have turns of their own (`mbpp` and `code` refine by their own
-`max_turns`). `python -m pytest tests/test_env_refine.py tests/test_env_refine_source.py` exercises it.
+`max_turns`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Environments by name: `@register_environment("mine")` on a factory, `resolve_environment("mine", **options)`.
 
 A factory takes the options and returns a task source (`rlvr.core.protocols.TaskSource`): a class of sources is one.
-`python -m pytest tests/test_env_registry.py` exercises it.
 """
 
 from __future__ import annotations

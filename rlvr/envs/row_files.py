@@ -7,7 +7,6 @@ Each file of a folder belongs to one split by its name, or else by its folders' 
 `test/part.csv`). Rows are read one after the other, so that a caller can stop early; only a JSON list is read whole.
 Every mistake in a file is a ValueError with file, row and remedy. A `.gz` file holds JSON. Left out on purpose: the hub
 (`rlvr.envs.hub`), other compressed files.
-`python -m pytest tests/test_row_files.py tests/test_env_rows.py` exercises it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Task sources over rows: every training row once an epoch, in a new order each time, and a fixed held-out list.
 
-The tasks are kept in memory. `python -m pytest tests/test_env_rows.py` exercises it.
+The tasks are kept in memory.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 A problem of complexity k has k operators and k + 1 operands; operands and operators are uniform, the shape is uniform
 over the Catalan(k) Dyck paths. Each step is one pass from the left that reduces every `operand operand operator`,
-without chaining inside the pass. All is modulo p. `python -m pytest tests/test_env_math.py` exercises it.
+without chaining inside the pass. All is modulo p.
 
 A problem is one integer (shape, operands and operators as digits), so a draw is one bounded random integer and the
 held-out set can be walked without repetition.

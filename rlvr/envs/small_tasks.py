@@ -3,7 +3,7 @@
     env: {name: small_tasks, kwargs: {families: [sums, records, short_texts]}}
 
 A family makes `tasks_per_family` different questions from its own draws, the same on every machine, and holds
-`heldout_per_family` others out. `python -m pytest tests/test_env_small_tasks.py` exercises it.
+`heldout_per_family` others out.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A template is asked once, with a call whose parts are known, and what it writes around the call's JSON tells the form:
 `<tool_call>{"name": ..., "arguments": ...}</tool_call>` (Qwen, Hermes), bare JSON with `parameters` (Llama 3),
 `[TOOL_CALLS][{...}]` (Mistral). Left out on purpose: forms of templates that are not JSON, which are refused before
-sampling. Models without a template write calls as words (`WordCallFormat`). `python -m pytest tests/test_open_text.py
-tests/test_env_tools.py` exercises it.
+sampling. Models without a template write calls as words (`WordCallFormat`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 There is nothing to understand in it: the policy does not read its prompt. What it shows is a whole run in seconds, with
 a reward that needs no answer key, such as `keyword_contains`. `rlvr.training.toy_sampler` is the policy;
-`tests/test_toy.py` exercises both.
 """
 
 from __future__ import annotations

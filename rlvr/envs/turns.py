@@ -1,7 +1,7 @@
 """What stands between two turns of a policy, token for token: environments append it and never write history anew.
 
 The policy's own tokens stay as it sampled them. Only what its chat template adds after them is rendered, encoded and
-appended. Exercised by `python -m pytest tests/test_env_refine.py tests/test_env_tools.py`.
+appended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A task source with the tasks of another, in episodes of its own: the base of `refine` and `tools`.
-
-Exercised by tests/test_env_refine_source.py and tests/test_env_tools.py.
-"""
+"""A task source with the tasks of another, in episodes of its own: the base of `refine` and `tools`."""
 
 from __future__ import annotations
 

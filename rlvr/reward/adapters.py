@@ -6,7 +6,7 @@
 The reward itself can be given in both places: `Reward.__call__` recognises the arguments. An answer is judged as in our
 own loops; only what cannot be judged (`error`, `invalid`) differs: TRL takes None, gives it no advantage and leaves it
 out of the group's mean. verl has no such value (nan would spread to the whole group, 0 says wrong), so `NoRewardError`
-is raised there. `python -m pytest tests/test_reward_in_trainers.py` exercises it in the real GRPOTrainer.
+is raised there.
 
 Left out on purpose: images, and verl's older manager that hands over lists.
 """

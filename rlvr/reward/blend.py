@@ -18,8 +18,7 @@ answer that is known to be wrong is at most what the verifiers that failed it gi
 quality, but no confidence and no correctness (`Feedback.is_unverified`).
 
 The policy is shown reason codes, suggestions, and the details of verifiers that know no right answer: the details of
-one that does (a failed hidden test, a judge that was shown a reference) could give it away. `python -m pytest
-tests/test_reward_blend.py` exercises it.
+one that does (a failed hidden test, a judge that was shown a reference) could give it away.
 """
 
 from __future__ import annotations

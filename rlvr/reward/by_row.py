@@ -1,9 +1,9 @@
 """Reward `by_row`: each row of the data names the reward that judges its answers.
 
+Two rows:
+
     {"prompt": "...", "answer": "42", "reward": {"name": "math"}}
     {"prompt": "...", "reward": {"name": "length", "kwargs": {"at_most": 20}}}
-
-`python -m pytest tests/test_reward_by_row.py` exercises it.
 """
 
 from __future__ import annotations

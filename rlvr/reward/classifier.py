@@ -8,7 +8,6 @@ of its folder. It is loaded once for all rewards of the process that name it. to
 A batch that fails is an `error` of each of its answers, and so is a score that is not finite.
 
 Left out on purpose: adapters (merge one into its model first) and models that score pairs of answers.
-`python -m pytest tests/test_reward_classifier.py` exercises it.
 """
 
 from __future__ import annotations

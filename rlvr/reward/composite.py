@@ -1,8 +1,8 @@
 """Reward `composite`: the weighted mean of several rewards.
 
-    resolve_reward("composite", rewards=[{"name": "math", "weight": 0.9}, {"name": "length_penalty", "weight": 0.1}])
+For example:
 
-`python -m pytest tests/test_reward_text.py` exercises it.
+    resolve_reward("composite", rewards=[{"name": "math", "weight": 0.9}, {"name": "length_penalty", "weight": 0.1}])
 """
 
 from __future__ import annotations

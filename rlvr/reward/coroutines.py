@@ -7,7 +7,7 @@ is raised where the task is awaited, and `loop.stop` has no effect.
 The sampler of text endpoints (`rlvr.clients.endpoint`) sends its requests there too, so that they need no threads.
 
 Left out on purpose: a time limit. Only the reward knows how long its judge may take (`asyncio.timeout`); a call that
-never ends is waited for until Ctrl-C. `python -m pytest tests/test_reward_async.py` exercises it.
+never ends is waited for until Ctrl-C.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     resolve_reward("environment")                            # what the environment gave, and nothing else
     resolve_reward("exact_match").plus_environment(0.5)      # a verifier's value + 0.5 x what the environment gave
 
-In a config: `reward.type=environment`, or `reward.environment_weight=0.5`. Exercised by
-`python -m pytest tests/test_environment_reward.py`.
+In a config: `reward.type=environment`, or `reward.environment_weight=0.5`.
 """
 
 from __future__ import annotations

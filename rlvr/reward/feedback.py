@@ -1,7 +1,7 @@
 """`Feedback`: what verifiers say of an answer, for a refinement loop and its next prompt.
 
 `rlvr.reward.blend` makes one from the scores of several verifiers by weight. `sanitize` makes a text safe to show in a
-prompt. Exercised by tests/test_reward_blend.py.
+prompt.
 """
 
 from __future__ import annotations
@@ -73,14 +73,16 @@ def detail_for_client(score: Score) -> str:
     return score.detail if score.value is not None or is_request_fault(score) else ""
 
 
-def sanitize(text: str, special: Iterable[str] = (), limit: int = MAX_DETAIL) -> str:
-    """One printable line of at most `limit` characters, without the `special` texts and without addresses in memory.
+def sanitize(text: str, special: Iterable[str] = ()) -> str:
+    """One printable line of at most `MAX_DETAIL` characters, without `special` texts and without addresses in memory.
 
     The policy may have written this text too (an exception's message, a judge's quotation): it must not end a turn,
     open another or flood the prompt. `special` are texts with a meaning of their own there, such as control tokens.
     """
-    line = " ".join("".join(c if c.isprintable() else " " for c in strip_special(text[: 4 * limit], special)).split())
-    return line if len(line) <= limit else f"{line[: limit - 3]}..."
+    line = " ".join(
+        "".join(c if c.isprintable() else " " for c in strip_special(text[: 4 * MAX_DETAIL], special)).split()
+    )
+    return line if len(line) <= MAX_DETAIL else f"{line[: MAX_DETAIL - 3]}..."
 
 
 def strip_special(text: str, special: Iterable[str]) -> str:

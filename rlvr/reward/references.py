@@ -1,7 +1,6 @@
 """Where a row of data holds its reference answer, and the faults of one that are seen without any answer.
 
 A row whose reference is blank, or the prompt itself, is `invalid`, whatever the answer is.
-`python -m pytest tests/test_graders_references.py` exercises it.
 """
 
 from __future__ import annotations

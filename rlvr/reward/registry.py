@@ -7,7 +7,6 @@
 
 `score` turns everything that goes wrong in the function into an `error` outcome, so a broken verifier is never a wrong
 answer; the loop counts errors against its error budget. A direct call raises the function's own exception.
-`python -m pytest tests/test_reward_registry.py` exercises it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks of the options that rewards take, made once, when a reward is resolved.
 
 Each raises ValueError with the option's name, what was given and what was expected; the registry puts the reward's name
-in front. `python -m pytest tests/test_reward_text.py tests/test_reward_rules.py` exercises them.
+in front.
 """
 
 from __future__ import annotations

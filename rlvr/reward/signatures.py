@@ -9,7 +9,6 @@
 The keys of a task's meta are TRL's columns. A value is a number (also a numpy or torch scalar), a bool, None (not
 applicable), a dictionary with "score" or a `Score`, at most 1e30 in size: sums of larger ones overflow. Functions that
 take lists may be async, and then await all answers of a batch at once.
-`python -m pytest tests/test_reward_registry.py` exercises it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ their time overlaps with sampling. Verifiers that compute in this process are ca
 since threads would only compete for the interpreter. The verdicts are the same either way; but if a verifier raises,
 the error spoils the verdicts of one group here and those of all completions there.
 
-Left out on purpose: scoring part of a group. Exercised by `tests/test_overlap.py`.
+Left out on purpose: scoring part of a group.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from dataclasses import asdict
 
-from rlvr.core.code_version import describe_code
+from rlvr.core.machine import describe_code
 from rlvr.core.types import Outcome
 from rlvr.sandbox.supervisor import NoTier, Sandbox
 from rlvr.sandbox.verdict import Limits, TestResult, Verdict

@@ -2,7 +2,7 @@
 
 A completion without a verdict (confidence or reward None) counts in the totals and is in no mean, share or trend. A
 statistic over no rows is None, never 0. Success is the outcome `passed`; a row without an outcome succeeds by a
-confidence above 0.7. tests/test_store_analysis.py holds these queries against plain Python over the same rows.
+confidence above 0.7.
 """
 
 from __future__ import annotations

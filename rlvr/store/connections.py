@@ -8,8 +8,7 @@ SQLite: a write-ahead log, so that readers never wait for the writer; a transact
 nothing, a power cut at most the last moments. PostgreSQL: connections are tried before use, so a server that was away
 and came back is simply used again; and it ends the transaction of a process that is frozen or cut off in the middle of
 one, whose locks the others would wait for. Every call has a deadline (`rlvr.store.postgres_deadline`). A SQLite file
-that was moved away or replaced is noticed: transactions would go on in a file that nothing else sees. Exercised by
-tests/test_store.py, tests/test_store_failures.py and tests/test_store_frozen.py.
+that was moved away or replaced is noticed: transactions would go on in a file that nothing else sees.
 """
 
 from __future__ import annotations

@@ -1,21 +1,16 @@
-"""The store: all queries over one database, opened by URL.
-
-Exercised by tests/test_store*.py on SQLite and on a real PostgreSQL.
-"""
+"""The store: all queries over one database, opened by URL."""
 
 from __future__ import annotations
 
 import os
 
 from rlvr.store.analysis import AnalysisQueries
-from rlvr.store.experience_queries import ExperienceQueries
+from rlvr.store.experience_queries import ExperienceQueries, ReplayQueries
 from rlvr.store.migrate import prepare
 from rlvr.store.patterns import PatternQueries
-from rlvr.store.replay import ReplayQueries
 from rlvr.store.retention import RetentionQueries
 from rlvr.store.session_queries import SessionQueries
-from rlvr.store.shared_policies import PolicyQueries
-from rlvr.store.shared_states import StateQueries
+from rlvr.store.shared_states import PolicyQueries, StateQueries
 
 BUFFER_SIZE = 1000
 

@@ -4,7 +4,7 @@
 
 The schema's version stands in `rlvr_schema`. A database that a newer rlvr wrote is refused, and so is one whose tables
 of our names are not ours. Several instances may start at once: one does the work while the others wait. alembic is
-loaded only when there is something to migrate. Exercised by tests/test_store_migrate.py.
+loaded only when there is something to migrate.
 """
 
 from __future__ import annotations

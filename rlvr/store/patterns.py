@@ -1,8 +1,7 @@
 """Patterns over all tasks: what goes wrong, by verifier and reason, and how each strategy fares. The database counts.
 
 Answers of the service's sessions only: the rewards of training runs have other scales, and `rlvr doctor` is for them.
-An answer counts as judged where it passed or failed. tests/test_store_patterns.py holds these queries against plain
-Python over the same rows.
+An answer counts as judged where it passed or failed.
 """
 
 from __future__ import annotations

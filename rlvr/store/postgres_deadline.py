@@ -2,7 +2,6 @@
 
 The server ends a statement after its `statement_timeout`; a server that cannot do that is left `SLACK_S` later, and the
 connection is closed. Keepalives and `tcp_user_timeout` tell of a machine that is gone, not of a process that hangs.
-Exercised by tests/test_store_frozen.py.
 """
 
 from __future__ import annotations

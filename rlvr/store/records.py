@@ -1,7 +1,7 @@
 """What the store keeps: a `Session` is one task worked on, an `Experience` one verified answer in it.
 
 Plain dataclasses, no SQL: the service, the dashboard and the trackers speak in these. Times are seconds since the
-epoch, in UTC. Exercised by tests/test_store.py.
+epoch, in UTC.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Retention: old experiences and sessions are deleted a few at a time.
 
-Exercised by tests/test_store_retention.py. An open session's experiences are never deleted.
+An open session's experiences are never deleted.
 """
 
 from __future__ import annotations

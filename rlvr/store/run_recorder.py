@@ -7,8 +7,6 @@
 A run has one session, whose id is in the run's folder: a resumed run goes on in it, and a step that is done again
 after a kill meets its answers there already (session, answer's place in the batch, step) and writes nothing twice.
 While the database is away answers wait in memory, `MOST_WAITING` of them at most.
-
-Exercised by tests/test_store_runs.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 A session belongs to the `instance` that works on it, which calls `heartbeat(instance)` every few seconds.
 `interrupt_lost` ends the sessions of instances without heartbeats; of several concurrent callers one gets each session.
-Exercised by tests/test_store.py and tests/test_store_instances.py.
 """
 
 from __future__ import annotations

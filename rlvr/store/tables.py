@@ -4,8 +4,7 @@ A column has the name of its field in `rlvr.store.records`. What both engines re
 where it is bound: text loses NUL and lone surrogates (PostgreSQL takes neither) to U+FFFD, a number that is not finite
 is NULL (it would poison every average). JSON is text: no query looks into it.
 
-A change here needs a migration beside it (`rlvr/store/migrations/versions`) and a new `HEAD`;
-tests/test_store_migrate.py holds the two together.
+A change here needs a migration beside it (`rlvr/store/migrations/versions`) and a new `HEAD`.
 """
 
 from __future__ import annotations

@@ -2,10 +2,7 @@
 
 `study_plan` reads the command line into variants and runs and checks each variant's config; `study_folder` keeps the
 specification and the lock; `study_runner` runs `rlvr train` in processes; `study_summary` reads what the runs left,
-with the statistics of `seed_statistics`; `study_report` writes the table, `study_plot` the picture.
-
-`algorithm_study` is the study that comes with the package, of all algorithms on small tasks: for each task one study of
-the start and one of the variants, which `algorithm_results`, `algorithm_report` and `algorithm_plot` describe together.
+with the statistics of `seed_statistics`; `study_report` writes the table and the picture.
 
 A study trains nothing itself: each run is the ordinary command in an ordinary run folder, so it resumes to the bit.
 """

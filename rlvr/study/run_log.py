@@ -4,7 +4,7 @@
     ... the output of `rlvr train` ...
     --- failed: killed by SIGKILL
 
-The file outlives the study, so the reason of a failure does too. Exercised by `python -m pytest tests/test_study.py`.
+The file outlives the study, so the reason of a failure does too.
 """
 
 from __future__ import annotations

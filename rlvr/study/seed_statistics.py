@@ -1,7 +1,7 @@
 """Statistics over seeds: mean with a Student t interval, and paired comparisons of two variants.
 
 The unit is a run. Its own interval, over tasks, says how exactly its policy was measured; only several seeds say what
-another seed would give. Exercised by `python -m pytest tests/test_seed_statistics.py`.
+another seed would give.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlvr.core.task_statistics import t_quantile
 from rlvr.core.types import mean
 
 MAX_EXACT_PAIRS = 20  # pairs up to which all 2^n signs are tried
@@ -34,7 +35,7 @@ def spread(values: Sequence[float], bounds: tuple[float, float] = (-math.inf, ma
     if n == 1:
         return result
     sd = math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (n - 1))
-    half = float(_quantile(0.975, n - 1)) * sd / math.sqrt(n)
+    half = float(t_quantile(0.975, n - 1)) * sd / math.sqrt(n)
     return {**result, "sd": sd, "low": max(bounds[0], centre - half), "high": min(bounds[1], centre + half)}
 
 
@@ -78,41 +79,9 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
     return float(np.mean(np.abs(sums) >= abs(math.fsum(differences)) - 1e-12 * np.sum(np.abs(differences))))
 
 
-def t_test_p_value(differences: Sequence[float]) -> float:
-    """Two-sided p-value of Student's paired t test; it takes the differences to be normal.
-
-    Unlike that of sign flips it may be small with few pairs. Without a deviation there is no t: sign flips decide.
-    """
-    from scipy.special import stdtr
-
-    result = spread(differences)
-    if result is None or not result["sd"] or result["sd"] < 1e-12:  # equal but for rounding
-        return sign_flip_p_value(differences)
-    t = abs(result["mean"]) / (result["sd"] / math.sqrt(result["n"]))
-    return float(2 * stdtr(result["n"] - 1, -t))
-
-
-def adjust_holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's correction for several tests: the i-th smallest of n times n + 1 - i, never falling, at most 1.
-
-    Holm 1979, "A simple sequentially rejective multiple test procedure".
-    """
-    adjusted, largest = [1.0] * len(p_values), 0.0
-    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        adjusted[place] = largest
-    return adjusted
-
-
-def _quantile(share: float, degrees: Any) -> Any:
-    from scipy.special import stdtrit
-
-    return stdtrit(degrees, share)
-
-
 def _detectable_in_sd(n: Any) -> Any:
     """What n pairs show with 80 % chance, in standard deviations of the differences."""
-    return (_quantile(0.975, n - 1) + _quantile(POWER, n - 1)) / np.sqrt(n)
+    return (t_quantile(0.975, n - 1) + t_quantile(POWER, n - 1)) / np.sqrt(n)
 
 
 def _seeds_needed(sd: float, difference: float) -> int | None:

@@ -1,11 +1,11 @@
 """The folder of a study: its specification, its lock, and where the files of a run are.
 
+The files:
+
     <run.root>/<study>/study.json     the seeds, and each variant with its config; another study is refused
     <run.root>/<study>/<run>/         one ordinary run folder for each variant and seed
     <run.root>/<study>/logs/<run>.log what `rlvr train` printed, attempt after attempt
     <run.root>/<study>/summary.json   the results, small enough to commit; table.md and study.png show them
-
-Exercised by `python -m pytest tests/test_study.py`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from pathlib import Path
 from rlvr.config import difference
 from rlvr.config.build_config import add_defaults
 from rlvr.config.build_run import CONNECTION_KEYS
-from rlvr.core.file_lock import lock_file
-from rlvr.core.files import read_json, remove_leftovers, write_atomic
+from rlvr.core.files import lock_file, read_json, remove_leftovers, write_atomic
 from rlvr.study.study_plan import StudyPlan
 from rlvr.training.journal import RunLockedError
 

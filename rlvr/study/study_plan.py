@@ -4,7 +4,7 @@
     training.group_size=8,16           an axis: every combination of the axes' values is a variant
     --environment NAME=default,avx2    an axis of an environment variable; one value is set for all runs
 
-A comma inside brackets or quotes belongs to the value. Exercised by `python -m pytest tests/test_study_plan.py`.
+A comma inside brackets or quotes belongs to the value.
 """
 
 from __future__ import annotations
@@ -119,10 +119,7 @@ def read_plan(
 ) -> StudyPlan:
     """The plan of what was typed; ValueError for whatever a run would refuse. Nothing is written."""
     if config_name is None and config is None:
-        raise ValueError(
-            "no config given; give --config-name=NAME (arithmetic, for example) or --config=FILE, or let "
-            "`rlvr study algorithms` compare all algorithms"
-        )
+        raise ValueError("no config given; give --config-name=NAME (arithmetic, for example) or --config=FILE")
     seeds, shared, axes = read_overrides(overrides)
     variables = read_environment(environment)
     common = {key: values[0] for key, values in variables if len(values) == 1}

@@ -2,8 +2,7 @@
 
 A run's process survives a kill of the study. It locks its run folder, so the same command waits for it instead of
 starting the run twice, and begins where it ends. Ctrl-C is passed on once, so that every run saves its state; the
-processes are in sessions of their own, or a terminal would send it to them too. Exercised by
-`python -m pytest tests/test_study.py`.
+processes are in sessions of their own, or a terminal would send it to them too.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from rlvr.core.file_lock import lock_file
+from rlvr.core.files import lock_file
 from rlvr.study.run_log import begin_attempt, describe_error, read_last_lines, record_failure
 from rlvr.study.study_folder import log_file
 from rlvr.study.study_plan import StudyPlan, StudyRun

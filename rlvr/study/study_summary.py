@@ -1,7 +1,4 @@
-"""Reads what the runs of a study left into its `summary.json`: runs, statistics over seeds, comparisons, the machine.
-
-Exercised by `python -m pytest tests/test_study.py tests/test_study_report.py`.
-"""
+"""Reads what the runs of a study left into its `summary.json`: runs, statistics over seeds, comparisons, machine."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlvr.core.file_lock import lock_file
+from rlvr.core.files import lock_file
 from rlvr.engine.malloc import KEPT_BYTES, TRIM_SECONDS, release_free_memory
 from rlvr.tinker_server.client_sessions import ClientSessions
 from rlvr.tinker_server.request_futures import FutureRegistry, LiveOutcome, Outcome, Pending, lost_error

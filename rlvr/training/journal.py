@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from rlvr.core.file_lock import lock_file
-from rlvr.core.files import check_name, find_damage, new_folder, read_json, remove_leftovers, write_atomic
+from rlvr.core.files import check_name, find_damage, lock_file, new_folder, read_json, remove_leftovers, write_atomic
 from rlvr.training.group_files import find_file_damage
 
 # What may lie in a run folder before its `resolved.yaml` does: an attempt that was killed while it made the folder.

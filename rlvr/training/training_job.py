@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlvr.core.code_version import describe_code
+from rlvr.core.machine import describe_code
 from rlvr.tracking.trackers import Trackers
 from rlvr.training.evaluate import EvaluationOptions
 from rlvr.training.parts import TrainerParts

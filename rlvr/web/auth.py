@@ -1,8 +1,7 @@
 """API keys and their owners. An owner is a hash of a key, so that no key is ever stored or logged.
 
 Without keys a server listens on this machine only, and every caller is the same local owner. Both servers use this; the
-Tinker SDK accepts only keys with a prefix. Exercised by
-tests/test_service_middleware.py and tests/test_tinker_backend_tenants.py.
+Tinker SDK accepts only keys with a prefix.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
     raise HttpProblem(404, "not_found", "session 's-1' is unknown here")
 
 `HttpProblem` is the service's form (`rlvr.service.problems` has its codes); `rlvr.tinker_server.errors` has the other.
-Exercised by tests/test_service_mistakes.py and tests/test_tinker_http.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """JSON of clients: how much it holds, found before it is parsed, and a parser that lets other threads run. json's own
 is one call into C, and while it runs an event loop stands still.
-
-Exercised by tests/test_tinker_event_loop.py and tests/test_service_attacks.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 
 A filter is a level, or `part=level` separated by commas; `rlvr_service::trainer=debug` is read as
 `rlvr_service.trainer`. Lines are JSON, or text for people if standard error is a terminal. It is built on `logging`, so
-warnings of uvicorn and other libraries have the same form. Exercised by tests/test_service_logs.py.
+warnings of uvicorn and other libraries have the same form.
 """
 
 from __future__ import annotations

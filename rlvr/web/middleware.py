@@ -5,8 +5,7 @@ refused as soon as it is too large, whatever its headers say. Without keys a ser
 only, and then `Host` and `Origin` are checked: a web page in a browser on this machine must not reach the server by a
 name that resolves to 127.0.0.1.
 
-A server subclasses `Middleware` and overrides its rules: the form of errors, paths without a key, limits. Exercised by
-tests/test_service_middleware.py and tests/test_tinker_http.py.
+A server subclasses `Middleware` and overrides its rules: the form of errors, paths without a key, limits.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@
         load_the_model()       # requests are answered meanwhile
         server.wait(release)
 
-Exercised by tests/test_service_starts.py and tests/test_tinker_serve.py. Left out on purpose: TLS, which a proxy in
-front of the server does better (see docs/tinker/server.md).
+Left out on purpose: TLS, which a proxy in front of the server does better (see docs/tinker/server.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The attack suite: hostile programs by category, and honest ones that must not be taken for hostile.
 
 The programs are data, in the `.txt` files beside this one; `manifest.yaml` lists them and describes their format.
-`python -m pytest tests/test_audit_attack.py` exercises them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     from rlvr.clients.local.types.tensor_data import TensorData
 
 `clients.py` holds the two clients, which our own loops use too; `service.py` makes them as the SDK's `ServiceClient`
-does. `tests/test_local_surface.py` runs such a loop. Left out on purpose: REST, images, checkpoints that expire.
+does. Left out on purpose: REST, images, checkpoints that expire.
 """
 
 from rlvr.clients.local import types

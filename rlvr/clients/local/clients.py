@@ -1,10 +1,9 @@
 """The two clients over an engine in this process.
 
-`LocalTrainingClient(engine, policy, folder)` trains one policy; `create_sampling_client()` gives a sampler bound to
-its weights as they are now. Saved states live in `folder` under their names. Each client is its own future, because
-the SDK's makers of clients return futures of them. The `..._async` forms compute where they are called, in order, as
-training must; only the wait for a result leaves the event loop free. Exercised by `tests/test_clients_local.py` and
-`tests/test_local_surface.py`.
+`LocalTrainingClient(engine, policy, folder)` trains one policy; `create_sampling_client()` gives a sampler bound to its
+weights as they are now. Saved states live in `folder` under their names. Each client is its own future, because the
+SDK's makers of clients return futures of them. The `..._async` forms compute where they are called, in order, as
+training must; only the wait for a result leaves the event loop free.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from rlvr.clients.custom_loss import two_passes
 from rlvr.clients.local.types import GetInfoResponse, ModelData
-from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
+from rlvr.clients.local_engine import LOCAL_CAPABILITIES
 from rlvr.core.files import check_name, new_folder
 from rlvr.core.futures import Future, LazyFuture
 from rlvr.core.messages import (

@@ -1,8 +1,8 @@
 """`ServiceClient`: training and sampling clients by name of base model or by path of saved weights.
 
-Each base model is loaded once; its adapters and samplers share one engine and its batches. Saved weights are folders
-in peft's format under `folder`, and their paths are what `.path` of a save gives. Exercised by
-`tests/test_local_surface.py`. Left out on purpose: `base_url` and keys (the `tinker` SDK itself speaks to servers).
+Each base model is loaded once; its adapters and samplers share one engine and its batches. Saved weights are folders in
+peft's format under `folder`, and their paths are what `.path` of a save gives. Left out on purpose: `base_url` and keys
+(the `tinker` SDK itself speaks to servers).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ and it truly learns (every named loss, exact gradients, AdamW). `TablePolicy` ho
 and `MockTrainingClient` share one. `ScriptedSamplingClient` says what a test tells it to. Used by the toy task
 (`rlvr.training.toy_sampler`), by `client=mock` and by tests of everything above the clients, which then need no torch.
 
-Left out on purpose: exact entropy, which only the engine computes. `tests/test_clients_mock.py` exercises it.
+Left out on purpose: exact entropy, which only the engine computes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlvr.algorithms.loss_specs import LOSS_SPECS, check_batch, list_inputs
-from rlvr.algorithms.losses.loss import ENTROPY_INPUT
+from rlvr.algorithms.losses import LOSSES
+from rlvr.algorithms.losses.loss import ENTROPY_INPUT, MAX_LOG_RATIO
 from rlvr.clients.custom_loss import two_passes
-from rlvr.clients.mock.numpy_losses import FORMULAS, kl_terms
 from rlvr.clients.mock.tabular_policy import TablePolicy, WordTokenizer, toy_policy
 from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.core import rng
@@ -45,9 +45,30 @@ from rlvr.core.messages import (
 from rlvr.core.protocols import ClientCapabilities, CustomLoss, Feature
 from rlvr.core.types import StopReason
 
+Inputs = dict[str, np.ndarray]
+Terms = tuple[np.ndarray, np.ndarray]
+Formula = Callable[[np.ndarray, Inputs, dict[str, float], np.ndarray], Terms]
 __all__ = ["MockSamplingClient", "MockTrainingClient", "ScriptedSamplingClient", "TablePolicy", "WordTokenizer"]
-
 DEFAULT_MAX_TOKENS = 64  # tokens of an answer without max_tokens: a table has no context that could run out
+
+
+def kl_terms(p: np.ndarray, reference: np.ndarray, estimator: int) -> Terms:
+    """The estimators k1, k2 and k3 of the divergence from a reference, with d = reference - p, and their slopes.
+
+    k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d (http://joschu.net/blog/kl-approx.html).
+    """
+    d = reference - p
+    match estimator:
+        case 1:
+            return -d, np.ones_like(d)
+        case 2:
+            return d**2 / 2, -d
+        case _:
+            rise = np.expm1(np.minimum(d, MAX_LOG_RATIO))
+            return rise - d, -rise
+
+
+FORMULAS: dict[str, Formula] = {loss.name: loss.numpy_terms for loss in LOSSES.classes() if not loss.needs_whole_step}
 
 
 class MockSamplingClient:

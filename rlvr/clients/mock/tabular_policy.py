@@ -1,7 +1,7 @@
 """The weights behind the mock client: a table of token logits, its words, and its place on disk.
 
 `rlvr.clients.mock.mock_client` samples from it and trains it. A saved table is one JSON file in a folder with
-checksums; floats in JSON keep every bit. `tests/test_clients_mock.py` exercises it.
+checksums; floats in JSON keep every bit.
 """
 
 from __future__ import annotations

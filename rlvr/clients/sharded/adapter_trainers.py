@@ -2,10 +2,9 @@
 
 The adapters, their optimizers and their gradients stay in this process, in an `Engine`; so does a whole copy of the
 base, which samples. A rank holds its part of the base and one adapter at a time. A call sends the adapter's weights,
-unless they are those of the call before, cuts the data over the ranks and brings the gradient back. The ranks
-therefore keep nothing that could be lost: if one dies, all are started again and the call is repeated, with
-bit-identical results. Exercised by `python -m pytest tests/test_adapter_trainers.py`. Left out on purpose: critics,
-whose gradient the engine computes.
+unless they are those of the call before, cuts the data over the ranks and brings the gradient back. The ranks therefore
+keep nothing that could be lost: if one dies, all are started again and the call is repeated, with bit-identical
+results. Left out on purpose: critics, whose gradient the engine computes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Messages between the driver and a rank: pickled Python objects over a socket pair, without copies of arrays.
-
-Exercised by `python -m pytest tests/test_sharded_parts.py`.
-"""
+"""Messages between the driver and a rank: pickled Python objects over a socket pair, without copies of arrays."""
 
 from __future__ import annotations
 

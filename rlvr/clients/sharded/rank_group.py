@@ -2,7 +2,7 @@
 
 A rank that dies, fails alone or is late ends the group: the others wait for it in a collective and cannot go on. An
 interrupted command ends the group too, since its replies would not be read. An error that all ranks report (a
-ValueError, a loss that is not finite) leaves them as they were. Exercised by `tests/test_sharded_faults.py`.
+ValueError, a loss that is not finite) leaves them as they were.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     python -m rlvr.clients.sharded.rank_worker DESCRIPTOR         # started by `rank_processes`
 
 It takes commands one by one from the driver, and ends at once when the driver is gone, whatever it computes. On the
-signal USR1 it writes its stack to stderr. On a Ray cluster `ray_rank` has the same worker. Exercised by
-`tests/test_sharded_client.py`, and killed by `tests/test_sharded_faults.py`.
+signal USR1 it writes its stack to stderr. On a Ray cluster `ray_ranks` has the same worker.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import numpy as np
 
 from rlvr.clients.local_engine import ModelBuild
 from rlvr.clients.sharded.rank_channel import RankChannel, RankCommand, RankFacts, RankFailure, RankReply
-from rlvr.core.code_version import describe_code
+from rlvr.core.machine import describe_code
 from rlvr.core.messages import AdamParams, Datum, ForwardBackwardOutput, NonFiniteError, OptimStepResponse
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
 

@@ -1,9 +1,8 @@
 """The training client over a group of ranks, and `client=sharded`, which starts them for a run.
 
-Each call is cut over the ranks (`data_split`) and returns what one process would: losses are sums, so the parts add up.
+Each call is cut over the ranks (`split_call`) and returns what one process would: losses are sums, so the parts add up.
 Samples come from an engine in this process, made when they are first asked for: it holds a whole copy of the weights,
-which are gathered again after every optimizer step. With `sampler.name=vllm` there is no such copy. Exercised by
-`python -m pytest tests/test_sharded_client.py tests/test_sharded_gradient.py tests/test_ray_ranks.py`.
+which are gathered again after every optimizer step. With `sampler.name=vllm` there is no such copy.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlvr.clients.custom_loss import two_passes
-from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
 from rlvr.clients.local_engine import (
     EXTRA,
+    LOCAL_CAPABILITIES,
     ModelBuild,
     describe_model,
     find_adapter_start,

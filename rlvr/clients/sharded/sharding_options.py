@@ -1,7 +1,4 @@
-"""The options of `client=sharded`: how many processes train, where, and their deadlines. No torch.
-
-Exercised by `python -m pytest tests/test_sharded_parts.py`.
-"""
+"""The options of `client=sharded`: how many processes train, where, and their deadlines. No torch."""
 
 from __future__ import annotations
 

@@ -1,20 +1,19 @@
-"""Starts a group of ranks, and computes a training call on all of them with the result of one process.
-
-Exercised by `python -m pytest tests/test_sharded_gradient.py tests/test_sharded_faults.py`.
-"""
+"""Starts a group of ranks, splits the data of a training call over them, and gives the result of one process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlvr.clients.sharded.data_split import split_data
+import numpy as np
+
 from rlvr.clients.sharded.rank_group import RankGroup, RankLauncher, RankNonFiniteError
 from rlvr.clients.sharded.rank_processes import RankProcesses
 from rlvr.clients.sharded.rank_worker import PACKAGES
 from rlvr.clients.sharded.sharding_options import ShardingOptions
-from rlvr.core.code_version import describe_code
+from rlvr.core.machine import describe_code
 from rlvr.core.messages import Datum, ForwardBackwardOutput, NonFiniteError
 from rlvr.core.ray_cluster import count_gpus, join_cluster
+from rlvr.engine.packing import common_prefix
 
 
 def open_group(
@@ -95,3 +94,23 @@ def _join(outputs: Sequence[ForwardBackwardOutput], shares: Sequence[Sequence[in
     }  # fmt: skip
     metrics = {name: sum(output.metrics[name] for output in outputs) for name in outputs[0].metrics}
     return ForwardBackwardOutput([by_index[i] for i in range(len(by_index))], metrics)
+
+
+def split_data(data: Sequence[Datum], ranks: int) -> list[list[int]]:
+    """The indices into `data` for each rank, a function of the tokens alone; with few datums a rank may get none.
+
+    The datums are sorted by their tokens, which puts those of a group side by side, and split into equal shares of
+    tokens. A prefix shared with the datum before counts once, as the learner computes it once.
+    """
+    tokens = [np.fromiter(datum.model_input.tokens, np.int64, datum.model_input.length) for datum in data]
+    order = sorted(range(len(data)), key=lambda i: (tokens[i].astype(">u4").tobytes(), i))
+    costs: list[int] = []
+    for place, i in enumerate(order):
+        shared = common_prefix(tokens[order[place - 1]], tokens[i]) if place else 0
+        costs.append(max(1, len(tokens[i]) - shared))
+    middles = np.cumsum(costs) - np.asarray(costs) / 2
+    owners = np.minimum(ranks - 1, (middles * ranks / max(1, sum(costs))).astype(int))
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    for i, owner in zip(order, owners, strict=True):
+        shares[owner].append(i)
+    return shares

@@ -3,8 +3,8 @@
     client = sample_from_vllm(trainer, VllmOptions(["http://127.0.0.1:8790"]), has_adapter=True, keep=2)
 
 Everything but sampling is the trainer's own. A fingerprint is a hash of the weights, so that two runs at one server
-cannot be mistaken for each other. Exercised by `python -m pytest tests/test_vllm_sampler.py`, and against a real server
-by `make test-vllm`. Left out on purpose: `top_k`, `top_p` and `min_p`: vLLM's processed log-probs come after them.
+cannot be mistaken for each other. Left out on purpose: `top_k`, `top_p` and `min_p`: vLLM's processed log-probs come
+after them.
 """
 
 from __future__ import annotations

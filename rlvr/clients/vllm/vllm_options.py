@@ -1,7 +1,4 @@
-"""`sampler.name=vllm`: its options. No network, no torch.
-
-Exercised by `python -m pytest tests/test_vllm_sampler.py`.
-"""
+"""`sampler.name=vllm`: its options. No network, no torch."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Weights travel in a folder that every server can read: an adapter is loaded under a new name for each version, all
 weights by `reload_weights`. After each publish the servers and the trainer score the same few tokens, which shows an
 adapter that is listed but not applied, old weights and another base model. A server that restarted is given its weights
-again. Exercised by `python -m pytest tests/test_vllm_sampler.py tests/test_vllm_faults.py`.
-Left out on purpose: transfer by NCCL.
+again. Left out on purpose: transfer by NCCL.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One vLLM server: its HTTP calls, each with a deadline, and the reading of its completions.
 
 Written against the HTTP of vLLM 0.32. Tokens go in and out at /inference/v1/generate, which the server has with
-`--enable-scale-out`. Runs on one event loop. Exercised by `python -m pytest tests/test_vllm_sampler.py`, and against a
-real server by `make test-vllm`. Left out on purpose: /v1/completions, whose answer does not say which weights sampled.
+`--enable-scale-out`. Runs on one event loop. Left out on purpose: /v1/completions, whose answer does not say which
+weights sampled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`key=value` words of the recipes: those of a dataclass, and those that become settings of `rlvr train`.
 
-`--help` lists them with their defaults. Exercised by `tests/test_recipes.py`. Left out on purpose: other flags, short
-forms, files of words.
+`--help` lists them with their defaults. Left out on purpose: other flags, short forms, files of words.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def format_help(about: str, rows: Sequence[Sequence[str]]) -> str:
     """What a recipe is and how it is called, then its words: name, default, and the setting it stands for."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([about.rpartition(" Exercised by")[0].strip() or about.strip(), "", *lines])
+    return "\n".join([about.partition(" Left out on purpose:")[0].strip(), "", *lines])
 
 
 def dataclass_help(kind: type[Any], about: str) -> str:

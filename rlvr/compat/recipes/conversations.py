@@ -1,7 +1,7 @@
 """Conversations to imitate as a task source: JSON lines of `{"messages": [{"role": ..., "content": ...}, ...]}`.
 
 The last message of each is the assistant's, and is what is learned; the others are its prompt, rendered as the model
-would be asked. Exercised by `tests/test_recipes.py`. Left out on purpose: a loss on earlier turns.
+would be asked. Left out on purpose: a loss on earlier turns.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 
 A builder is named by its path and gets batch_size, group_size, renderer_name, model_name_for_tokenizer and seed, and
 what is set as `env.kwargs.options.*`; the cookbook's own builders are such. Old answers need a loss that clips:
-`loss_fn=ppo`. Exercised by `tests/test_recipes.py`.
+`loss_fn=ppo`.
 """
 
 import sys

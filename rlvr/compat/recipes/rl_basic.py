@@ -4,7 +4,7 @@
     python -m rlvr.compat.recipes.rl_basic model_name=./my-model training.steps=10 evaluation.tasks=20
 
 The words below are short for settings of `rlvr train`; all of those are taken too. Without `data`, a folder with
-train.jsonl and test.jsonl, the rows come from the hub. Exercised by `tests/test_recipes.py`.
+train.jsonl and test.jsonl, the rows come from the hub.
 """
 
 import sys

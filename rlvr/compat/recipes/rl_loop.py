@@ -4,7 +4,7 @@
     python -m rlvr.compat.recipes.rl_loop model_name=Qwen/Qwen3-8B base_url=http://127.0.0.1:8000      # any such server
 
 In this process `rlvr.clients.local` computes; with `base_url` the public `tinker` SDK asks a server (its key is in
-TINKER_API_KEY). Exercised by `tests/test_recipes.py`. Left out on purpose: evaluation, resume, curves (`rl_basic`).
+TINKER_API_KEY). Left out on purpose: evaluation, resume, curves (`rl_basic`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     AsyncConfig(max_steps_off_policy=3, groups_per_batch=64).settings()
     # ["training.prompts_per_step=64", "training.max_steps_off_policy=3"]
 
-`math_rl` takes them as words: `async_config.max_steps_off_policy=3`. Exercised by `tests/test_recipes.py`.
+`math_rl` takes them as words: `async_config.max_steps_off_policy=3`.
 """
 
 from __future__ import annotations

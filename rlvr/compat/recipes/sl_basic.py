@@ -3,7 +3,7 @@
     python -m rlvr.compat.recipes.sl_basic model_name=./my-model data=./conversations.jsonl log_path=/tmp/sl_basic
 
 `data` holds a JSON object a line, `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}]}`; a
-tenth of them is held out. All settings of `rlvr train` are taken too. Exercised by `tests/test_recipes.py`.
+tenth of them is held out. All settings of `rlvr train` are taken too.
 """
 
 import sys

@@ -7,7 +7,6 @@ A problem is one to three operations in a row (`operations`), a family the opera
 families are never trained on; of the others some problems are held out, by a hash of what the program must do, so that
 no other name, wording or test brings one back. All draws are counted, and what tests expect is computed by trusted
 functions. Left out on purpose: branches, loops and anything else that needs more than an expression an operation.
-`python -m pytest tests/test_env_mini_mbpp.py` exercises it.
 """
 
 from __future__ import annotations
@@ -23,9 +22,12 @@ from rlvr.core import rng
 from rlvr.core.protocols import TaskSource
 from rlvr.core.types import Task
 from rlvr.engine.tokenizer import PIECE
-from rlvr.envs.mini_mbpp.operation_table import LETTERS, LIST, NUMBER, OPERATIONS
 from rlvr.envs.mini_mbpp.programs import (
+    LETTERS,
+    LIST,
     NAMES,
+    NUMBER,
+    OPERATIONS,
     Step,
     Steps,
     family_of,

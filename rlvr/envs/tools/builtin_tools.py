@@ -1,8 +1,8 @@
 """Tools that come with the project: `python` in the sandbox, `search` over local text files, those of an MCP server.
 
-    env: {name: tools, kwargs: {inner: gsm8k, tools: [python, {name: search, kwargs: {folder: ./notes}}]}}
+In a config:
 
-Exercised by tests/test_builtin_tools.py.
+    env: {name: tools, kwargs: {inner: gsm8k, tools: [python, {name: search, kwargs: {folder: ./notes}}]}}
 """
 
 from __future__ import annotations

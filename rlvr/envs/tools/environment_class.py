@@ -8,7 +8,7 @@
     env: {name: tools, kwargs: {inner: jsonl, inner_kwargs: {path: rows.jsonl}, environment: "my_tools:Counter"}}
 
 Unlike TRL, which uses instances again, each episode gets a new one. `reset` and `get_reward` have no time limit, and
-their failure ends the run. Exercised by tests/test_environment_class.py.
+their failure ends the run.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     env: {name: tools, kwargs: {inner: gsm8k, tools: [{name: mcp, kwargs: {command: python, args: [server.py]}}]}}
 
 One server answers the calls of all episodes, many at a time, so its tools must keep no state between calls. It checks
-their arguments. It is stopped when its tools are no longer used. Exercised by tests/test_mcp_tools.py. Left out on
-purpose: servers at an address, resources and prompts, and questions of a server to its client.
+their arguments. It is stopped when its tools are no longer used. Left out on purpose: servers at an address, resources
+and prompts, and questions of a server to its client.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 
 The annotations are the schema that the model reads and the check of what it wrote: pydantic reads both off them. A tool
 is the user's code and runs in this process, on a thread of its own; what must not trust its arguments runs them
-elsewhere, as the built-in `python` does. Exercised by tests/test_tools.py.
+elsewhere, as the built-in `python` does.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     = 75 + 12 = 87                                                                              (without the tool)
 
 A small transformer can learn to call a tool, and hardly a table of 97 x 97 products: the environment shows what tools
-are good for, from random weights on a laptop. Exercised by tests/test_tool_arithmetic.py.
+are good for, from random weights on a laptop.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 What the policy sampled is never rendered again: only the results, and what the chat template writes around them, are
 new tokens, and carry no loss. A call that fails is a result that says why. Calls of one turn run at once, or one after
-the other where an `environment` keeps a state, and are answered in their order. Exercised by tests/test_env_tools.py.
+the other where an `environment` keeps a state, and are answered in their order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Environment `tools`: the tasks and the reward of another environment, in episodes in which tools may be called.
 
-    env: {name: tools, kwargs: {inner: gsm8k, inner_kwargs: {path: ./gsm8k}, tools: [python], max_turns: 4}}
+In a config:
 
-Exercised by tests/test_env_tools.py.
+    env: {name: tools, kwargs: {inner: gsm8k, inner_kwargs: {path: ./gsm8k}, tools: [python], max_turns: 4}}
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     reward("", "def add(a, b): return a + b", {"tests": ["assert add(1, 2) == 3"]})     # 1.0
 
 All answers of a batch run at once, on all cores. `program_extraction` finds the program in an answer, `formats` reads
-the problem, and `rlvr.sandbox` runs it. `python -m pytest tests/test_reward_code.py` exercises it.
+the problem, and `rlvr.sandbox` runs it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ have examples of wrong values, so in these only "should return" and the like cou
 language than Python, and one with several right answers ("in any order") give no test.
 
 Only the text of the user's prompt is read here, by `ast`, a line at a time; nothing is executed. The time is linear in
-the text. `python -m pytest tests/test_derived_tests.py` exercises it.
+the text.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     APPS              question, input_output {"inputs", "outputs", "fn_name"?}; starter_code, solutions
     our own           tests; statement, setup, imports, entry_point, prefix, solution      (what `row` gives)
 
-Left out on purpose: tests that need files or a framework. `python -m pytest tests/test_code_formats.py` exercises it.
+Left out on purpose: tests that need files or a framework.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     extract("Sure!\n```python\ndef f(): return 1\n```").code       # "def f(): return 1"
 
-Linear in the length of the text, which is capped. `python -m pytest tests/test_code_formats.py` exercises it.
+Linear in the length of the text, which is capped.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     find_test_fault(CodeProblem(["assert f(1) =="]))     # "tests[0] does not parse: invalid syntax (<test>, line 1)"
 
-The tests may come from anywhere, so they are read in a guarded worker. Exercised by tests/test_code_task_faults.py.
+The tests may come from anywhere, so they are read in a guarded worker.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ asks for the form that was graded, an answer in another form did not do what it 
 A grader that runs out of time on the controls costs its time limit for each. That is paid once for an item, and tried
 again after HELD times the limit, since a busy machine may have been the cause; after SLOW_ITEMS such items in a row
 only the first control of further items is tried.
-`python -m pytest tests/test_graders_controls.py` exercises it.
 """
 
 from __future__ import annotations

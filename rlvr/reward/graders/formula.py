@@ -5,9 +5,8 @@
 `+ - * /` and `^` (power, from the right), signs, parentheses, numbers, and `min max abs floor ceil exp sqrt log`
 (natural logarithm). `-2^2` is -4, as in mathematics. The text may come from a client of a service: it is read once into
 a program for a stack machine, without recursion; all numbers are floats, so no power grows without bound. A value that
-is not a finite number is an error that names the operation, never a number.
-Left out on purpose: comparisons, conditions, `%`, constants by name. `python -m pytest tests/test_graders_formula.py`
-exercises it.
+is not a finite number is an error that names the operation, never a number. Left out on purpose: comparisons,
+conditions, `%`, constants by name.
 """
 
 from __future__ import annotations

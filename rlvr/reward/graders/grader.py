@@ -4,7 +4,7 @@
                         "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}"})
     grader.grade({"answer": "7"}, {"output_text": "7"})        # Score(1.0, passed)
 
-Nothing is fetched, run or asked when a grader is made. `tests/test_graders.py` exercises it.
+Nothing is fetched, run or asked when a grader is made.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Errors name the path of the field (`graders.style.reference`). A text that is missing or too long is the fault of its
 author: if that is the answer, it has failed; if it is the task, the task is invalid.
-`python -m pytest tests/test_graders.py` exercises it.
 """
 
 from __future__ import annotations

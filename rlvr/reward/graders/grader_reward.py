@@ -3,7 +3,6 @@
     rlvr verify completions.jsonl --reward grader --reward-option config=grader.json
 
 The item is the task's meta (a row of the file), with its `prompt` where it has none; the sample is the answer.
-`python -m pytest tests/test_graders_reward.py` exercises it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
 Nested values are reached by `.field`, `["field"]` or `[2]`. Inserted text is never read as a template again, so an
 answer that holds braces stays as it is. Parsing takes linear time. Left out on purpose: filters, loops, conditions and
 everything else of template languages.
-`python -m pytest tests/test_graders_templates.py` exercises it.
 """
 
 from __future__ import annotations

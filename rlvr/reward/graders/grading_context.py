@@ -1,7 +1,4 @@
-"""What graders share while a batch is graded: connections to models, and the sandbox.
-
-`python -m pytest tests/test_graders_models.py tests/test_graders_python.py` exercises it.
-"""
+"""What graders share while a batch is graded: connections to models, and the sandbox."""
 
 from __future__ import annotations
 

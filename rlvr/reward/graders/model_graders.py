@@ -2,8 +2,8 @@
 
 Only models that the settings name are asked; a configuration cannot bring an address or a key. The texts of the item
 and the sample never become part of the prompt: it refers to them (`[[sample.output_text]]`), and they are sent as
-strings of one JSON document, by the same requests as those of the reward `judge` (`judge_requests`).
-Left out on purpose: images and audio. `python -m pytest tests/test_graders_models.py` exercises it.
+strings of one JSON document, by the same requests as those of the reward `judge` (`judge_requests`). Left out on
+purpose: images and audio.
 """
 
 from __future__ import annotations

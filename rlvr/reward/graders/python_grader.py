@@ -3,9 +3,8 @@
 The program gets copies of the sample and the item as JSON; only the number that it returns comes back. Programs have
 this Python's standard library, no network and no files; `image_tag` is accepted and ignored.
 
-A program that fails is an `error`, never a zero. An answer must not gain by making it fail: then controls
-made from the item alone are graded, which show whether the answer is to blame and gets 0 (`ungradeable`, or `timeout`).
-`python -m pytest tests/test_graders_python.py` exercises it.
+A program that fails is an `error`, never a zero. An answer must not gain by making it fail: then controls made from the
+item alone are graded, which show whether the answer is to blame and gets 0 (`ungradeable`, or `timeout`).
 """
 
 from __future__ import annotations

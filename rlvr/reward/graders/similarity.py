@@ -12,9 +12,8 @@
 
 Words of BLEU and GLEU are runs of letters and digits, and single other characters, case kept; of ROUGE runs of letters
 and digits, case folded. Common subsequences take one step on a long integer per character: texts of `MAX_CHARS` take a
-tenth of a second, whatever is in them.
-Left out on purpose: `meteor` and `cosine`, which need WordNet and an embedding model; an approximation under their name
-would mislead. `python -m pytest tests/test_graders_similarity.py` exercises it.
+tenth of a second, whatever is in them. Left out on purpose: `meteor` and `cosine`, which need WordNet and an embedding
+model; an approximation under their name would mislead.
 """
 
 from __future__ import annotations

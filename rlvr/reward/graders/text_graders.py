@@ -1,4 +1,4 @@
-"""Graders that compare two texts: `string_check` and `text_similarity`. `tests/test_graders.py` exercises them."""
+"""Graders that compare two texts: `string_check` and `text_similarity`."""
 
 from __future__ import annotations
 

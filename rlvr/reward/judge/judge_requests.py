@@ -8,8 +8,6 @@ cannot end; a verdict must repeat a random word drawn for that request, so a tex
 and the reply as a whole must have the required form. An answer must not gain if the judge gives no verdict:
 `retry_or_blame` then asks about a control: the task's reference answer, or a plain sentence where it has none. If the
 judge can judge that one and fails again on the real one, the answer is to blame.
-
-`python -m pytest tests/test_reward_judge.py tests/test_graders_models.py` exercises it.
 """
 
 from __future__ import annotations

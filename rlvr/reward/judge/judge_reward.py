@@ -9,7 +9,6 @@ a strict form (`judge_requests`). That does not stop an answer from persuading t
 working judge cannot judge gets 0 (`unjudgeable`).
 
 Left out on purpose: comparing answers with each other, judging the steps of an answer, and images.
-`python -m pytest tests/test_reward_judge.py` exercises it against a real server on this machine.
 """
 
 from __future__ import annotations

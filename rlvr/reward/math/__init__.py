@@ -1,8 +1,7 @@
 """Mathematics by value: the reward `math`.
 
 `rlvr.reward.text.final_answer` finds the answer, `spelling` normalizes it, `parse` and `values` read it into one of
-`kinds`, `algebra` holds closed forms exactly, `compare` decides, and `math_verify_workers` asks math-verify.
-`python -m pytest tests/test_math_*.py` exercises them.
+`kinds`, `algebra` holds closed forms exactly, `compare` decides, and `math_reward` asks math-verify where it cannot.
 """
 
 from rlvr.reward.math.math_reward import verify_math

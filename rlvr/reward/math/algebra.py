@@ -6,7 +6,6 @@ without such a form (a sine, a root of a sum) is an atom of its own; `numeric.eq
 Everything is capped: `TooLarge` is raised instead of computing a number with a million digits.
 
 Left out on purpose: simplification, calculus, anything that would need a search.
-`python -m pytest tests/test_math_compare.py` exercises it.
 """
 
 from __future__ import annotations

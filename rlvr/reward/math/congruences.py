@@ -1,7 +1,4 @@
-"""Congruences: `x \\equiv 3 \\pmod 7`, `3 \\pmod 7`, and the remainder `10 \\bmod 7`.
-
-`python -m pytest tests/test_math_rows.py` exercises it.
-"""
+"""Congruences: `x \\equiv 3 \\pmod 7`, `3 \\pmod 7`, and the remainder `10 \\bmod 7`."""
 
 from __future__ import annotations
 

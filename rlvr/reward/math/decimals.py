@@ -3,7 +3,6 @@
 Equal means that they agree to 100 digits of what is added up; different, that they differ within the first 40. Between
 the two, and where a value is unknown (a variable, a logarithm of a negative number), there is no verdict. Values are
 complex, arguments of functions real but for `abs` and the exponent of a power.
-`python -m pytest tests/test_math_decimals.py` exercises it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Functions of exact values: an exact value where there is one, else an atom.
 
 Multiples of 15 and 18 degrees that have plain square roots are exact; `decimals` compares the others.
-
-`python -m pytest tests/test_math_compare.py` exercises it.
 """
 
 from __future__ import annotations

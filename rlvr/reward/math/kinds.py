@@ -1,4 +1,4 @@
-"""The kinds of value that an answer can be. `python -m pytest tests/test_math_compare.py` exercises them."""
+"""The kinds of value that an answer can be."""
 
 from __future__ import annotations
 

@@ -2,17 +2,21 @@
 
     resolve_reward("math")("", "so x is \\boxed{0.5}", {"answer": "\\frac{1}{2}"})   # -> 1.0
 
-An exact comparison decides nearly all pairs, in this thread. Others go to `math-verify` in a guarded worker that is
-killed when it is late. A problem that an answer causes is a failure of the answer; a gold that cannot be compared
-with itself makes the task `invalid`, and what fails on well-formed sides is an `error`.
-docs/verify/mathematics.md lists the conventions. `python -m pytest tests/test_math_reward.py` exercises it.
+An exact comparison decides nearly all pairs, in this thread. Others go to `math-verify` in one of a few guarded workers
+(`ask_math_verify`). A worker loads sympy (about half a second) before it is given a pair, so a timeout is always the
+fault of its own answer: the job counts the processor time of the pair, and the worker is killed where that does not end
+it (a multiplication in C). A problem that an answer causes is a failure of the answer; a gold that cannot be compared
+with itself makes the task `invalid`, and what fails on well-formed sides is an `error`. docs/verify/mathematics.md lists the
+conventions.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -27,6 +31,8 @@ from rlvr.reward.registry import register_reward
 from rlvr.reward.reward_options import check_choice, check_number, is_list, is_number
 from rlvr.reward.signatures import Case
 from rlvr.reward.text.final_answer import MANY_BOXES, MAX_FORMULA, PLACES, find_answer
+from rlvr.sandbox.warm_pool import WarmPool
+from rlvr.sandbox.worker import Worker, WorkerReply
 
 AUTO = ("boxed", "hash", "answer_is", "whole")
 USE = ("auto", "never", "required")
@@ -35,6 +41,9 @@ SECONDS = 0.5  # of processor time that math-verify has for a pair
 # A tower of powers of numbers, an exponent of four digits, a large or bracketed factorial.
 _HUGE = re.compile(r"\^[\s{(]*[0-9]+[\s})]*\^|\^[\s{(]*[0-9]{4}|(?:[0-9]{3}|[0-9!][\s})]+)\s*!")
 MAX_ASKED = 300  # characters of either side that math-verify is given
+WORKERS = 4  # at most, one per thread that asks; each holds about 100 MB
+MEMORY = 512 << 20  # that each may use
+GRACE_SECONDS = 1.2  # that a pair may take on top of its processor time: a kill costs more than waiting
 
 
 @dataclass(frozen=True)
@@ -201,9 +210,8 @@ def _gold_fault(gold: str, options: MathOptions) -> Score | None:
 @lru_cache(maxsize=4096)
 def _ask_about_gold(gold: str, seconds: float) -> bool | Score:
     """Whether math-verify finds the gold equal to itself; a Score where no worker could start."""
-    from rlvr.reward.math.math_verify_workers import ask
 
-    reply = ask(gold, gold, float(seconds))
+    reply = ask_math_verify(gold, gold, float(seconds))
     return _no_worker(reply.detail) if reply.failure == "not_started" else reply.value is True
 
 
@@ -247,10 +255,9 @@ def _score_undecided(gold: str, text: str, options: MathOptions, reason: str = "
 
 
 def _ask_math_verify(gold: str, answer: str, options: MathOptions) -> Score:
-    from rlvr.reward.math.math_verify_workers import ask  # only where a pair is left undecided
 
     seconds = float(options.timeout_s)
-    reply = ask(gold, answer, seconds)
+    reply = ask_math_verify(gold, answer, seconds)
     if reply.failure == "not_started":
         return _no_worker(reply.detail)
     if reply.failure == "timeout" or (not reply.failure and reply.value is None):
@@ -262,3 +269,26 @@ def _ask_math_verify(gold: str, answer: str, options: MathOptions) -> Score:
     if reply.value:
         return Score(1.0, Outcome.PASSED)
     return _gold_fault(gold, options) or _failure("wrong_value")
+
+
+def _worker_setup(seconds: float) -> dict[str, Any]:
+    return {"seconds": seconds, "paths": [path for path in sys.path if os.path.isabs(path)]}
+
+
+@cache
+def _worker_pool() -> WarmPool:
+    return WarmPool(
+        lambda: Worker("rlvr.reward.math.math_verify_job", memory=MEMORY), WORKERS, _worker_setup(0.0), None, spare=True
+    )
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_worker_pool.cache_clear)
+
+
+def ask_math_verify(gold: str, answer: str, seconds: float) -> WorkerReply:
+    """math-verify's verdict on a pair: True, False, or None where it used up `seconds`; or a failure.
+
+    The failure `not_started` is not the fault of the pair; every other is.
+    """
+    return _worker_pool().ask(_worker_setup(seconds), [gold, answer], seconds + GRACE_SECONDS)

@@ -1,6 +1,6 @@
 """A job of the guarded worker: whether `math-verify` calls two answers equal. Runs in the child, with sympy.
 
-`python -m pytest tests/test_math_verify.py` exercises it. Nothing here is trusted to end: the worker kills it.
+Nothing here is trusted to end: the worker kills it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Whether two closed forms are equal: exactly by the normal form, constants without one by 100 digits.
 
 Floating point can only show that two formulas differ.
-`python -m pytest tests/test_math_compare.py` exercises it.
 """
 
 from __future__ import annotations

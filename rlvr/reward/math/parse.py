@@ -4,8 +4,6 @@ Everything is capped (depth, powers, digits) and the text is read once, left to 
 such as a unit, is left to `rlvr.reward.math.values`. Conventions: `3\\frac12` and `3 1/2` are mixed numbers where the
 fraction is a proper one; `x^12` without braces takes the whole number; `2e-3` is scientific notation; `log` has base
 ten.
-
-`python -m pytest tests/test_math_compare.py` exercises it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Normalize the spelling of answers: unicode signs, TeX spacing and wrappers, thousands separators.
 
-`python -m pytest tests/test_math_compare.py` exercises it. Nothing here knows what an answer means.
+Nothing here knows what an answer means.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `join_tail("5", " cm.")` is `5 cm`, `join_tail("5", " by symmetry")` is `5`. The phrases that may close the sentence are
 listed here; whatever else stands there is read with the formula (`5 mod 3`), so it is an answer only as a unit, a
-percent sign, a base or a factor of it. `python -m pytest tests/test_math_tails.py` exercises it.
+percent sign, a base or a factor of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Units in one spelling each, never converted; which words after a number are its unit.
 
 A word is a unit where the table has it, where it is a plain plural ("12 apples") or follows "per"; words of number,
-order and doubt ("5 million", "5 is wrong") never are. `python -m pytest tests/test_math_compare.py` exercises it.
+order and doubt ("5 million", "5 is wrong") never are.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 Four scorers call `eval` on the answer: it must be a literal of lists, numbers and plain strings, or the plain form that
 the family asks for. Five call sympy's `parse_expr`, which evaluates too: the answer must be an expression of numbers,
 operators, parentheses and the family's own names, whose powers stay small. No string, attribute, index or keyword
-passes, so nothing that passes can reach the scorer's process. A text is read once from the left, and is never
-evaluated here. `python -m pytest tests/test_reasoning_gym_grammar.py` exercises it.
+passes, so nothing that passes can reach the scorer's process. A text is read once from the left, and is never evaluated
+here.
 """
 
 from __future__ import annotations

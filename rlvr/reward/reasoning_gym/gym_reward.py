@@ -1,7 +1,7 @@
 """The reward `reasoning_gym`: an answer passes where the library's own scorer gives 1 and no trick has made it do so.
 
 The answer is the text between the last `<answer>` and `</answer>`, as the library itself extracts it. It never meets a
-scorer in our process. `python -m pytest tests/test_reasoning_gym_reward.py` exercises it.
+scorer in our process.
 """
 
 from __future__ import annotations

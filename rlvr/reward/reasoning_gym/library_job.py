@@ -4,7 +4,7 @@ An item is `{"do": "warm" | "describe" | "check" | "make" | "score", ...}`. A ta
 configuration, a level of its curriculum or None, and a number. Its entry is made here, from these alone: the library's
 metadata holds objects that JSON would change. An answer is scored in a fork (`rlvr.sandbox.item_forks`). If the fork
 fails, the right answer is scored the same way, or plain ones where there is none: if that works, the answer is to
-blame. `python -m pytest tests/test_reasoning_gym_reward.py` exercises it.
+blame.
 """
 
 from __future__ import annotations

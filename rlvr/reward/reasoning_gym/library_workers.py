@@ -1,9 +1,9 @@
 """Asks the workers that run `reasoning_gym` for families, tasks and scores; our own process never imports it.
 
+For example:
+
     describe_families()["countdown"].keys            # ("min_numbers", "max_numbers", ...)
     make_entry(GymTask("countdown", {}, None, 7))    # -> GymEntry(question, answer)
-
-`python -m pytest tests/test_reasoning_gym_reward.py tests/test_env_reasoning_gym.py` exercises it.
 """
 
 from __future__ import annotations

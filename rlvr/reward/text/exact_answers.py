@@ -2,7 +2,6 @@
 `exact_match` for any text.
 
 A missing gold answer makes the task invalid, never the answer wrong. Equality of formulas is `rlvr.reward.math`.
-`python -m pytest tests/test_reward_exact_answers.py` exercises it.
 """
 
 from __future__ import annotations

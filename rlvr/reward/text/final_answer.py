@@ -2,7 +2,6 @@
 
 `find_answer` finds the text that a solution ends on; `final_answer` the number. No float, no unbounded `int()`, no
 `eval`; ASCII digits only. What an answer means (roots, units, sets, intervals) is `rlvr.reward.math`'s business.
-`python -m pytest tests/test_reward_exact_answers.py tests/test_math_extract.py` exercises it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Checks in this process take linear time; a user's regular expression runs in a guarded worker (`rlvr.sandbox`).
 Keywords, lengths and formats are easy to satisfy without being right: they shape, they do not verify.
-`python -m pytest tests/test_reward_text.py tests/test_sandbox_regex.py` exercises it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 An answer on which a rule runs out of time or memory, and does so again in a worker that has just done the same for a
 plain item and for the task's reference, has broken the rule (`timeout`, `memory`): as an `error` it would have no
 value, and a policy that writes such answers would never learn that they are wrong. Where the reference fails too, the
-rule is to blame: an error. `python -m pytest tests/test_reward_pattern.py tests/test_reward_rules.py` exercises it.
+rule is to blame: an error.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 The rows of `google/IFEval` and data sets of its form are read as they are. Differences from the paper's program: words
 and phrases are text and never regular expressions; sentences end at `.`, `!` or `?` before white space (the paper's
 program asks a trained splitter); an answer whose language cannot be told does not follow an instruction on language.
-Every check takes linear time. `python -m pytest tests/test_reward_ifeval.py` exercises it.
+Every check takes linear time.
 """
 
 from __future__ import annotations

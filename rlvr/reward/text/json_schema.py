@@ -1,7 +1,7 @@
 """A job of the guarded worker: whether a text is JSON that a schema allows. Runs in the child, offline.
 
 The text is a model's and the checks are `jsonschema`'s, whose patterns, unique items and recursion have no bounds of
-their own: the worker's limits are the bounds. `python -m pytest tests/test_reward_rules.py` exercises it.
+their own: the worker's limits are the bounds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Users' regular expressions: checked when a reward is resolved, run in a guarded worker, never in this process.
-
-`python -m pytest tests/test_reward_pattern.py tests/test_reward_rules.py` exercises it.
-"""
+"""Users' regular expressions: checked when a reward is resolved, run in a guarded worker, never in this process."""
 
 from __future__ import annotations
 

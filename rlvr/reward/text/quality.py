@@ -13,7 +13,7 @@ Two scores start at 1.0 and rules only lower them: a clean answer is worth 1.0, 
 | three line breaks in a row | | x 0.9 | |
 
 These rules cannot tell a right answer from a wrong one: blend them with a judge, or give tasks an answer or tests
-(`rlvr.reward.blend`). `python -m pytest tests/test_reward_quality.py` exercises it.
+(`rlvr.reward.blend`).
 """
 
 from __future__ import annotations

@@ -3,9 +3,7 @@
     resolve_reward("repetition", words=4, at_most=0.05)("", text)     # 1.0 or 0.0
 
 It counts runs of words that came before in the same text, in linear time; a rule like those of
-`rlvr.reward.text.rules`.
-Left out on purpose: the same thing said in other words. `python -m pytest tests/test_reward_repetition.py` exercises
-it.
+`rlvr.reward.text.rules`. Left out on purpose: the same thing said in other words.
 """
 
 from __future__ import annotations

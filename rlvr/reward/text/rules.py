@@ -4,7 +4,7 @@ They say nothing about whether an answer is right: use them as parts of a `compo
 form. Patterns and schemas run in guarded workers (`rlvr.reward.text.guarded_rules`). Texts over 100,000 characters
 break every rule about their content (`too_large`).
 
-Left out on purpose: rules on meaning, and on languages. `python -m pytest tests/test_reward_rules.py` exercises it.
+Left out on purpose: rules on meaning, and on languages.
 """
 
 from __future__ import annotations

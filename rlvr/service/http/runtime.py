@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 
-from rlvr.core.file_lock import lock_file
+from rlvr.core.files import lock_file
 from rlvr.service.http.grading_queue import GradingQueue
 from rlvr.service.http.pattern_report import describe_patterns
 from rlvr.service.http.readiness import Readiness

@@ -5,7 +5,7 @@
     learner.take(store.waiting_groups(name, MOST, learner.taken))
 
 The weights are saved first. Then one transaction of the database names them and marks the groups that they have learned
-from, if the lease is still this replica's (`rlvr.store.shared_policies`). So a group is learned from once: a learner
+from, if the lease is still this replica's (`rlvr.store.shared_states`). So a group is learned from once: a learner
 that is killed, or replaced while it computes, has published nothing, and its groups still wait. Groups that no step can
 learn from (equal rewards, a refused step, older than `MAX_LAG` steps) are marked too. A step that fails is made again
 in halves, so one bad group does not keep the others, and all replicas, from learning.
@@ -27,7 +27,7 @@ from rlvr.core.types import Trajectory, group_by
 from rlvr.service.learning.credit import Plateau
 from rlvr.service.learning.session_learner import GroupLearner, LearnerOptions, LearnerProgress, LearningStep
 from rlvr.store import ExperienceStore
-from rlvr.store.shared_policies import NOT_LEARNED, WaitingGroup
+from rlvr.store.shared_states import NOT_LEARNED, WaitingGroup
 
 MAX_LAG = 8  # steps between the weights that sampled a group and those that learn from it
 MOST = 64  # groups of one step

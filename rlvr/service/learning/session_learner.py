@@ -34,8 +34,7 @@ from rlvr.algorithms.capabilities import check_supported
 from rlvr.algorithms.penalties import penalize_length
 from rlvr.algorithms.terms.overlong import Overlong
 from rlvr.algorithms.update import Passes, UpdateInputs, compute_current_logprobs, loss_config, update
-from rlvr.core.file_lock import lock_file
-from rlvr.core.files import find_damage, read_json, write_atomic
+from rlvr.core.files import find_damage, lock_file, read_json, write_atomic
 from rlvr.core.messages import AdamParams, NonFiniteError
 from rlvr.core.protocols import SamplingClient, TrainingClient
 from rlvr.core.types import Trajectory, group_by

@@ -25,7 +25,7 @@ from rlvr.core.types import Trajectory, group_by
 from rlvr.service.learning.leased_learner import MOST, LeasedLearner, LeaseLost, read_progress, write_group
 from rlvr.service.learning.session_learner import LearnerOptions, LearnerProgress, describe_progress
 from rlvr.store import ExperienceStore, StoreDown
-from rlvr.store.shared_policies import SharedPolicy, WaitingGroup
+from rlvr.store.shared_states import SharedPolicy, WaitingGroup
 
 LEASE_S = 15.0  # after so long without a renewal another replica learns
 BEAT_S = 3.0  # between two renewals, or two looks at the lease of another replica

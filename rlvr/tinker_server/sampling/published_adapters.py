@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 from rlvr.clients.endpoint import RequestFuture
 from rlvr.clients.vllm.vllm_clients import VllmSamplingClient, check_tokenizer, draw_probe
 from rlvr.clients.vllm.vllm_publisher import FOLDER, PublishedWeights, VllmPublisher
-from rlvr.core.file_lock import lock_file
-from rlvr.core.files import new_folder, sha256
+from rlvr.core.files import lock_file, new_folder, sha256
 from rlvr.core.messages import AdamParams, Datum, ModelInput
 from rlvr.reward.coroutines import start_coroutine
 from rlvr.tinker_server.sampling.sampling_sessions import SamplerWeights

@@ -1,26 +1,29 @@
-"""The tables and conclusions of `rlvr study algorithms`, all computed from its `results.json`.
+"""The tables, conclusions and picture of `benchmarks.algorithm_study`, all computed from its `results.json`.
 
 The unit is a run. Gains and differences from the reference are paired by seed; p-values are of paired t tests,
-corrected by Holm for the number of variants of a task. Exercised by `python -m pytest tests/test_algorithm_report.py`.
+corrected by Holm for the number of variants of a task.
 """
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.algorithm_results import dump_results
 from rlvr.core.files import write_atomic
 from rlvr.core.types import mean
-from rlvr.study.algorithm_plot import plot_algorithms
-from rlvr.study.algorithm_results import dump_results
-from rlvr.study.seed_statistics import adjust_holm, spread, t_test_p_value
+from rlvr.study.seed_statistics import sign_flip_p_value, spread
+from rlvr.study.study_report import AFTER, BEFORE
 from rlvr.study.study_summary import describe_versions
 
 SHARES = (0.0, 1.0)
 SIGNIFICANT = 0.05
+ROW_INCHES = 0.2  # height of a variant in the picture
 # Variants that are also compared with another one than the reference.
 PAIRS = (("noise_20", "dr_grpo"), ("noise_20_corrected", "noise_20"))
 # What variants are compared in, from a run at its end.
@@ -282,3 +285,73 @@ def _points(result: Mapping[str, Any] | None) -> str:
 
 def _list(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
+
+
+def plot_algorithms(results: Mapping[str, Any], path: Path) -> None:
+    """Write the picture as PNG: a panel for each task, a row for each variant.
+
+    Shown are pass@1 and pass@k after training with 95 % intervals, and both at the start.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    tasks = results["tasks"]
+    names = list(max((task["overrides"] for task in tasks.values()), key=len))  # some are for tasks of several turns
+    figure = Figure(figsize=(2.2 + 3.2 * len(tasks), 1.4 + ROW_INCHES * len(names)), dpi=150, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
+    styles = (("pass@1", AFTER, "o", AFTER), ("pass@k", BEFORE, "D", "white"))
+    for axes, (task_name, task) in zip(panels, tasks.items(), strict=True):
+        finished = [run for run in task["runs"] if run["state"] == "finished"]
+        for key, colour, marker, fill in styles:
+            if starts := list({run["seed"]: 100 * run[key][0] for run in finished}.values()):
+                axes.axvline(sum(starts) / len(starts), color=colour, linewidth=1, linestyle=":")
+            for row, name in enumerate(names):
+                result = spread([run[key][1] for run in finished if run["variant"] == name], (0.0, 1.0))
+                if result is None:
+                    continue
+                if result["low"] is not None:
+                    axes.plot([100 * result["low"], 100 * result["high"]], [row, row], color=colour, linewidth=2)
+                axes.plot(100 * result["mean"], row, marker, color=colour, markerfacecolor=fill, markersize=5)
+        axes.set_title(task_name, fontsize=10, loc="left", parse_math=False)
+        axes.set_xlim(0, 100)
+        axes.set_xlabel("held-out tasks that pass (%)", fontsize=8)
+        axes.tick_params(labelsize=8, length=0)
+        axes.grid(True, color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].set_ylim(len(names) - 0.4, -0.6)
+    for key, colour, marker, fill in styles:
+        panels[0].plot([], [], marker, color=colour, markerfacecolor=fill, label=f"{key}, 95 % over seeds")
+    panels[0].plot([], [], ":", color="#555555", label="the start")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower right", ncols=3, frameon=False, fontsize=8)
+    buffer = io.BytesIO()
+    canvas.print_png(buffer)
+    write_atomic(path, buffer.getvalue())
+
+
+def t_test_p_value(differences: Sequence[float]) -> float:
+    """Two-sided p-value of Student's paired t test; it takes the differences to be normal.
+
+    Unlike that of sign flips it may be small with few pairs. Without a deviation there is no t: sign flips decide.
+    """
+    from scipy.special import stdtr
+
+    result = spread(differences)
+    if result is None or not result["sd"] or result["sd"] < 1e-12:  # equal but for rounding
+        return sign_flip_p_value(differences)
+    t = abs(result["mean"]) / (result["sd"] / math.sqrt(result["n"]))
+    return float(2 * stdtr(result["n"] - 1, -t))
+
+
+def adjust_holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's correction for several tests: the i-th smallest of n times n + 1 - i, never falling, at most 1.
+
+    Holm 1979, "A simple sequentially rejective multiple test procedure".
+    """
+    adjusted, largest = [1.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted

@@ -1,30 +1,34 @@
-"""`rlvr study algorithms`: does every algorithm learn, measured on small tasks from the same start?
+"""Does every algorithm learn, measured on small tasks from the same start?
 
-    rlvr study algorithms seeds=1..5                                    # all tasks, all variants
-    rlvr study algorithms arithmetic seeds=1 variants=grpo,dapo         # some of them
+    python -m benchmarks.algorithm_study seeds=1..5                             # all tasks, all variants
+    python -m benchmarks.algorithm_study arithmetic seeds=1 variants=grpo,dapo  # some of them
 
 A task is a complete config in `rlvr/configs/algorithms_study/`: fine-tuning, then `grpo`. The study fine-tunes once for
 each seed (`<task>-start`); all variants of the seed start from these weights and learn from equally many samples. A
 variant is a name and its overrides: add an entry to a table here, and the same command makes its runs and keeps others.
-Exercised by `python -m pytest tests/test_algorithm_study.py`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from benchmarks.algorithm_report import format_results, write_results
+from benchmarks.algorithm_results import describe_task, make_results
 from rlvr.algorithms.registry import ALGORITHMS
+from rlvr.cli.main import run
+from rlvr.cli.user_messages import mask_secrets
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.config.build_run import build_source
 from rlvr.core.files import check_name
 from rlvr.core.registry import did_you_mean
-from rlvr.study.algorithm_report import write_results
-from rlvr.study.algorithm_results import describe_task, make_results
 from rlvr.study.study_folder import open_study
 from rlvr.study.study_plan import StudyPlan, StudyVariant, build_plan, read_environment, read_overrides, split_values
 from rlvr.study.study_report import write_report
@@ -204,3 +208,65 @@ def collect_results(plans: Sequence[TaskPlan]) -> dict[str, Any]:
     """The content of `results.json`."""
     tasks = {plan.task: describe_task(plan.start, plan.variants) for plan in plans}
     return make_results(plans[0].variants.folder.parent.name, plans[0].variants.seeds, tasks)
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def study_algorithms(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TASK ...] seeds=1..5 [variants=NAME,...] [key=value ...]",
+            help="The tasks (all by default), the seeds, the variants (all by default), and settings of all runs.",
+        ),
+    ] = None,
+    environment: Annotated[
+        list[str] | None,
+        typer.Option("--environment", metavar="NAME=VALUE", help="An environment variable of the runs."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help=f"Name of the folder in run.root; default {NAME}-study.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Runs at a time; by default as many as the cores have room for.")
+    ] = None,
+) -> None:
+    """Compare all algorithms, exploration options and controls on small tasks (docs/run/studies.md).
+
+    The same command continues a stopped study and tries failed runs again; more seeds extend it.
+    """
+    plans = read_algorithm_plans(words or [], environment or [], name)
+    jobs = jobs or min(plan.variants.jobs for plan in plans)
+    folder, seeds = plans[0].variants.folder.parent, plans[0].variants.seeds
+    with open_studies(plans), RunConsole(interval=30) as console:
+        variants = sum(len(plan.variants.variants) for plan in plans)
+        console.plan(
+            {
+                "study": str(folder),
+                "tasks": ", ".join(plan.task for plan in plans),
+                "runs": f"{len(seeds)} seeds x {variants} variants of the tasks, {jobs} at a time",
+            }
+        )
+        is_done = run_studies(plans, jobs, console)
+        results = collect_results(plans)
+        write_results(folder, results)
+        console.close()
+        console.note(mask_secrets(format_results(results)))
+        console.note(f"table.md, results.json, study.png, and a folder for each task are in {folder}")
+        if not is_done:
+            console.note("stopped; the same command goes on from here")
+            raise typer.Exit(130)
+    finished = sum(run["state"] == "finished" for task in results["tasks"].values() for run in task["runs"])
+    if finished < sum(len(plan.variants.runs) for plan in plans):
+        raise typer.Exit(1)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command and return its exit code; a user's mistake is one message and exit code 2."""
+    return run(arguments, app, "python -m benchmarks.algorithm_study")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,11 +1,11 @@
-"""The results of `rlvr study algorithms` as one small file: `results.json`, with a line for each run.
+"""The results of `benchmarks.algorithm_study` as one small file: `results.json`, with a line for each run.
 
     {"study": ..., "seeds": [1, 2], "machine": ..., "tasks": {"arithmetic": {"overrides": {"grpo": [...], ...},
      "k": 8, "completions": 7680, "tasks": 200, "samples": 8, "start_seconds": [41.2], "runs": [
     {"variant": "grpo", "seed": 1, "state": "finished", "pass@1": [0.31, 0.72], "pass@k": [0.8, 0.97], ...}, ...]}}}
 
 Lists of two are before and after training; runs that have not ended are left out. The tables are computed from this
-file alone. Exercised by `python -m pytest tests/test_algorithm_report.py`.
+file alone.
 """
 
 from __future__ import annotations
