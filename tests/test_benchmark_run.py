@@ -15,8 +15,8 @@ from rlvr.benchmarks.benchmark_plan import read_benchmarks
 from rlvr.benchmarks.benchmark_runner import default_folder, run_benchmark
 from rlvr.cli.main import run
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
-from rlvr.config.build_run import build_source
-from rlvr.config.evaluate_weights import show_prompts, with_model
+from rlvr.runs.assembly import build_source
+from rlvr.runs.evaluate_weights import show_prompts, with_model
 from rlvr.tracking import RunConsole
 
 DATA = Path(__file__).parents[2] / "shared" / "data"

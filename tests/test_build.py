@@ -19,7 +19,7 @@ from tiny_run import stored_steps as rows
 from rlvr.cli.main import run
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build, build_source, open_run, plan
+from rlvr.runs.assembly import build, build_source, open_run, plan
 from rlvr.tracking import RunConsole
 from rlvr.training.errors import TrainingStoppedError
 from rlvr.training.journal import Journal

@@ -29,11 +29,11 @@ from rlvr.clients.custom_loss import build_named_loss
 from rlvr.clients.skyrl import SEEDS, SKYRL, SkyrlTrainingClient
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import plan
 from rlvr.core.messages import AdamParams, Datum, ModelInput, SamplingParams, TensorData
 from rlvr.core.protocols import SamplingClient, TrainingClient
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.envs import resolve_environment
+from rlvr.runs.assembly import plan
 
 LORA = LoraConfig(rank=4)
 ADAM = AdamParams(learning_rate=0.05, eps=1e-8)

@@ -32,11 +32,11 @@ from rlvr.clients.tinker import TinkerTrainingClient, connect
 from rlvr.clients.tinker_sdk import RemoteFuture, translate_errors
 from rlvr.config import load
 from rlvr.config.build_config import build_config, resolved_values
-from rlvr.config.build_run import build, open_run, plan
 from rlvr.core.messages import AdamParams, Datum, ModelInput, NonFiniteError, SamplingParams, TensorData
 from rlvr.core.protocols import SamplingClient, TrainingClient
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.envs import resolve_environment
+from rlvr.runs.assembly import build, open_run, plan
 
 # The SDK leaves its connections to the garbage collector.
 pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(240)]

@@ -17,11 +17,11 @@ from rlvr.algorithms.update import Passes, UpdateInputs, update
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan
 from rlvr.core.futures import LazyFuture
 from rlvr.core.messages import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse, TensorData
 from rlvr.core.types import StopReason, Trajectory
 from rlvr.engine.engine_options import LoraConfig
+from rlvr.runs.assembly import build_source, plan
 from rlvr.training.compatibility import check_compatibility
 from rlvr.training.monitor import Monitor
 from rlvr.training.training_options import TrainingOptions

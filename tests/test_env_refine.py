@@ -14,13 +14,13 @@ from code_rows import chat_tokenizer, mbpp_file, model_folder, problem
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan
 from rlvr.core.messages import Datum, SamplingParams
 from rlvr.core.types import Outcome, Score, Task, Trajectory
 from rlvr.envs.code_tasks import CodeSource, code_env, mbpp
 from rlvr.reward import resolve_reward
 from rlvr.reward.feedback import MAX_DETAIL
 from rlvr.rollout import open_groups, rollout, score
+from rlvr.runs.assembly import build_source, plan
 from rlvr.sandbox import Sandbox, Verdict
 from rlvr.training import rollout_rows
 

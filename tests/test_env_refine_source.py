@@ -12,7 +12,6 @@ from code_rows import chat_tokenizer, mbpp_file
 
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan
 from rlvr.core.protocols import StepResult
 from rlvr.core.types import Outcome, Task, Trajectory
 from rlvr.engine.tokenizer import build_tokenizer
@@ -20,6 +19,7 @@ from rlvr.envs import resolve_environment
 from rlvr.envs.refine import RefineEnv, RefineSource
 from rlvr.reward import resolve_reward
 from rlvr.reward.signatures import Case
+from rlvr.runs.assembly import build_source, plan
 
 TEXT = chat_tokenizer()
 WORDS: Any = {"inner": "rpn_arithmetic", "verifiers": ["correct"], "feedback": "<wrong> {prompt}"}

@@ -14,11 +14,11 @@ from rlvr.cli.main import run
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_reward, build_source, plan
 from rlvr.core.messages import SamplingParams
 from rlvr.core.types import Outcome, Task, Trajectory
 from rlvr.reward import resolve_reward
 from rlvr.rollout import Group, rollout, score
+from rlvr.runs.assembly import build_reward, build_source, plan
 from rlvr.service.dashboard.dashboard_data import verdicts_of
 from rlvr.service.dashboard.run_files import answer_row
 from rlvr.training.collector import flip_coins

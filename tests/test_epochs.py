@@ -12,8 +12,8 @@ from composing import compose_base, refusal_of
 from rlvr.cli.main import run
 from rlvr.config import load, read
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source
-from rlvr.config.epochs import count_tasks, resolve_epochs
+from rlvr.runs.assembly import build_source
+from rlvr.runs.run_tasks import count_tasks, resolve_epochs
 
 CONFIG = """
 client: mock

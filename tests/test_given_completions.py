@@ -12,10 +12,10 @@ from tiny_run import attempt, stored_steps
 
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan
-from rlvr.config.run_tasks import fit_prompts
 from rlvr.core.types import Task
 from rlvr.engine.tokenizer import build_tokenizer
+from rlvr.runs.assembly import build_source, plan
+from rlvr.runs.run_tasks import fit_prompts
 from rlvr.training.given_completions import check_contents, check_lengths, read_completions
 from rlvr.training.schedules.sync import Synchronous
 from rlvr.training.training_options import LearningRateSchedule

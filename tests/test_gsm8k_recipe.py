@@ -18,11 +18,11 @@ from rlvr.algorithms.terms.kl import Kl
 from rlvr.cli.main import run
 from rlvr.config import dump, load, read
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source
-from rlvr.config.evaluate_weights import evaluate_saved
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.envs.prompt import encode_prompt
 from rlvr.envs.prompted_source import apply_prompt_options
+from rlvr.runs.assembly import build_source
+from rlvr.runs.evaluate_weights import evaluate_saved
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.generators.served_models import open_model
 from rlvr.tracking import RunConsole

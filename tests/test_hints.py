@@ -15,9 +15,9 @@ from rlvr.algorithms.update import make_datum
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan
 from rlvr.core.types import Outcome, Score, Task, Trajectory, TrajectoryBatch
 from rlvr.envs import resolve_environment
+from rlvr.runs.assembly import build_source, plan
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
 from rlvr.training.hints import HintWriter, make_hint_writer
 from rlvr.training.journal import describe_mismatch

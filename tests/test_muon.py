@@ -17,11 +17,11 @@ from rlvr.clients.mock.mock_client import MockTrainingClient
 from rlvr.clients.mock.tabular_policy import TablePolicy
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan
 from rlvr.core.messages import AdamParams, MuonParams
 from rlvr.engine import muon
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.engine.muon import hidden_matrices, muon_step, orthogonalize
+from rlvr.runs.assembly import build_source, plan
 from rlvr.training.training_options import LearningRateSchedule
 
 

@@ -13,12 +13,12 @@ from tiny_run import TINY
 from rlvr.cli.main import run
 from rlvr.config import LoadedConfig, dump, load, read
 from rlvr.config.build_config import build_config, resolved_values
-from rlvr.config.build_run import build_source, open_run, plan, prompt_options
-from rlvr.config.evaluate_weights import evaluate_saved
 from rlvr.core.cpu_budget import available_cores
 from rlvr.core.files import write_atomic
 from rlvr.envs import resolve_environment
 from rlvr.envs.prompt import PromptOptions
+from rlvr.runs.assembly import build_source, open_run, plan, prompt_options
+from rlvr.runs.evaluate_weights import evaluate_saved
 from rlvr.tracking import RunConsole
 from rlvr.training.journal import Journal, RunLockedError
 
@@ -211,7 +211,7 @@ def test_a_kill_while_a_run_that_had_done_nothing_begins_again_does_not_spoil_it
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("rlvr.config.build_run.write_atomic", write_and_interrupt)
+        patched.setattr("rlvr.runs.assembly.write_atomic", write_and_interrupt)
         with pytest.raises(KeyboardInterrupt):
             open_folder()
     assert open_folder() == (folder, False)

@@ -22,11 +22,11 @@ from tinker_server import TinkerServer, serving
 from tiny_run import TINY, RunKilled, attempt
 
 from rlvr.config import load
-from rlvr.config.build_client import build_client
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source
 from rlvr.core.files import write_atomic
 from rlvr.core.messages import ModelInput, SamplingParams
+from rlvr.runs.assembly import build_source
+from rlvr.runs.build_client import build_client
 from rlvr.tinker_server.errors import UserError
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
 from rlvr.tinker_server.sampling.served_runs import RunWeights

@@ -10,7 +10,7 @@ import pytest
 import rlvr
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan
+from rlvr.runs.assembly import build_source, plan
 
 CONFIGS_FOLDER = Path(rlvr.__file__).parent / "configs"
 CONFIGS = sorted(p.stem for p in CONFIGS_FOLDER.glob("*.yaml"))

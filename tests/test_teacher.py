@@ -23,9 +23,9 @@ from rlvr.clients.mock.tabular_policy import WordTokenizer
 from rlvr.clients.teacher import EndpointTeacher, TeacherOptions, check_same_tokens
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan
 from rlvr.core.messages import ModelInput
 from rlvr.engine.tokenizer import build_tokenizer
+from rlvr.runs.assembly import build_source, plan
 
 
 @contextmanager

@@ -14,11 +14,11 @@ import pytest
 
 import rlvr.core.cpu_budget
 from rlvr.config import load
-from rlvr.config.build_client import core_shares
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan, start_rewards
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import CoreShares, available_cores, quota, set_default_workers, split_cores
+from rlvr.runs.assembly import build_source, plan, start_rewards
+from rlvr.runs.build_client import core_shares
 from rlvr.sandbox import Sandbox
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from rlvr.clients.registry import close_client
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build, build_source, open_run
-from rlvr.config.epochs import resolve_epochs
+from rlvr.runs.assembly import build, build_source, open_run
+from rlvr.runs.run_tasks import resolve_epochs
 from rlvr.tracking import RunConsole
 from rlvr.training.journal import Journal
 from rlvr.training.loop import TrainingLoop

@@ -18,16 +18,16 @@ from rlvr.benchmarks.benchmark_folder import BenchmarkFolder, list_results, make
 from rlvr.benchmarks.benchmark_plan import Benchmark, find_text_forms, name_benchmark, read_benchmarks
 from rlvr.benchmarks.benchmark_table import write_table
 from rlvr.clients.local_engine import build_sampler
-from rlvr.config.build_client import client_request, core_shares
 from rlvr.config.build_config import resolved_values
-from rlvr.config.build_run import build_reward, build_source, build_watched, start_rewards
-from rlvr.config.evaluate_weights import check_weights, find_adapter, show_prompts, warn_of_tasks, with_model
 from rlvr.config.schema import RunConfig
 from rlvr.core.files import write_atomic
 from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import SamplingClient, TaskSource
 from rlvr.core.types import Task, Trajectory
 from rlvr.envs.chat_template import has_template
+from rlvr.runs.assembly import build_reward, build_source, build_watched, start_rewards
+from rlvr.runs.build_client import client_request, core_shares
+from rlvr.runs.evaluate_weights import check_weights, find_adapter, show_prompts, warn_of_tasks, with_model
 from rlvr.tracking import RunConsole
 from rlvr.training.errors import check_error_budget
 from rlvr.training.evaluate import Evaluation, evaluation_params, heldout_split

@@ -20,12 +20,12 @@ from rlvr.cli.doctor import Check
 from rlvr.clients.vllm import VllmOptions
 from rlvr.clients.vllm.vllm_options import SamplerError
 from rlvr.clients.vllm.vllm_server import GENERATE, MODE_FLAG, WHOLE_PROMPTS, VllmServer
-from rlvr.config.build_client import build_client
-from rlvr.config.build_run import build_source
 from rlvr.config.schema import RunConfig
 from rlvr.core.messages import AdamParams, Datum, ModelInput, SamplingParams
 from rlvr.core.protocols import TaskSource, TrainingClient
 from rlvr.envs.prompted_source import apply_prompt_options
+from rlvr.runs.assembly import build_source
+from rlvr.runs.build_client import build_client
 
 PATIENCE = 120.0  # seconds: the first request of a fresh server compiles
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # of vLLM's attention on CPUs

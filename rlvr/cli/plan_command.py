@@ -25,7 +25,7 @@ def plan(
 
     rlvr plan model.name=Qwen2.5-7B rollout.max_tokens=2048 cluster.trainers=8 cluster.samplers=8
     """
-    from rlvr.config.plan_capacity import describe_capacity, read_words
+    from rlvr.runs.run_plan import describe_capacity, read_words
 
     run, cluster = read_words(
         words or [], config_name, config or config_path, lambda text: print_message(f"warning: {text}")

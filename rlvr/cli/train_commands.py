@@ -49,7 +49,7 @@ def _describe_loading(settings: RunConfig) -> str:
 
 
 def _masked_plan(settings: RunConfig, source: TaskSource) -> dict[str, str]:
-    from rlvr.config.build_run import plan
+    from rlvr.runs.assembly import plan
 
     return {name: mask_secrets(text) for name, text in plan(settings, source).items()}
 
@@ -67,9 +67,9 @@ def train(
     rlvr train --config-name=dataset model.name=./my-model env.kwargs.path=tasks.jsonl
     """
     from rlvr.clients.registry import close_client
-    from rlvr.config.build_client import check_model_folder
-    from rlvr.config.build_run import build, build_source, open_run, start_rewards
-    from rlvr.config.epochs import resolve_epochs
+    from rlvr.runs.assembly import build, build_source, open_run, start_rewards
+    from rlvr.runs.build_client import check_model_folder
+    from rlvr.runs.run_tasks import resolve_epochs
     from rlvr.tracking import RunConsole
     from rlvr.tracking.run_report import stored_summary
     from rlvr.training.errors import TrainingStoppedError
@@ -175,8 +175,8 @@ def evaluate(
     you would run their code.
     """
     from rlvr.benchmarks.benchmark_plan import has_benchmarks
-    from rlvr.config.evaluate_weights import evaluate_weights
     from rlvr.core.files import write_atomic
+    from rlvr.runs.evaluate_weights import evaluate_weights
     from rlvr.tracking import RunConsole, evaluation_table
 
     words = words or []
@@ -231,10 +231,10 @@ def show_config(
     rlvr config --config-name=arithmetic seed=1
     """
     from rlvr.config import dump
-    from rlvr.config.build_client import check_model_folder
     from rlvr.config.build_config import resolved_values
-    from rlvr.config.build_run import build_source
-    from rlvr.config.epochs import resolve_epochs
+    from rlvr.runs.assembly import build_source
+    from rlvr.runs.build_client import check_model_folder
+    from rlvr.runs.run_tasks import resolve_epochs
     from rlvr.tracking import RunConsole
 
     loaded, settings = load_run_config(config_name, config, config_path, overrides)

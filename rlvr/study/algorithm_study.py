@@ -20,9 +20,9 @@ from typing import Any
 from rlvr.algorithms.registry import ALGORITHMS
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source
 from rlvr.core.files import check_name
 from rlvr.core.registry import did_you_mean
+from rlvr.runs.assembly import build_source
 from rlvr.study.algorithm_report import write_results
 from rlvr.study.algorithm_results import describe_task, make_results
 from rlvr.study.study_folder import open_study

@@ -21,13 +21,13 @@ from typing import Any
 from rlvr.clients.registry import resolve_client
 from rlvr.config import LoadedConfig, difference, load
 from rlvr.config.aliases import find_alias
-from rlvr.config.build_client import core_shares, uses_device
 from rlvr.config.build_config import build_config, resolved_values
-from rlvr.config.build_run import build_source, plan
-from rlvr.config.epochs import resolve_epochs
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import available_cores
 from rlvr.core.files import check_name
+from rlvr.runs.assembly import build_source, plan
+from rlvr.runs.build_client import core_shares, uses_device
+from rlvr.runs.run_tasks import resolve_epochs
 
 EXAMPLE = "seeds=1..5 (integers and ranges: seeds=1..5,7)"
 MOST_RUNS = 10_000  # more is a typing mistake

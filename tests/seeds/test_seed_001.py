@@ -13,10 +13,10 @@ from rlvr.algorithms.losses.clipped import Ppo
 from rlvr.cli.main import run
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import plan
 from rlvr.core.types import Task, Trajectory
 from rlvr.envs import resolve_environment
 from rlvr.reward import resolve_reward
+from rlvr.runs.assembly import plan
 from rlvr.training.evaluate import stored_evaluation
 from tests.forked_process import run_forked
 

@@ -16,8 +16,8 @@ import pytest
 from rlvr.cli.main import run
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source
 from rlvr.config.schema import RunConfig
+from rlvr.runs.assembly import build_source
 from rlvr.training.curriculum import Curriculum
 from tests.forked_process import run_forked
 

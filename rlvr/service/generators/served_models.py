@@ -117,9 +117,9 @@ def open_model(given: str, folder: Path, *, seed: int = 0, variable: str = VARIA
 
 def _open_run(place: Path, folder: Path, variable: str) -> ServedModel:
     from rlvr.config import load
-    from rlvr.config.build_client import build_client
     from rlvr.config.build_config import build_config
-    from rlvr.config.build_run import build_source, prompt_options
+    from rlvr.runs.assembly import build_source, prompt_options
+    from rlvr.runs.build_client import build_client
     from rlvr.training import journal
 
     checkpoint = journal.newest_checkpoint(place)

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr.clients.local_engine import BUILT_TOKENIZERS, base_names, is_model, plan_model
 from rlvr.config import load
-from rlvr.config.build_client import client_request
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source
 from rlvr.core.files import find_damage
+from rlvr.runs.assembly import build_source
+from rlvr.runs.build_client import client_request
 from rlvr.tinker_server.errors import ServerError
 from rlvr.training.best_checkpoint import BEST, resolve_best
 from rlvr.training.initial_weights import newest_weights

@@ -15,11 +15,11 @@ from rlvr.clients.local_engine import build_sampler, is_model
 from rlvr.clients.sampler_options import TrainerSampler
 from rlvr.clients.teacher import EndpointTeacher, check_same_tokens
 from rlvr.config import load
-from rlvr.config.build_client import build_client, client_request, core_shares, find_base
 from rlvr.config.build_config import build_config
 from rlvr.config.schema import RunConfig
 from rlvr.core.protocols import TaskSource
 from rlvr.envs import resolve_environment
+from rlvr.runs.build_client import build_client, client_request, core_shares, find_base
 from rlvr.training.best_checkpoint import resolve_best
 from rlvr.training.initial_weights import newest_weights
 from rlvr.training.journal import weights_path

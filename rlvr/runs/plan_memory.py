@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.clients.registry import resolve_client
-from rlvr.config.build_client import uses_device
 from rlvr.config.schema import RunConfig
 from rlvr.core.machine import free_memory
 from rlvr.engine.gguf_files import open_gguf
@@ -24,6 +23,7 @@ from rlvr.engine.memory import (
     estimate_memory,
     read_shape,
 )
+from rlvr.runs.build_client import uses_device
 
 PROMPT = 512  # tokens, where `training.max_prompt_tokens` does not say
 

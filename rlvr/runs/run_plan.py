@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.plan_memory import PROMPT, find_config
 from rlvr.config.schema import RunConfig
 from rlvr.config.validate import validate
 from rlvr.engine.capacity import (
@@ -25,6 +24,7 @@ from rlvr.engine.capacity import (
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.engine.known_models import KNOWN_MODELS, find_known_config
 from rlvr.engine.memory import DTYPE_BYTES, GIB, ModelShape
+from rlvr.runs.plan_memory import PROMPT, find_config
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,8 @@ from rlvr.clients.custom_loss import try_custom_loss
 from rlvr.clients.registry import CLIENTS, resolve_client
 from rlvr.clients.samplers import SAMPLERS
 from rlvr.config import LoadedConfig, difference, dump, read
-from rlvr.config.build_client import build_client, check_cluster_use, client_request, core_shares
 from rlvr.config.build_config import add_defaults, resolved_values
-from rlvr.config.build_teacher import build_teacher, check_teacher, has_teacher
 from rlvr.config.choices import FLAT, SHORTHANDS, client_key
-from rlvr.config.plan_memory import describe_memory
-from rlvr.config.run_tasks import check_completions, check_demonstrations, count_tasks, fit_prompts, hash_tasks
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import set_default_workers
 from rlvr.core.files import sha256, write_atomic
@@ -34,6 +30,10 @@ from rlvr.envs.chat_template import has_template
 from rlvr.envs.prompt import PromptOptions
 from rlvr.envs.prompted_source import PromptedSource, apply_prompt_options
 from rlvr.reward import Reward, resolve_reward
+from rlvr.runs.build_client import build_client, check_cluster_use, client_request, core_shares
+from rlvr.runs.build_teacher import build_teacher, check_teacher, has_teacher
+from rlvr.runs.plan_memory import describe_memory
+from rlvr.runs.run_tasks import check_completions, check_demonstrations, count_tasks, fit_prompts, hash_tasks
 from rlvr.tracking.tracker import mask_settings
 from rlvr.tracking.trackers import Trackers
 from rlvr.training import journal
@@ -288,7 +288,7 @@ def start_rewards(config: RunConfig, source: TaskSource) -> None:
 
 def build(config: RunConfig, folder: Path, say: Callable[[str], None], warn: Callable[[str], None]) -> TrainingJob:
     """Build the whole job for `rlvr.training.loop.TrainingLoop`. Epochs have become steps before (`resolve_epochs`)."""
-    assert config.training.epochs is None, "rlvr.config.epochs.resolve_epochs comes first"
+    assert config.training.epochs is None, "rlvr.runs.run_tasks.resolve_epochs comes first"
     source = build_source(config)
     start_rewards(config, source)
     reward = build_reward(config, source)

@@ -18,9 +18,14 @@ from typing import Any
 
 from rlvr.clients.local_engine import build_sampler, is_hub_name, is_model
 from rlvr.config import CLI, LoadedConfig, load
-from rlvr.config.build_client import build_client, client_request, core_shares, find_base, find_near_folder
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import (
+from rlvr.config.schema import RunConfig
+from rlvr.core.files import find_damage, read_json
+from rlvr.core.protocols import SamplingClient, TaskSource
+from rlvr.engine.gguf_files import find_gguf
+from rlvr.envs.prompt import PromptOptions
+from rlvr.envs.prompted_source import apply_prompt_options
+from rlvr.runs.assembly import (
     build_reward,
     build_source,
     build_watched,
@@ -28,13 +33,8 @@ from rlvr.config.build_run import (
     prompt_options,
     start_rewards,
 )
-from rlvr.config.run_tasks import fit_prompts
-from rlvr.config.schema import RunConfig
-from rlvr.core.files import find_damage, read_json
-from rlvr.core.protocols import SamplingClient, TaskSource
-from rlvr.engine.gguf_files import find_gguf
-from rlvr.envs.prompt import PromptOptions
-from rlvr.envs.prompted_source import apply_prompt_options
+from rlvr.runs.build_client import build_client, client_request, core_shares, find_base, find_near_folder
+from rlvr.runs.run_tasks import fit_prompts
 from rlvr.tracking import RunConsole
 from rlvr.training import journal
 from rlvr.training.best_checkpoint import resolve_best
