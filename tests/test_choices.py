@@ -18,7 +18,7 @@ from rlvr.config.build_config import add_defaults, build_config, resolved_values
 from rlvr.config.choices import FLAT, SHORTHANDS, full_key, move_flat
 from rlvr.config.schema import RunConfig
 from rlvr.config.validate import list_keys
-from rlvr.runs.assembly import open_run
+from rlvr.runs.run_folder import open_run
 from rlvr.training import journal
 
 

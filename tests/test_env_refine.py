@@ -20,7 +20,8 @@ from rlvr.envs.code_tasks import CodeSource, code_env, mbpp
 from rlvr.reward import resolve_reward
 from rlvr.reward.feedback import MAX_DETAIL
 from rlvr.rollout import open_groups, rollout, score
-from rlvr.runs.assembly import build_source, plan
+from rlvr.runs.assembly import assemble
+from rlvr.runs.run_plan import plan
 from rlvr.sandbox import Sandbox, Verdict
 from rlvr.training import rollout_rows
 
@@ -217,4 +218,4 @@ def test_the_plan_counts_the_tokens_of_every_turn(tmp_path: Path) -> None:
         (3, "at most 2,400 tokens in 3 turns"),
     ):
         config = build_config(load("mbpp", None, [*words, f"env.kwargs.max_turns={turns}"]))
-        assert plan(config, build_source(config))["training"].endswith(said)
+        assert plan(assemble(config))["training"].endswith(said)

@@ -22,9 +22,9 @@ from rlvr.config.unused_keys import find_unused
 from rlvr.core.messages import Datum, ModelInput
 from rlvr.engine.learner import make_filler
 from rlvr.engine.sharding import Ranks, take_part
-from rlvr.runs.assembly import open_run
-from rlvr.runs.build_client import check_cluster_use
-from rlvr.runs.plan_memory import describe_memory
+from rlvr.runs.assembly import check_cluster_use
+from rlvr.runs.run_folder import open_run
+from rlvr.runs.run_plan import describe_memory
 
 BASE = ["env.name=rpn_arithmetic", "rollout.max_tokens=8"]
 

@@ -17,16 +17,14 @@ from typing import Any
 from rlvr.benchmarks.benchmark_folder import BenchmarkFolder, list_results, make_record, open_benchmarks
 from rlvr.benchmarks.benchmark_plan import Benchmark, find_text_forms, name_benchmark, read_benchmarks
 from rlvr.benchmarks.benchmark_table import write_table
-from rlvr.clients.local_engine import build_sampler
 from rlvr.config.build_config import resolved_values
 from rlvr.config.schema import RunConfig
 from rlvr.core.files import write_atomic
 from rlvr.core.messages import SamplingParams
-from rlvr.core.protocols import SamplingClient, TaskSource
+from rlvr.core.protocols import SamplingClient
 from rlvr.core.types import Task, Trajectory
 from rlvr.envs.chat_template import has_template
-from rlvr.runs.assembly import build_reward, build_source, build_watched, start_rewards
-from rlvr.runs.build_client import client_request, core_shares
+from rlvr.runs.assembly import Assembly, assemble
 from rlvr.runs.evaluate_weights import check_weights, find_adapter, show_prompts, warn_of_tasks, with_model
 from rlvr.tracking import RunConsole
 from rlvr.training.errors import check_error_budget
@@ -55,23 +53,22 @@ def run_benchmarks(place: str, words: Sequence[str], folder: Path, console: RunC
     check_weights(weights, console.note)
     adapter = find_adapter(weights)
     benchmarks = read_benchmarks(words, lambda loaded: with_model(loaded, weights, adapter))
-    sources: list[TaskSource] = []
+    assemblies: list[Assembly] = []
     for benchmark in benchmarks:
         with name_benchmark(benchmark.name):
-            sources.append(build_source(benchmark.config))
-            start_rewards(benchmark.config, sources[-1])
-    shares = [core_shares(b.config, source) for b, source in zip(benchmarks, sources, strict=True)]
+            assemblies.append(assemble(benchmark.config))
+            assemblies[-1].start_rewards()
+    shares = [assembly.core_shares for assembly in assemblies]
     cores = next((share for share in shares if share.concurrent), shares[0])
-    request = replace(client_request(benchmarks[0].config, sources[0]), cores=cores, warn=console.warn)
-    sampler = build_sampler(request, adapter)
+    sampler = assemblies[0].build_sampler(adapter, console.warn, cores)
     for benchmark in benchmarks:
         _check_chat(benchmark, place, sampler.get_tokenizer())
     sha256 = sampler.weights_sha256()
     with open_benchmarks(folder, {"model": place, "weights_sha256": sha256}):
-        for benchmark, source in zip(benchmarks, sources, strict=True):
+        for benchmark, assembly in zip(benchmarks, assemblies, strict=True):
             with name_benchmark(benchmark.name):
-                shown = show_prompts(benchmark.config, source, sampler, benchmark.config.prompt, console)
-                run_benchmark(benchmark, shown, sampler, folder, console)
+                shown = show_prompts(benchmark.config, assembly.source, sampler, benchmark.config.prompt, console)
+                run_benchmark(benchmark, replace(assembly, source=shown), sampler, folder, console)
         stored = list_results(folder)
         names = [benchmark.name for benchmark in benchmarks]
         results = {name: stored[name] for name in (*names, *(other for other in stored if other not in names))}
@@ -116,11 +113,11 @@ class _Work:
 
 
 def run_benchmark(
-    benchmark: Benchmark, source: TaskSource, sampler: SamplingClient, out: Path, console: RunConsole
+    benchmark: Benchmark, assembly: Assembly, sampler: SamplingClient, out: Path, console: RunConsole
 ) -> None:
-    """Sample and judge what `out` does not hold yet, and store the numbers. `source` is as the model reads it."""
+    """Sample and judge what `out` does not hold yet, and store the numbers. The tasks are as the model reads them."""
     config, options = benchmark.config, benchmark.config.evaluation
-    reward, watched = build_reward(config, source), build_watched(config)
+    source, reward, watched = assembly.source, assembly.reward, assembly.watched
     work = _Work(heldout_split(source, options, has_interim=False)[0], config)
     warn_of_tasks(len(work.tasks), benchmark.loaded, config, console)
     settings = {key: resolved_values(config, benchmark.loaded)[key] for key in SETTINGS}

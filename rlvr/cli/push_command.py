@@ -107,7 +107,7 @@ def _read_settings(run: Path) -> dict[str, Any]:
     """The settings of a run, which may be older than some of them."""
     from rlvr.config import read
     from rlvr.config.build_config import add_defaults
-    from rlvr.runs.assembly import READ_AS_TEXT
+    from rlvr.runs.run_folder import READ_AS_TEXT
 
     stored = read(run / "resolved.yaml")
     return add_defaults(stored) | ({} if "prompt" in stored else {"prompt": asdict(READ_AS_TEXT)})

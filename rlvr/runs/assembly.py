@@ -1,268 +1,140 @@
-"""Builds a run from its config: model, client, environment, reward, algorithm.
+"""The objects of a run, each made once from its settings: environment, rewards and algorithm, and the client on them.
 
-`plan` describes a run without building it; `open_run` finds or makes the run's folder; `build` makes the job that
-`rlvr.training.loop` runs. torch is imported inside, when a model is really needed: `client=mock` runs without it.
+    assembly = assemble(config)
+    assembly.start_rewards()
+    client = assembly.build_client(folder, say, warn)
+
+torch is imported when a model is really needed: `client=mock` runs without it.
 """
 
 from __future__ import annotations
 
-import inspect
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rlvr.algorithms.capabilities import check_supported
-from rlvr.algorithms.losses.custom import FunctionLoss
-from rlvr.algorithms.terms.importance import Importance
-from rlvr.clients.custom_loss import try_custom_loss
-from rlvr.clients.registry import CLIENTS, resolve_client
-from rlvr.clients.samplers import SAMPLERS
-from rlvr.config import LoadedConfig, difference, dump, read
-from rlvr.config.build_config import add_defaults, resolved_values
-from rlvr.config.choices import FLAT, SHORTHANDS, client_key
+from rlvr.algorithms import Algorithm
+from rlvr.clients.local_engine import build_sampler, is_hub_name, is_model
+from rlvr.clients.registry import ClientRequest, ClientSpec, resolve_client
 from rlvr.config.schema import RunConfig
-from rlvr.core.cpu_budget import set_default_workers
-from rlvr.core.files import sha256, write_atomic
-from rlvr.core.protocols import Feature, TaskSource
-from rlvr.core.registry import load_path
+from rlvr.core.cpu_budget import CoreShares, available_cores, set_default_workers, split_cores
+from rlvr.core.files import read_json
+from rlvr.core.protocols import TaskSource, TrainingClient
+from rlvr.core.ray_cluster import LOCAL
+from rlvr.core.registry import did_you_mean
+from rlvr.engine.gguf_files import find_gguf
 from rlvr.envs import resolve_environment
-from rlvr.envs.chat_template import has_template
-from rlvr.envs.prompt import PromptOptions
-from rlvr.envs.prompted_source import PromptedSource, apply_prompt_options
 from rlvr.reward import Reward, resolve_reward
-from rlvr.runs.build_client import build_client, check_cluster_use, client_request, core_shares
-from rlvr.runs.build_teacher import build_teacher, check_teacher, has_teacher
-from rlvr.runs.plan_memory import describe_memory
-from rlvr.runs.run_tasks import check_completions, check_demonstrations, count_tasks, fit_prompts, hash_tasks
-from rlvr.tracking.tracker import mask_settings
-from rlvr.tracking.trackers import Trackers
-from rlvr.training import journal
-from rlvr.training.compatibility import check_compatibility, check_temperatures
-from rlvr.training.curriculum import Curriculum
-from rlvr.training.evaluate import heldout_split
-from rlvr.training.hints import make_hint_writer
-from rlvr.training.monitor import Monitor
-from rlvr.training.parts import TrainerParts
-from rlvr.training.trainer import Trainer
-from rlvr.training.training_job import TrainingJob
+from rlvr.training.initial_weights import resolve_start
 
-# Servers and processes, their key and patience: they do not change what a run computes.
-CONNECTION_KEYS = (
-    "teacher.url", "teacher.timeout_s", "teacher.retries", "teacher.concurrency",
-    *(f"client.{option}" for client in CLIENTS.classes() for option in client.uncompared),
-    *(f"sampler.{option}" for sampler in SAMPLERS.classes() for option in sampler.uncompared),
-)  # fmt: skip
-READ_AS_TEXT = PromptOptions(chat="off")
+if TYPE_CHECKING:
+    from rlvr.clients.local import LocalSamplingClient
 
 
-def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None = None) -> tuple[Path, bool]:
-    """The folder of this run, and whether the run is finished.
+@dataclass(frozen=True)
+class Assembly:
+    """What a run is made of. Make one with `assemble`; `replace(assembly, config=...)` keeps the objects under settings
+    that do not concern them, such as the number of steps. `watched` are the verifiers that only watch."""
 
-    An unfinished run with the same config is resumed (if the name contains the time, it may differ). A folder of that
-    name with another config is a ValueError, or one whose `source` had other tasks; `run.resume=false` renames it.
-    """
-    if timed := [key for key in loaded.timed if key not in ("run.name", "run.root")]:
-        raise ValueError(
-            f"{', '.join(timed)}: ${{now:...}} may stand in run.name and run.root only. Elsewhere a resumed run would "
-            "go on with another value than it began with; give a fixed one"
-        )
-    wanted = resolved_values(config, loaded)
-    own = [client_key(config.client.name, option) for option in config.client_options.uncompared]
-    where = ("run.resume", "run.name", "run.root", *CONNECTION_KEYS, *own)
-    environment = {
-        key: value for key, value in journal.environment_values(loaded.values, loaded.raw) if key not in where
-    }
-    sources = _hash_custom_loss(config)
-    if source is not None and (tasks := hash_tasks(source)):
-        sources[f"the rows of env.name={config.env.name}"] = [tasks]
-    # Trackers change nothing that is computed: they may be turned on for the rest of a run.
-    ignore = ["run.resume", "tracking", *CONNECTION_KEYS, *(key for key in loaded.timed if key == "run.name")]
-    ignore += [client_key(config.client.name, option) for option in config.client_options.list_uncompared()]
+    config: RunConfig
+    source: TaskSource
+    reward: Reward
+    watched: list[Reward]
+    algorithm: Algorithm
 
-    def changes(folder: Path) -> list[str]:
-        flat = FLAT | {key: f"{key}.name" for key in SHORTHANDS}
-        older = {old: environment[key] for old, key in flat.items() if key in environment}
-        hidden = journal.changed_environment(folder, environment | older | sources)
-        begun = read(folder / "resolved.yaml")
-        is_older = "prompt" not in begun and config.prompt in (PromptOptions(), READ_AS_TEXT)  # `prompt_options`
-        changed = difference(wanted, add_defaults(begun), ignore=[*ignore, "prompt"] if is_older else ignore)
-        return changed + [key if key in sources else f"{key} (its value from the environment)" for key in hidden]
+    @property
+    def spec(self) -> ClientSpec:
+        """The client's spec."""
+        return resolve_client(self.config.client.name)
 
-    name = config.run.name or loaded.name or "run"
-    folder = journal.run_folder(config.run.root, name)
-    if config.run.resume and "run.name" in loaded.timed:
-        for stored in sorted(folder.parent.glob("*/resolved.yaml"), reverse=True):
-            if not (stored.parent / "summary.json").exists() and not changes(stored.parent):
-                return stored.parent, False
-    stored = folder / "resolved.yaml"
-    if stored.exists() and not config.run.resume:
-        journal.move_aside(folder)
-    elif stored.exists() and journal.has_no_progress(folder):
-        # A run that failed before its first step may be corrected under the same name. Its config is replaced in one
-        # move: a kill in between must not leave a folder without a run.
-        with journal.lock_folder(folder):
-            journal.store_environment(folder, environment | sources)
-            write_atomic(stored, dump(wanted))
-    elif stored.exists() and (changed := changes(folder)):
-        prefix = client_key(config.client.name, "")
-        if why := config.client_options.explain_change([key.removeprefix(prefix) for key in changed], folder):
-            raise ValueError(why)
-        raise ValueError(
-            f"run folder {folder} holds a run of another config; it differs in {', '.join(changed[:6])}"
-            f"{f' and {len(changed) - 6} more' if len(changed) > 6 else ''}. Choose another name "
-            f"(run.name={folder.name}-2, say), ask for the same config, or give run.resume=false to start anew (the "
-            "old folder is kept, renamed)"
-        )
-    elif journal.holds_other_files(folder):
-        raise ValueError(f"run folder {folder} exists and holds other files than a run; choose another run.name")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
-        raise ValueError(
-            f"run.root={config.run.root}: {folder} cannot be made ({error.strerror}); give another run.root"
-        ) from error
-    if not stored.exists():
-        journal.store_environment(folder, environment | sources)
-        write_atomic(stored, dump(wanted))
-    return folder, (folder / "summary.json").exists()
+    @property
+    def has_teacher(self) -> bool:
+        """Whether the run learns from a teacher."""
+        return self.config.training.mode == "rlvr" and self.algorithm.has_teacher
 
+    @property
+    def request(self) -> ClientRequest:
+        """What the run asks of its client: enough to check and describe it."""
+        return client_request(self.config, self.source)
 
-def _hash_custom_loss(config: RunConfig) -> dict[str, list[str]]:
-    """The SHA-256 of each file in which a loss of the user's is written: a resumed run must compute the same loss."""
-    loss = config.algorithm.resolve().loss
-    if config.training.mode != "rlvr" or not isinstance(loss, FunctionLoss):
-        return {}
-    path = loss.name
-    function = inspect.unwrap(load_path("algorithm.loss", path))
-    module = getattr(sys.modules[path.partition(":")[0]], "__file__", None)
-    files = {module, getattr(getattr(function, "__code__", None), "co_filename", None)}
-    present = sorted(file for file in files if file and Path(file).is_file())
-    names = ", ".join(Path(file).name for file in present)
-    return {f"the source of algorithm.loss ({names})": [sha256(Path(file)) for file in present]}
+    @cached_property
+    def core_shares(self) -> CoreShares:
+        """How torch's threads and the sandbox's workers divide the cores of this machine."""
+        return self.divide_cores(available_cores())
 
+    def divide_cores(self, total: int) -> CoreShares:
+        """How torch's threads and the sandbox's workers divide `total` cores, if they run at the same time."""
+        config = self.config
+        sandboxes = list(_sandbox_settings(config.reward.kwargs))
+        is_elsewhere = any(sandbox.get("ray") not in (None, LOCAL) for sandbox in sandboxes)
+        waits = any(reward.waits_for == "processes" for reward in (self.reward, *self.watched))
+        concurrent = self.spec.capabilities.runs_in_process and not is_elsewhere and waits
+        workers = max((n for sandbox in sandboxes if isinstance(n := sandbox.get("workers"), int)), default=0)
+        device = concurrent and uses_device(config)
+        return split_cores(total, config.engine.threads, workers, concurrent=concurrent, device=device)
 
-def _check_optimizers(config: RunConfig) -> None:
-    """ValueError if a phase of the run needs what the optimizer of its client does not have."""
-    used = {"sft": config.sft} if config.sft.steps else {}
-    if config.training.mode == "rlvr":
-        used |= {"training": config.training}
-        used |= {"training.critic": config.training.critic} if config.algorithm.resolve().advantage.takes_critic else {}
-    client = resolve_client(config.client.name).capabilities
-    muon = [f"{name}.optimizer.name" for name, phase in used.items() if phase.optimizer.name == "muon"]
-    clipped = [f"{name}.optimizer.grad_clip=0" for name, phase in used.items() if phase.optimizer.grad_clip]
-    instead = " and ".join(f"{key}=adamw" for key in muon)
-    if clipped and not client.clips_gradients:
-        raise ValueError(
-            f"client={config.client.name} does not bound the norm of a gradient; give {' and '.join(clipped)}"
-        )
-    if config.training.num_minibatches > 1 and not client.accumulates:
-        raise ValueError(
-            f"training.num_minibatches={config.training.num_minibatches}: client={config.client.name} takes one "
-            "forward-backward call for each optimizer step; leave it out"
-        )
-    if muon and Feature.MUON not in client.features:
-        raise ValueError(
-            f"{muon[0]}=muon is not supported by client={config.client.name}, which has AdamW; use {instead}"
-        )
-    if muon and config.model.lora:
-        raise ValueError(
-            f"{muon[0]}=muon with model.lora: Muon is for whole weight matrices, the factors of an adapter are not; "
-            f"use {instead}, or train all weights (leave model.lora out)"
-        )
+    def start_rewards(self) -> None:
+        """Start what the verifiers depend on, such as a sandbox; ValueError if this machine does not support it."""
+        check_cluster_use(self.config)
+        set_default_workers(self.core_shares.workers)
+        for reward in (self.reward, *self.watched):
+            reward.start()
 
+    def build_client(
+        self, folder: Path, say: Callable[[str], None], warn: Callable[[str], None], *, fresh: bool = True
+    ) -> TrainingClient:
+        """The training client with its untrained policy; it saves in `folder`. `say` and `warn` take messages about it.
 
-def has_interim(config: RunConfig) -> bool:
-    """Whether the run makes interim evaluations."""
-    return bool(config.sft.until or config.evaluation.every)
-
-
-def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
-    """Describe the run in words and numbers, as printed before it starts; ValueError if it could not train."""
-    if not source.levels:
-        raise ValueError(f"env.name={config.env.name} is a test set without training tasks: use it with rlvr evaluate")
-    t, e = config.training, config.evaluation
-    algorithm = config.algorithm.resolve()
-    _check_optimizers(config)
-    check_demonstrations(config, source)
-    if t.mode == "rlvr":
-        check_compatibility(algorithm, config.rollout, t)
-        check_supported(algorithm, resolve_client(config.client.name).capabilities)
-        check_temperatures(t, resolve_client(config.client.name).capabilities)
-        check_teacher(config)
-        if isinstance(algorithm.loss, FunctionLoss):
-            try_custom_loss(algorithm)
-    check_completions(config, source)
-    completions = t.prompts_per_step * t.group_size
-    updates = t.ppo_epochs * t.num_substeps
-    tokens = t.steps * completions * source.max_turns * (config.rollout.max_tokens or 0)
-    until = f", or until {100 * t.until:g}% of held-out completions pass" if t.until and e.every else ""
-    if t.patience and e.every:
-        until += f", or until {t.patience} interim evaluations in a row are no new best"
-    waves = f", up to {1 + t.dynamic_sampling} waves of prompts" if t.dynamic_sampling else ""
-    lines = {
-        "model": resolve_client(config.client.name).describe(client_request(config, source)),
-        **({"memory": memory} if (memory := describe_memory(config)) else {}),
-        "environment": config.env.name + (f", levels {', '.join(source.levels)}" if any(source.levels) else ""),
-        **({"data": data} if (data := source.describe_data()) else {}),
-        "reward": build_reward(config, source).formula,
-    }
-    if config.sft.steps:
-        goal = f", or until {100 * config.sft.until:g}% of held-out completions pass" if config.sft.until else ""
-        if config.sft.until and config.sft.until_each:
-            goal += f" (of each kind of task {100 * config.sft.until_each:g}%)"
-        lines["fine-tuning"] = (
-            f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations{goal}; {config.sft.optimizer}"
-        )
-    if servers := config.sampler_options.servers:
-        importance = algorithm.term(Importance)
-        correction = f"importance weights up to {importance.cap:g}" if importance else "no importance correction"
-        lines["sampler"] = (
-            f"{config.sampler_options.title} at {', '.join(servers)}; sampler against trainer: {correction}"
-        )
-    if (share := core_shares(config, source)).concurrent:
-        lines["cores"] = str(share)
-    if t.mode == "rlvr":
-        lines |= {
-            "algorithm": f"{algorithm.name}: {algorithm.advantage.name}, loss {algorithm.loss.name}"
-            f"{algorithm.loss.remark(algorithm)}, {algorithm.reduction}"
-            + "".join(f", {text}" for term in algorithm.terms if (text := term.describe())),
-            **({"teacher": str(config.teacher)} if algorithm.has_teacher else {}),
-            "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} completions = "
-            f"{t.steps * completions:,} completions, at most {tokens:,} tokens"
-            f"{f' in {source.max_turns} turns' if source.max_turns > 1 else ''}{waves}{until}",
-            "updates": f"{updates} a step, {t.steps * updates} in all; {t.optimizer}",
-        }
-        if algorithm.advantage.takes_critic:
-            kind = (
-                "a second adapter" if config.model.lora or config.client_options.trains_adapters else "a second model"
+        Unless it is `fresh`, its weights are about to be loaded: `model.start_from` need not exist any more.
+        """
+        config, spec = self.config, self.spec
+        temperature = config.rollout.temperature
+        if temperature != 1 and config.training.mode == "rlvr" and not spec.capabilities.scores_at_temperature:
+            warn(
+                f"rollout.temperature={temperature:g}, but client={config.client.name} scores answers at temperature "
+                "1: the gradient is of another policy than the one that sampled. training.gap_stop is off for this; "
+                "watch sampling/sampling_logp_difference/mean, and use rollout.temperature=1 unless you know better"
             )
-            alone = f", alone for {t.critic.warmup_steps} steps" if t.critic.warmup_steps else ""
-            lines["critic"] = f"{kind}{alone}; {t.critic.optimizer}"
-        if tasks := count_tasks(source):
-            lines["epochs"] = f"{t.steps * t.prompts_per_step / tasks:.3g} over {tasks:,} training tasks"
-    heldout, interim = heldout_split(source, e, has_interim=has_interim(config))
-    # Tasks are set aside even where `sft.steps=0` leaves no interim evaluation: runs with and without it compare.
-    has_others = ((config.sft.steps and config.sft.until) or e.every) and interim and interim != heldout
-    others = f"; {len(interim)} others for interim evaluations" if has_others else ""
-    return lines | {"evaluation": f"{len(heldout)} held-out tasks x {e.samples} completions, before and after{others}"}
+        request = replace(self.request, cores=self.core_shares, folder=folder, say=say, warn=warn, fresh=fresh)
+        keep, has_adapter = config.training.max_steps_off_policy + 2, config.model.lora is not None
+        return config.sampler_options.attach(spec.build(request), has_adapter=has_adapter, keep=keep, warn=warn)
+
+    def build_sampler(
+        self, adapter: Path | None, warn: Callable[[str], None], cores: CoreShares | None = None
+    ) -> LocalSamplingClient:
+        """A sampler of the model in this process, or of an adapter on it; nothing is trained."""
+        return build_sampler(replace(self.request, cores=cores or self.core_shares, warn=warn), adapter)
 
 
-def build_source(config: RunConfig) -> TaskSource:
-    """The environment; ValueError too where the config names a reward that does not exist, or the client cannot be."""
-    source = resolve_environment(config.env.name, **config.env.kwargs)
+def assemble(config: RunConfig, source: TaskSource | None = None) -> Assembly:
+    """Make the objects of a run, on another environment than its own if a `source` is given.
+
+    ValueError where the config names an environment, a reward or an algorithm that does not exist, or the client cannot
+    be.
+    """
+    if source is None:
+        source = resolve_environment(config.env.name, **config.env.kwargs)
     resolve_client(config.client.name).check(client_request(config, source))
-    build_reward(config, source)
-    build_watched(config)
-    config.algorithm.resolve()
-    return source
+    return Assembly(config, source, _bind_reward(config, source), _bind_watched(config), config.algorithm.resolve())
 
 
-def prompt_options(config: RunConfig, folder: Path) -> PromptOptions:
-    """The options of a run: `chat=off` for one that began before there was `prompt`, as its model read text."""
-    return config.prompt if "prompt" in read(folder / "resolved.yaml") else READ_AS_TEXT
+def client_request(config: RunConfig, source: TaskSource) -> ClientRequest:
+    """What a run asks of its client. A client that makes no tokenizer of the environment's words reads no `source`."""
+    return ClientRequest(
+        model=config.model,
+        source=source,
+        environment=config.env.name,
+        seed=config.seed,
+        limits=config.engine,
+        options=config.client_options,
+        resolve_start=resolve_start,
+    )
 
 
-def build_reward(config: RunConfig, source: TaskSource) -> Reward:
+def _bind_reward(config: RunConfig, source: TaskSource) -> Reward:
     reward = resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)
     weight = config.reward.environment_weight
     if weight is None and reward.name == source.reward:
@@ -270,82 +142,80 @@ def build_reward(config: RunConfig, source: TaskSource) -> Reward:
     return reward.plus_environment(weight)
 
 
-def build_watched(config: RunConfig) -> list[Reward]:
-    """Build the verifiers that only watch."""
+def _bind_watched(config: RunConfig) -> list[Reward]:
     names = config.reward.watch
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise ValueError(f"reward.watch: {twice[0]!r} is named twice; leave one out")
     return [resolve_reward(name) for name in names]
 
 
-def start_rewards(config: RunConfig, source: TaskSource) -> None:
-    """Start what the verifiers depend on, such as a sandbox; ValueError if this machine does not support it."""
-    check_cluster_use(config)
-    set_default_workers(core_shares(config, source).workers)
-    for reward in (build_reward(config, source), *build_watched(config)):
-        reward.start()
+def has_interim(config: RunConfig) -> bool:
+    """Whether the run makes interim evaluations."""
+    return bool(config.sft.until or config.evaluation.every)
 
 
-def build(config: RunConfig, folder: Path, say: Callable[[str], None], warn: Callable[[str], None]) -> TrainingJob:
-    """Build the whole job for `rlvr.training.loop.TrainingLoop`. Epochs have become steps before (`resolve_epochs`)."""
-    assert config.training.epochs is None, "rlvr.runs.run_tasks.resolve_epochs comes first"
-    source = build_source(config)
-    start_rewards(config, source)
-    reward = build_reward(config, source)
-    algorithm = config.algorithm.resolve()
-    watched = build_watched(config)
-    if reward.caution and not {w.name for w in watched} - {reward.name} and config.training.mode == "rlvr":
-        warn(f"the reward {reward.name!r} can be hacked: {reward.caution}")
-    trackers = build_trackers(config, folder, say, warn)
-    client = build_client(config, source, folder / "checkpoints", say, warn)
-    options = prompt_options(config, folder)
-    source = apply_prompt_options(source, client.get_tokenizer(), options)
-    if isinstance(source, PromptedSource):
-        say(f"the model reads each prompt {source.writer}")
-    elif options != config.prompt and has_template(client.get_tokenizer()):
-        say("this run began before there was prompt.chat: it goes on without the tokenizer's chat template")
-    elif config.model.name and options.chat == "auto" and not has_template(client.get_tokenizer()):
-        say(
-            "the tokenizer has no chat template: the model reads each prompt as it stands and continues it, so prompts "
-            "should end where an answer begins (`Answer:`)"
+def _sandbox_settings(value: Any) -> Iterator[Mapping[str, Any]]:
+    """The mappings `sandbox` in a reward's options, those of its parts too."""
+    if isinstance(value, Mapping):
+        if isinstance(sandbox := value.get("sandbox"), Mapping):
+            yield sandbox
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _sandbox_settings(part)
+
+
+def check_cluster_use(config: RunConfig) -> None:
+    """ValueError if the verifiers would take the CPUs of a Ray cluster that the ranks need: they start first."""
+    on_ray = [sandbox for sandbox in _sandbox_settings(config.reward.kwargs) if sandbox.get("ray") is not None]
+    if config.client_options.cluster and any(one.get("workers") is None for one in on_ray):
+        raise ValueError(
+            "reward.kwargs.sandbox has no workers: without it the sandbox takes all free CPUs of the Ray cluster, and "
+            "sharding.ranks find none; give workers, a number that leaves CPUs to the ranks"
         )
-    source = fit_prompts(config, source, client.get_tokenizer(), say)
-    for text in source.advice():
-        warn(text)
-    if text := check_completions(config, source):
-        warn(text)
-    hints = None
-    if config.curriculum.hint_step:
-        hints = make_hint_writer(source, client.get_tokenizer(), (config.rollout.max_tokens or 0) - 1)
-    curriculum = Curriculum(source, config.curriculum, config.seed, hints)
-    for text in curriculum.advice() if config.training.mode == "rlvr" else ():
-        warn(text)
-    teacher = build_teacher(config, source, client.get_tokenizer(), say) if has_teacher(config) else None
-    parts = TrainerParts(
-        client, source, reward, algorithm, config.rollout, config.training, curriculum, config.seed, watched, teacher
-    )
-    return TrainingJob(
-        trainer=Trainer(parts, Monitor(config.training, warn)),
-        sft=config.sft,
-        evaluation=config.evaluation,
-        options=config.run,
-        folder=folder,
-        trackers=trackers,
-        weights_sha256=client.weights_sha256,
-    )
 
 
-def build_trackers(
-    config: RunConfig, folder: Path, say: Callable[[str], None], warn: Callable[[str], None]
-) -> Trackers:
-    settings, recorder = read(folder / "resolved.yaml"), None
-    if config.tracking.store:
-        try:
-            from rlvr.store.run_recorder import RunRecorder
-        except ModuleNotFoundError as error:
-            raise ValueError(f"tracking.store needs {error.name}: pip install 'rlvr[serve]'") from error
-        try:
-            recorder = RunRecorder(config.tracking.store, folder, folder.name, mask_settings(settings), warn)
-        except ValueError as error:
-            raise ValueError(f"tracking.store: {error}") from error
-    return Trackers(config.tracking, folder, folder.name, settings, warn, recorder=recorder, say=say)
+def uses_device(config: RunConfig) -> bool:
+    """Whether the model computes on an accelerator."""
+    if config.model.device != "auto":
+        return config.model.device != "cpu"
+    if find_spec("torch") is None:
+        return False
+    from rlvr.engine.model_loading import pick_device
+
+    return pick_device(config.model.device).type != "cpu"
+
+
+def check_model_folder(config: RunConfig) -> None:
+    """ValueError if `model.name` is written as a path, or is a folder, and no model is there. A hub is not asked."""
+    name = config.model.name or ""
+    if not resolve_client(config.client.name).capabilities.runs_in_process:
+        return
+    folder = Path(name).expanduser()
+    if name and (name.startswith((".", "/", "~")) or folder.is_dir()) and not (is_model(folder) or find_gguf(name)):
+        if (folder / "resolved.yaml").exists():
+            raise ValueError(f"model.name={name} is a run; give model.start_from={name} to start from its weights")
+        found = "no config.json" if folder.is_dir() else f"no such folder{find_near_folder(folder)}"
+        raise ValueError(
+            f"model.name={name}: {found}; give a folder that `save_pretrained` wrote, a GGUF file, or a hub name"
+        )
+
+
+def find_near_folder(missing: Path) -> str:
+    """` (did you mean 'my-model'?)`: the folder that is there with a name near that of the first missing part."""
+    place = missing.absolute()
+    while not place.parent.is_dir():
+        place = place.parent
+    near = did_you_mean(place.name, [entry.name for entry in place.parent.iterdir() if entry.is_dir()])
+    return near if place == missing.absolute() or not near else f" {place.name}{near}"
+
+
+def find_base(adapter: Path, given: str | None) -> str:
+    """The model that an adapter belongs to: the one that is given, else the one that it names itself."""
+    named = read_json(adapter / "adapter_config.json", "the config of an adapter").get("base_model_name_or_path")
+    base = given or named
+    if not isinstance(base, str) or not (is_hub_name(base) or is_model(Path(base).expanduser())):
+        raise ValueError(
+            f"{adapter} names the base model {base!r}, which was not found; give model.name=<its base model>"
+        )
+    return base

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlvr.clients.local_engine import build_sampler, is_hub_name, is_model
+from rlvr.clients.local_engine import is_hub_name, is_model
 from rlvr.config import CLI, LoadedConfig, load
 from rlvr.config.build_config import build_config
 from rlvr.config.schema import RunConfig
@@ -25,15 +25,8 @@ from rlvr.core.protocols import SamplingClient, TaskSource
 from rlvr.engine.gguf_files import find_gguf
 from rlvr.envs.prompt import PromptOptions
 from rlvr.envs.prompted_source import apply_prompt_options
-from rlvr.runs.assembly import (
-    build_reward,
-    build_source,
-    build_watched,
-    has_interim,
-    prompt_options,
-    start_rewards,
-)
-from rlvr.runs.build_client import build_client, client_request, core_shares, find_base, find_near_folder
+from rlvr.runs.assembly import Assembly, assemble, find_base, find_near_folder, has_interim
+from rlvr.runs.run_folder import prompt_options
 from rlvr.runs.run_tasks import fit_prompts
 from rlvr.tracking import RunConsole
 from rlvr.training import journal
@@ -121,14 +114,13 @@ def evaluate_model(place: str, loaded: LoadedConfig, console: RunConsole, like: 
         )
     adapter = find_adapter(place)
     config = build_config(with_model(loaded, place, adapter))
-    source = build_source(config)
-    start_rewards(config, source)
-    request = replace(client_request(config, source), cores=core_shares(config, source), warn=console.warn)
-    sampler = build_sampler(request, adapter)
+    assembly = assemble(config)
+    assembly.start_rewards()
+    sampler = assembly.build_sampler(adapter, console.warn)
     options = config.prompt if like is None else prompt_options(config, like)
-    source = show_prompts(config, source, sampler, options, console)
+    source = show_prompts(config, assembly.source, sampler, options, console)
     left_out = set() if like is None else _interim_ids(source, _read_run(like))
-    result = _evaluate(config, source, sampler, config.seed, console, left_out)
+    result = _evaluate(assembly, source, sampler, config.seed, console, left_out)
     warn_of_tasks(result["tasks"], loaded, config, console)
     return {"checkpoint": place, **({} if like is None else {"like": str(like)}), **result}
 
@@ -188,18 +180,18 @@ def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -
         place = checkpoint
     elif wrong := find_damage(place):
         raise ValueError(f"checkpoint {place} is damaged or missing: {wrong}")
-    source = build_source(config)
-    start_rewards(config, source)
-    client = build_client(config, source, folder / "checkpoints", lambda text: None, lambda text: None, fresh=False)
+    assembly = assemble(config)
+    assembly.start_rewards()
+    client = assembly.build_client(folder / "checkpoints", lambda text: None, lambda text: None, fresh=False)
     client.load_state(journal.weights_path(place)).result()
     sampler = client.create_sampling_client()
-    source = show_prompts(config, source, sampler, prompt_options(config, folder), console)
+    source = show_prompts(config, assembly.source, sampler, prompt_options(config, folder), console)
     if begun.evaluation.interim_tasks is None and (place != given or place.name.startswith("best-")):
         console.warn(
             "the run chose its best checkpoint by the tasks that are evaluated here "
             "(evaluation.interim_tasks=null): the pass rate is overstated"
         )
-    result = _evaluate(config, source, sampler, seed, console, _interim_ids(source, begun))
+    result = _evaluate(assembly, source, sampler, seed, console, _interim_ids(source, begun))
     warn_of_tasks(result["tasks"], loaded, config, console)
     return {"checkpoint": str(place), **result}
 
@@ -234,7 +226,7 @@ def show_prompts(
 
 
 def _evaluate(
-    config: RunConfig,
+    assembly: Assembly,
     source: TaskSource,
     sampler: SamplingClient,
     seed: int,
@@ -242,11 +234,11 @@ def _evaluate(
     left_out: Collection[str] = (),
 ) -> dict[str, Any]:
     """The metrics of the held-out tasks, without those whose ids are `left_out`."""
-    options = config.evaluation
+    config, options = assembly.config, assembly.config.evaluation
     heldout = HeldoutEvaluator(
         source,
-        build_reward(config, source),
-        build_watched(config),
+        assembly.reward,
+        assembly.watched,
         config.rollout,
         options,
         config.training.error_budget,

@@ -1,17 +1,31 @@
-"""The text of `rlvr plan`: memory, time and bottleneck of a run on many devices, each figure with its formula.
+"""What a run will do and what it takes, before it starts: its plan in words, its memory, and `rlvr plan` for clusters.
 
-Nothing is computed on a device and nothing is downloaded. Exercised by `python -m pytest tests/test_capacity.py`.
+    plan(assemble(config))                  # the lines that `rlvr train` prints first; ValueError if it could not train
+    describe_capacity(config, cluster)      # memory, time and bottleneck on many devices, each figure with its formula
+
+Nothing is computed on a device and nothing is downloaded.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
+from rlvr.algorithms.capabilities import check_supported
+from rlvr.algorithms.losses.custom import FunctionLoss
+from rlvr.algorithms.terms.importance import Importance
+from rlvr.clients.custom_loss import try_custom_loss
+from rlvr.clients.registry import resolve_client
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.config.schema import RunConfig
 from rlvr.config.validate import validate
+from rlvr.core.machine import free_memory
+from rlvr.core.protocols import Feature
 from rlvr.engine.capacity import (
     ClusterOptions,
     PlanLine,
@@ -22,9 +36,231 @@ from rlvr.engine.capacity import (
     read_planned_shape,
 )
 from rlvr.engine.engine_options import EngineLimits
+from rlvr.engine.gguf_files import open_gguf
 from rlvr.engine.known_models import KNOWN_MODELS, find_known_config
-from rlvr.engine.memory import DTYPE_BYTES, GIB, ModelShape
-from rlvr.runs.plan_memory import PROMPT, find_config
+from rlvr.engine.memory import (
+    DTYPE_BYTES,
+    GIB,
+    MemoryEstimate,
+    ModelShape,
+    count_gathered,
+    estimate_memory,
+    read_shape,
+)
+from rlvr.runs.assembly import Assembly, has_interim, uses_device
+from rlvr.runs.run_tasks import check_completions, check_demonstrations, count_tasks
+from rlvr.training.compatibility import check_compatibility, check_temperatures
+from rlvr.training.evaluate import heldout_split
+
+PROMPT = 512  # tokens, where `training.max_prompt_tokens` does not say
+
+
+def plan(assembly: Assembly) -> dict[str, str]:
+    """Describe the run in words and numbers, as printed before it starts; ValueError if it could not train."""
+    config, source, algorithm = assembly.config, assembly.source, assembly.algorithm
+    if not source.levels:
+        raise ValueError(f"env.name={config.env.name} is a test set without training tasks: use it with rlvr evaluate")
+    t, e = config.training, config.evaluation
+    _check_optimizers(assembly)
+    check_demonstrations(config, source)
+    if t.mode == "rlvr":
+        check_compatibility(algorithm, config.rollout, t)
+        check_supported(algorithm, assembly.spec.capabilities)
+        check_temperatures(t, assembly.spec.capabilities)
+        check_teacher(assembly)
+        if isinstance(algorithm.loss, FunctionLoss):
+            try_custom_loss(algorithm)
+    check_completions(config, source)
+    completions = t.prompts_per_step * t.group_size
+    updates = t.ppo_epochs * t.num_substeps
+    tokens = t.steps * completions * source.max_turns * (config.rollout.max_tokens or 0)
+    until = f", or until {100 * t.until:g}% of held-out completions pass" if t.until and e.every else ""
+    if t.patience and e.every:
+        until += f", or until {t.patience} interim evaluations in a row are no new best"
+    waves = f", up to {1 + t.dynamic_sampling} waves of prompts" if t.dynamic_sampling else ""
+    lines = {
+        "model": assembly.spec.describe(assembly.request),
+        **({"memory": memory} if (memory := describe_memory(config)) else {}),
+        "environment": config.env.name + (f", levels {', '.join(source.levels)}" if any(source.levels) else ""),
+        **({"data": data} if (data := source.describe_data()) else {}),
+        "reward": assembly.reward.formula,
+    }
+    if config.sft.steps:
+        goal = f", or until {100 * config.sft.until:g}% of held-out completions pass" if config.sft.until else ""
+        if config.sft.until and config.sft.until_each:
+            goal += f" (of each kind of task {100 * config.sft.until_each:g}%)"
+        lines["fine-tuning"] = (
+            f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations{goal}; {config.sft.optimizer}"
+        )
+    if servers := config.sampler_options.servers:
+        importance = algorithm.term(Importance)
+        correction = f"importance weights up to {importance.cap:g}" if importance else "no importance correction"
+        lines["sampler"] = (
+            f"{config.sampler_options.title} at {', '.join(servers)}; sampler against trainer: {correction}"
+        )
+    if (share := assembly.core_shares).concurrent:
+        lines["cores"] = str(share)
+    if t.mode == "rlvr":
+        lines |= {
+            "algorithm": f"{algorithm.name}: {algorithm.advantage.name}, loss {algorithm.loss.name}"
+            f"{algorithm.loss.remark(algorithm)}, {algorithm.reduction}"
+            + "".join(f", {text}" for term in algorithm.terms if (text := term.describe())),
+            **({"teacher": str(config.teacher)} if algorithm.has_teacher else {}),
+            "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} completions = "
+            f"{t.steps * completions:,} completions, at most {tokens:,} tokens"
+            f"{f' in {source.max_turns} turns' if source.max_turns > 1 else ''}{waves}{until}",
+            "updates": f"{updates} a step, {t.steps * updates} in all; {t.optimizer}",
+        }
+        if algorithm.advantage.takes_critic:
+            kind = (
+                "a second adapter" if config.model.lora or config.client_options.trains_adapters else "a second model"
+            )
+            alone = f", alone for {t.critic.warmup_steps} steps" if t.critic.warmup_steps else ""
+            lines["critic"] = f"{kind}{alone}; {t.critic.optimizer}"
+        if tasks := count_tasks(source):
+            lines["epochs"] = f"{t.steps * t.prompts_per_step / tasks:.3g} over {tasks:,} training tasks"
+    heldout, interim = heldout_split(source, e, has_interim=has_interim(config))
+    # Tasks are set aside even where `sft.steps=0` leaves no interim evaluation: runs with and without it compare.
+    has_others = ((config.sft.steps and config.sft.until) or e.every) and interim and interim != heldout
+    others = f"; {len(interim)} others for interim evaluations" if has_others else ""
+    return lines | {"evaluation": f"{len(heldout)} held-out tasks x {e.samples} completions, before and after{others}"}
+
+
+def _check_optimizers(assembly: Assembly) -> None:
+    """ValueError if a phase of the run needs what the optimizer of its client does not have."""
+    config = assembly.config
+    used = {"sft": config.sft} if config.sft.steps else {}
+    if config.training.mode == "rlvr":
+        used |= {"training": config.training}
+        used |= {"training.critic": config.training.critic} if assembly.algorithm.advantage.takes_critic else {}
+    client = assembly.spec.capabilities
+    muon = [f"{name}.optimizer.name" for name, phase in used.items() if phase.optimizer.name == "muon"]
+    clipped = [f"{name}.optimizer.grad_clip=0" for name, phase in used.items() if phase.optimizer.grad_clip]
+    instead = " and ".join(f"{key}=adamw" for key in muon)
+    if clipped and not client.clips_gradients:
+        raise ValueError(
+            f"client={config.client.name} does not bound the norm of a gradient; give {' and '.join(clipped)}"
+        )
+    if config.training.num_minibatches > 1 and not client.accumulates:
+        raise ValueError(
+            f"training.num_minibatches={config.training.num_minibatches}: client={config.client.name} takes one "
+            "forward-backward call for each optimizer step; leave it out"
+        )
+    if muon and Feature.MUON not in client.features:
+        raise ValueError(
+            f"{muon[0]}=muon is not supported by client={config.client.name}, which has AdamW; use {instead}"
+        )
+    if muon and config.model.lora:
+        raise ValueError(
+            f"{muon[0]}=muon with model.lora: Muon is for whole weight matrices, the factors of an adapter are not; "
+            f"use {instead}, or train all weights (leave model.lora out)"
+        )
+
+
+def check_teacher(assembly: Assembly) -> None:
+    """ValueError if the run needs a teacher that it does not name, or that cannot score its completions."""
+    if not assembly.has_teacher:
+        return
+    config = assembly.config
+    options, teacher = config.teacher, next(t for t in assembly.algorithm.terms if t.teaches)
+    if not (options.model or options.url):
+        raise ValueError(
+            f"{teacher.key(teacher.switch)}={teacher.strength:g} without a teacher; give teacher.model (a run, a model "
+            "folder or a hub name), or teacher.url and teacher.name (an endpoint)"
+        )
+    if options.url and (config.rollout.temperature != 1 or config.training.temperature_end is not None):
+        raise ValueError(
+            f"rollout.temperature={config.rollout.temperature:g} with teacher.url: an endpoint scores a prompt at "
+            "temperature 1; use rollout.temperature=1 without training.temperature_end, or a teacher in this process "
+            "(teacher.model)"
+        )
+
+
+def find_shape(name: str) -> ModelShape | None:
+    """The shape of a model in a folder, or of a hub's model that was downloaded before; None if it is not known."""
+    config = find_config(name)
+    return None if config is None else read_shape(config)
+
+
+def find_config(name: str) -> dict[str, Any] | None:
+    """The config of a model in a folder or GGUF file, or of a hub's model that was downloaded before; None if there is
+    none."""
+    file: object = Path(open_gguf(name)).expanduser() / "config.json"
+    if not Path(str(file)).is_file() and find_spec("huggingface_hub"):
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            file = try_to_load_from_cache(name, "config.json")
+        except HFValidationError:  # a path that names no model
+            return None
+    try:
+        config = json.loads(Path(str(file)).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def describe_memory(config: RunConfig) -> str:
+    """What the run holds at its peak, in words; empty if the client computes elsewhere or the model is not known."""
+    model, training = config.model, config.training
+    if not (model.name and resolve_client(config.client.name).capabilities.runs_in_process):
+        return ""
+    if (shape := find_shape(model.name)) is None:
+        return ""
+    if model.dtype not in ("auto", *DTYPE_BYTES):
+        raise ValueError(f"model.dtype={model.dtype}: expected auto, {' or '.join(DTYPE_BYTES)}")
+    dtype = model.dtype if model.dtype != "auto" else "bfloat16" if uses_device(config) else "float32"
+    prompt = training.max_prompt_tokens or PROMPT
+    estimate = estimate_memory(
+        shape,
+        config.engine,
+        dtype=dtype,
+        row_tokens=prompt + (config.rollout.max_tokens or 0),
+        rows=training.prompts_per_step * training.group_size,
+        lora=model.lora,
+        optimizer=training.optimizer.name,
+        copies=config.algorithm.resolve().needs_reference + bool(training.max_steps_off_policy),
+        critic=config.algorithm.resolve().advantage.takes_critic,
+    )
+    if config.client_options.shares_weights:
+        return describe_ranks(estimate, shape, config, DTYPE_BYTES[dtype])
+    cache, state = estimate.cache / GIB, (estimate.persistent - estimate.cache) / GIB
+    free = free_memory()
+    short = (
+        f"; only {free / GIB:.1f} GiB are free here: {_say_remedies(config, prompt)}"
+        if estimate.total > free and not uses_device(config)
+        else ""
+    )
+    return (
+        f"about {estimate.total / GIB:.1f} GiB in {dtype}, computed for prompts of up to {prompt} tokens: weights and "
+        f"optimizer {state:.1f}, KV cache {cache:.1f}, a pass {estimate.total / GIB - state - cache:.1f}{short}"
+    )
+
+
+def _say_remedies(config: RunConfig, prompt: int) -> str:
+    """What takes less memory, first what changes no result."""
+    return (
+        f"a smaller engine.micro_tokens (now {config.engine.micro_tokens:,}), the length of the longest prompt as "
+        f"training.max_prompt_tokens (now {prompt} are assumed), fewer training.prompts_per_step, or a smaller model"
+    )
+
+
+def describe_ranks(estimate: MemoryEstimate, shape: ModelShape, config: RunConfig, size: int) -> str:
+    """The same for a client of several processes: what a rank holds, and the driver."""
+    cut, whole = estimate.weights, estimate.adapter
+    of_trained = estimate.state + estimate.gradients
+    cut, whole = (cut, whole + of_trained) if config.model.lora else (cut + of_trained, whole)
+    gathered = size * count_gathered(shape, has_adapter=config.model.lora is not None)
+    rank = cut / config.client_options.processes + whole + gathered + estimate.activations + estimate.logits
+    samples = not config.sampler_options.servers
+    driver = estimate.weights + estimate.adapter + estimate.copies + estimate.cache + estimate.sampling_tables
+    sampler = f", the driver's sampler {driver / GIB:.1f}" if samples else ""
+    parts = (cut / config.client_options.processes + whole) / GIB
+    return (
+        f"about {rank / GIB:.1f} GiB a rank, {parts:.1f} of it its part of weights, gradients and optimizer{sampler}; "
+        "the libraries of each process add 0.4"
+    )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from rlvr.config import difference
 from rlvr.config.build_config import add_defaults
 from rlvr.core.file_lock import lock_file
 from rlvr.core.files import read_json, remove_leftovers, write_atomic
-from rlvr.runs.assembly import CONNECTION_KEYS
+from rlvr.runs.run_folder import CONNECTION_KEYS
 from rlvr.study.study_plan import StudyPlan
 from rlvr.training.journal import RunLockedError
 

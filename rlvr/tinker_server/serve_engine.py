@@ -179,7 +179,7 @@ def named_models(given: list[str]) -> dict[str, str]:
             elif place.exists():
                 wrong = "it is a file"
             else:
-                from rlvr.runs.build_client import find_near_folder  # here: no other part of serving needs configs
+                from rlvr.runs.assembly import find_near_folder  # here: no other part of serving needs configs
 
                 wrong = f"there is no such folder{find_near_folder(place)}"
             raise ValueError(

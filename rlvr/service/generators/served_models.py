@@ -23,7 +23,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rlvr.clients.registry import resolve_client
 from rlvr.core.protocols import SamplingClient, TaskSource, TrainingClient
 from rlvr.engine.gguf_files import find_gguf
 from rlvr.envs.prompt import PromptOptions, PromptWriter
@@ -118,21 +117,20 @@ def open_model(given: str, folder: Path, *, seed: int = 0, variable: str = VARIA
 def _open_run(place: Path, folder: Path, variable: str) -> ServedModel:
     from rlvr.config import load
     from rlvr.config.build_config import build_config
-    from rlvr.runs.assembly import build_source, prompt_options
-    from rlvr.runs.build_client import build_client
+    from rlvr.runs.assembly import assemble
+    from rlvr.runs.run_folder import prompt_options
     from rlvr.training import journal
 
     checkpoint = journal.newest_checkpoint(place)
     if checkpoint is None:
         raise ValueError(f"{variable}={place}: this run has no complete checkpoint; train it first")
     config = build_config(load(None, str(place / "resolved.yaml"), []))
-    source, notes = build_source(config), list[str]()
-    client = build_client(config, source, folder, lambda text: None, notes.append, fresh=False)
+    assembly, notes = assemble(config), list[str]()
+    client = assembly.build_client(folder, lambda text: None, notes.append, fresh=False)
     client.load_state(journal.weights_path(checkpoint)).result()
-    kind = "tinker" if resolve_client(config.client.name).capabilities.is_remote else "local"
-    return ServedModel(
-        client, f"run {place.name}", kind, source, config.rollout.max_tokens, prompt_options(config, place), notes
-    )
+    kind = "tinker" if assembly.spec.capabilities.is_remote else "local"
+    name, most, prompt = f"run {place.name}", config.rollout.max_tokens, prompt_options(config, place)
+    return ServedModel(client, name, kind, assembly.source, most, prompt, notes)
 
 
 def _open_pretrained(name: str, folder: Path, seed: int) -> ServedModel:

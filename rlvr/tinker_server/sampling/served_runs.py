@@ -25,8 +25,7 @@ from rlvr.clients.local_engine import BUILT_TOKENIZERS, base_names, is_model, pl
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.core.files import find_damage
-from rlvr.runs.assembly import build_source
-from rlvr.runs.build_client import client_request
+from rlvr.runs.assembly import assemble, client_request
 from rlvr.tinker_server.errors import ServerError
 from rlvr.training.best_checkpoint import BEST, resolve_best
 from rlvr.training.initial_weights import newest_weights
@@ -83,7 +82,7 @@ def base_of_run(place: Path, device: str, dtype: str) -> BaseOfRun:
         raise ValueError(f"--model {place}: checkpoint {newest} is damaged or missing ({wrong}); give another one")
     config = build_config(load(None, str(run / CONFIG), []))
     # The tasks are read only where the tokenizer is made of their words.
-    source: Any = build_source(config) if config.model.tokenizer in BUILT_TOKENIZERS else None
+    source: Any = assemble(config).source if config.model.tokenizer in BUILT_TOKENIZERS else None
     request = client_request(config, source)
     request = replace(request, model=replace(request.model, device=device, dtype=dtype))
     name, tokenizer = base_names(request)
