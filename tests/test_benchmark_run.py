@@ -16,8 +16,10 @@ from rlvr.benchmarks.benchmark_plan import read_benchmarks
 from rlvr.benchmarks.benchmark_runner import default_folder, run_benchmark
 from rlvr.cli.main import run
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
+from rlvr.core.weights_place import WeightsPlace
 from rlvr.runs.assembly import assemble
-from rlvr.runs.evaluate_weights import show_prompts, with_model
+from rlvr.runs.evaluate_weights import show_prompts
+from rlvr.runs.weights import with_model
 from rlvr.tracking import RunConsole
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -52,7 +54,7 @@ class _KillingConsole(RunConsole):
 
 def run_script(out: Path, words: Sequence[str], completions: Any, console: RunConsole | None = None) -> Any:
     """Run one benchmark with the model's words given: `completions(task, sample)`; the sampler."""
-    [benchmark] = read_benchmarks(words, lambda loaded: with_model(loaded, "./my-model", None))
+    [benchmark] = read_benchmarks(words, lambda loaded: with_model(loaded, WeightsPlace.of("./my-model")))
     assembly, samples = assemble(benchmark.config), benchmark.config.evaluation.samples
     tokenizer = chat_tokenizer()
     tasks = assembly.source.heldout(benchmark.config.evaluation.tasks)

@@ -14,8 +14,9 @@ pytest.importorskip("gguf")
 
 import gguf
 
+from rlvr.core.weights_place import find_gguf
 from rlvr.engine import gguf_files
-from rlvr.engine.gguf_files import find_gguf, open_gguf, read_origin
+from rlvr.engine.gguf_files import open_gguf, read_origin
 from rlvr.engine.model_loading import load_model
 from rlvr.engine.tokenizer import load_tokenizer
 from rlvr.runs.run_plan import find_config

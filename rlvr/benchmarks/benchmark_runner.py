@@ -23,9 +23,11 @@ from rlvr.core.files import write_atomic
 from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import SamplingClient
 from rlvr.core.types import Task, Trajectory
+from rlvr.core.weights_place import CHECKPOINTS, WeightsPlace
 from rlvr.envs.chat_template import has_template
 from rlvr.runs.assembly import Assembly, assemble
-from rlvr.runs.evaluate_weights import check_weights, find_adapter, show_prompts, warn_of_tasks, with_model
+from rlvr.runs.evaluate_weights import show_prompts, warn_of_tasks
+from rlvr.runs.weights import check_to_sample, find_adapter, with_model
 from rlvr.tracking import RunConsole
 from rlvr.training.errors import check_error_budget
 from rlvr.training.evaluate import Evaluation, evaluation_params, heldout_split
@@ -39,7 +41,7 @@ _PARTS, _LEAST = 20, 32  # a kill loses at most a twentieth of a benchmark, or t
 def default_folder(place: str) -> Path:
     """Where the benchmarks of a model go: `evaluations/` and its name; of a checkpoint also that of its run."""
     path = Path(place).expanduser().absolute()
-    name = f"{path.parents[1].name}-{path.name}" if path.parent.name == "checkpoints" else path.name
+    name = f"{path.parents[1].name}-{path.name}" if path.parent.name == CHECKPOINTS else path.name
     return Path("evaluations") / name
 
 
@@ -49,10 +51,9 @@ def run_benchmarks(place: str, words: Sequence[str], folder: Path, console: RunC
     Everything is written to `folder`; what is finished there is not sampled again.
     """
     newest = newest_weights(place, "MODEL")  # of a run
-    weights = place if newest == Path(place).expanduser() else str(newest)
-    check_weights(weights, console.note)
-    adapter = find_adapter(weights)
-    benchmarks = read_benchmarks(words, lambda loaded: with_model(loaded, weights, adapter))
+    weights = WeightsPlace.of(place if newest == Path(place).expanduser() else newest)
+    check_to_sample(weights, console.note)
+    benchmarks = read_benchmarks(words, lambda loaded: with_model(loaded, weights))
     assemblies: list[Assembly] = []
     for benchmark in benchmarks:
         with name_benchmark(benchmark.name):
@@ -60,7 +61,7 @@ def run_benchmarks(place: str, words: Sequence[str], folder: Path, console: RunC
             assemblies[-1].start_rewards()
     shares = [assembly.core_shares for assembly in assemblies]
     cores = next((share for share in shares if share.concurrent), shares[0])
-    sampler = assemblies[0].build_sampler(adapter, console.warn, cores)
+    sampler = assemblies[0].build_sampler(find_adapter(weights), console.warn, cores)
     for benchmark in benchmarks:
         _check_chat(benchmark, place, sampler.get_tokenizer())
     sha256 = sampler.weights_sha256()

@@ -68,10 +68,11 @@ def train(
     rlvr train --config-name=dataset model.name=./my-model env.kwargs.path=tasks.jsonl
     """
     from rlvr.clients.registry import close_client
-    from rlvr.runs.assembly import assemble, check_model_folder
+    from rlvr.runs.assembly import assemble
     from rlvr.runs.build_job import build_job
     from rlvr.runs.run_folder import open_run
     from rlvr.runs.run_tasks import resolve_epochs
+    from rlvr.runs.weights import check_model_folder
     from rlvr.tracking import RunConsole
     from rlvr.tracking.run_report import stored_summary
     from rlvr.training.errors import TrainingStoppedError
@@ -235,8 +236,9 @@ def show_config(
     """
     from rlvr.config import dump
     from rlvr.config.build_config import resolved_values
-    from rlvr.runs.assembly import assemble, check_model_folder
+    from rlvr.runs.assembly import assemble
     from rlvr.runs.run_tasks import resolve_epochs
+    from rlvr.runs.weights import check_model_folder
     from rlvr.tracking import RunConsole
 
     loaded, settings = load_run_config(config_name, config, config_path, overrides)

@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr.algorithms import Algorithm
-from rlvr.clients.local_engine import build_sampler, is_hub_name, is_model
+from rlvr.clients.local_engine import build_sampler
 from rlvr.clients.registry import ClientRequest, ClientSpec, resolve_client
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import CoreShares, available_cores, set_default_workers, split_cores
-from rlvr.core.files import read_json
 from rlvr.core.protocols import TaskSource, TrainingClient
 from rlvr.core.ray_cluster import LOCAL
-from rlvr.core.registry import did_you_mean
-from rlvr.engine.gguf_files import find_gguf
 from rlvr.envs import resolve_environment
 from rlvr.reward import Reward, resolve_reward
 from rlvr.training.initial_weights import resolve_start
@@ -184,38 +181,3 @@ def uses_device(config: RunConfig) -> bool:
     from rlvr.engine.model_loading import pick_device
 
     return pick_device(config.model.device).type != "cpu"
-
-
-def check_model_folder(config: RunConfig) -> None:
-    """ValueError if `model.name` is written as a path, or is a folder, and no model is there. A hub is not asked."""
-    name = config.model.name or ""
-    if not resolve_client(config.client.name).capabilities.runs_in_process:
-        return
-    folder = Path(name).expanduser()
-    if name and (name.startswith((".", "/", "~")) or folder.is_dir()) and not (is_model(folder) or find_gguf(name)):
-        if (folder / "resolved.yaml").exists():
-            raise ValueError(f"model.name={name} is a run; give model.start_from={name} to start from its weights")
-        found = "no config.json" if folder.is_dir() else f"no such folder{find_near_folder(folder)}"
-        raise ValueError(
-            f"model.name={name}: {found}; give a folder that `save_pretrained` wrote, a GGUF file, or a hub name"
-        )
-
-
-def find_near_folder(missing: Path) -> str:
-    """` (did you mean 'my-model'?)`: the folder that is there with a name near that of the first missing part."""
-    place = missing.absolute()
-    while not place.parent.is_dir():
-        place = place.parent
-    near = did_you_mean(place.name, [entry.name for entry in place.parent.iterdir() if entry.is_dir()])
-    return near if place == missing.absolute() or not near else f" {place.name}{near}"
-
-
-def find_base(adapter: Path, given: str | None) -> str:
-    """The model that an adapter belongs to: the one that is given, else the one that it names itself."""
-    named = read_json(adapter / "adapter_config.json", "the config of an adapter").get("base_model_name_or_path")
-    base = given or named
-    if not isinstance(base, str) or not (is_hub_name(base) or is_model(Path(base).expanduser())):
-        raise ValueError(
-            f"{adapter} names the base model {base!r}, which was not found; give model.name=<its base model>"
-        )
-    return base

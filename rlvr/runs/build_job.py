@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlvr.clients.client_options import LocalOptions, ModelOptions
-from rlvr.clients.local_engine import is_model
-from rlvr.clients.sampler_options import TrainerSampler
 from rlvr.clients.teacher import EndpointTeacher, check_same_tokens
-from rlvr.config import load, read
-from rlvr.config.build_config import build_config
+from rlvr.config import read
 from rlvr.config.schema import RunConfig
+from rlvr.core.weights_place import CHECKPOINTS, SETTINGS
 from rlvr.envs.chat_template import has_template
 from rlvr.envs.prompted_source import PromptedSource, apply_prompt_options
-from rlvr.runs.assembly import Assembly, assemble, find_base
+from rlvr.runs.assembly import Assembly
 from rlvr.runs.run_folder import prompt_options
 from rlvr.runs.run_tasks import check_completions, fit_prompts
+from rlvr.runs.weights import open_to_teach
 from rlvr.tracking.tracker import mask_settings
 from rlvr.tracking.trackers import Trackers
-from rlvr.training.best_checkpoint import resolve_best
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.hints import make_hint_writer
-from rlvr.training.initial_weights import newest_weights
-from rlvr.training.journal import weights_path
 from rlvr.training.monitor import Monitor
 from rlvr.training.parts import TrainerParts
 from rlvr.training.trainer import Trainer
@@ -40,7 +34,7 @@ def build_job(assembly: Assembly, folder: Path, say: Callable[[str], None], warn
     if reward.caution and not {w.name for w in watched} - {reward.name} and config.training.mode == "rlvr":
         warn(f"the reward {reward.name!r} can be hacked: {reward.caution}")
     trackers = build_trackers(config, folder, say, warn)
-    client = assembly.build_client(folder / "checkpoints", say, warn)
+    client = assembly.build_client(folder / CHECKPOINTS, say, warn)
     options = prompt_options(config, folder)
     source = apply_prompt_options(assembly.source, client.get_tokenizer(), options)
     if isinstance(source, PromptedSource):
@@ -90,7 +84,7 @@ def build_job(assembly: Assembly, folder: Path, say: Callable[[str], None], warn
 def build_trackers(
     config: RunConfig, folder: Path, say: Callable[[str], None], warn: Callable[[str], None]
 ) -> Trackers:
-    settings, recorder = read(folder / "resolved.yaml"), None
+    settings, recorder = read(folder / SETTINGS), None
     if config.tracking.store:
         try:
             from rlvr.store.run_recorder import RunRecorder
@@ -118,38 +112,6 @@ def build_teacher(assembly: Assembly, tokenizer: Any, say: Callable[[str], None]
             raise
         return teacher
     assert options.model is not None
-    sampler = _load(options.model, assembly)
+    sampler = open_to_teach(options.model, assembly)
     check_same_tokens(tokenizer, sampler.get_tokenizer(), options.model, policy)
     return sampler
-
-
-def _load(given: str, assembly: Assembly) -> Any:
-    """A sampler of a run's weights, a checkpoint's, a model's or an adapter's."""
-    config = assembly.config
-    place = resolve_best(Path(given).expanduser())
-    run = place.parent.parent if place.parent.name == "checkpoints" else place
-    if (run / "resolved.yaml").exists():
-        weights = newest_weights(given, "teacher.model") if place == run else place
-        begun = build_config(load(None, str(run / "resolved.yaml"), []))
-        begun = replace(begun, model=replace(begun.model, device=config.model.device))
-        client = assemble(begun).build_client(run / "checkpoints", _ignore, _ignore, fresh=False)
-        return client.create_sampling_client(weights_path(weights))
-    model = ModelOptions(name=given, device=config.model.device, dtype=config.model.dtype)
-    adapter = place if (place / "adapter_config.json").exists() and not is_model(place) else None
-    if adapter is not None:
-        base = find_base(adapter, None)
-        own = str(adapter) if (adapter / "tokenizer_config.json").exists() else None
-        model = replace(model, name=base, tokenizer=own)
-    elif place.is_dir():
-        model = replace(model, name=str(place))
-    teacher = replace(
-        config,
-        client=replace(config.client, name=LocalOptions.name),
-        model=model,
-        sampler=replace(config.sampler, name=TrainerSampler.name),
-    )
-    return replace(assembly, config=teacher).build_sampler(adapter, _ignore)
-
-
-def _ignore(text: str) -> None:
-    """Take a message that is not shown."""

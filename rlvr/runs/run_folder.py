@@ -19,6 +19,7 @@ from rlvr.config.schema import RunConfig
 from rlvr.core.files import sha256, write_atomic
 from rlvr.core.protocols import TaskSource
 from rlvr.core.registry import load_path
+from rlvr.core.weights_place import SETTINGS
 from rlvr.envs.prompt import PromptOptions
 from rlvr.runs.run_tasks import hash_tasks
 from rlvr.training import journal
@@ -60,7 +61,7 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
         flat = FLAT | {key: f"{key}.name" for key in SHORTHANDS}
         older = {old: environment[key] for old, key in flat.items() if key in environment}
         hidden = journal.changed_environment(folder, environment | older | sources)
-        begun = read(folder / "resolved.yaml")
+        begun = read(folder / SETTINGS)
         is_older = "prompt" not in begun and config.prompt in (PromptOptions(), READ_AS_TEXT)  # `prompt_options`
         changed = difference(wanted, add_defaults(begun), ignore=[*ignore, "prompt"] if is_older else ignore)
         return changed + [key if key in sources else f"{key} (its value from the environment)" for key in hidden]
@@ -68,10 +69,10 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
     name = config.run.name or loaded.name or "run"
     folder = journal.run_folder(config.run.root, name)
     if config.run.resume and "run.name" in loaded.timed:
-        for stored in sorted(folder.parent.glob("*/resolved.yaml"), reverse=True):
+        for stored in sorted(folder.parent.glob(f"*/{SETTINGS}"), reverse=True):
             if not (stored.parent / "summary.json").exists() and not changes(stored.parent):
                 return stored.parent, False
-    stored = folder / "resolved.yaml"
+    stored = folder / SETTINGS
     if stored.exists() and not config.run.resume:
         journal.move_aside(folder)
     elif stored.exists() and journal.has_no_progress(folder):
@@ -106,7 +107,7 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
 
 def prompt_options(config: RunConfig, folder: Path) -> PromptOptions:
     """The options of a run: `chat=off` for one that began before there was `prompt`, as its model read text."""
-    return config.prompt if "prompt" in read(folder / "resolved.yaml") else READ_AS_TEXT
+    return config.prompt if "prompt" in read(folder / SETTINGS) else READ_AS_TEXT
 
 
 def _hash_custom_loss(config: RunConfig) -> dict[str, list[str]]:
