@@ -1,8 +1,6 @@
 """Runs benchmarks on a model: one engine, one benchmark after the other, each continued where it stopped.
 
-    run_benchmarks("./my-model", ["gsm8k=./gsm8k", "evaluation.tasks=50"], Path("evaluations/my-model"), console)
-
-Exercised by `python -m pytest tests/test_benchmark_run.py`.
+run_benchmarks("./my-model", ["gsm8k=./gsm8k", "evaluation.tasks=50"], Path("evaluations/my-model"), console)
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlvr.benchmarks.benchmark_folder import BenchmarkFolder, list_results, make_record, open_benchmarks
+from rlvr.benchmarks.benchmark_folder import BenchmarkFolder, list_results, make_record, open_benchmarks, read_count
 from rlvr.benchmarks.benchmark_plan import Benchmark, find_text_forms, name_benchmark, read_benchmarks
 from rlvr.benchmarks.benchmark_table import write_table
 from rlvr.config.build_config import resolved_values
@@ -32,7 +30,7 @@ from rlvr.tracking import RunConsole
 from rlvr.training.errors import check_error_budget
 from rlvr.training.evaluate import Evaluation, evaluation_params, heldout_split
 from rlvr.training.initial_weights import newest_weights
-from rlvr.training.judged_tasks import TaskResult, sample_and_judge
+from rlvr.training.judged_tasks import judge_in_chunks
 
 SETTINGS = ("env", "prompt", "reward", "rollout", "evaluation", "seed")  # the sections that decide about a number
 _PARTS, _LEAST = 20, 32  # a kill loses at most a twentieth of a benchmark, or this many completions
@@ -127,22 +125,24 @@ def run_benchmark(
     params = _with_end_token(evaluation_params(config.rollout, options), sampler.get_tokenizer())
     console.phase(benchmark.name, len(work.tasks), len(folder.records), unit="tasks")
     failures: list[Trajectory] = []
-    for start in range(len(folder.records), len(work.tasks), work.chunk):
-        judged = sample_and_judge(
-            source,
-            work.tasks[start : start + work.chunk],
-            sampler,
-            reward,
-            params,
-            samples=options.samples,
-            seed=config.seed,
-            watched=watched,
-        )
-        failures += [t for task in judged for t in task.completions if t.reward is None]
+    chunks = judge_in_chunks(
+        source,
+        work.tasks,
+        sampler,
+        reward,
+        params,
+        samples=options.samples,
+        seed=config.seed,
+        watched=watched,
+        chunk=work.chunk,
+        first=len(folder.records),
+    )
+    for judged in chunks:
+        failures += [failure for task in judged for failure in task.failures]
         completions = len(work.tasks) * options.samples
         check_error_budget(benchmark.name, reward.name, failures, completions, config.training.error_budget)
         verifiers = [reward, *(other for other in watched if other.name != reward.name)]
-        folder.append([make_record(task, task.summarize(source, reward, watched), verifiers) for task in judged])
+        folder.append([make_record(task, task.count(source, reward, watched), verifiers) for task in judged])
         console.step({}, len(folder.records))
     folder.finish(
         {
@@ -159,17 +159,15 @@ def run_benchmark(
 
 def _count(records: Sequence[dict[str, Any]], k: int) -> dict[str, Any]:
     """The numbers of the stored tasks."""
-    results = [TaskResult(**record["result"]) for record in records if record["result"] is not None]
-    unjudged, truncated, tokens = (sum(r[key] for r in records) for key in ("unjudged", "truncated", "tokens"))
-    found = Evaluation(results, k, unjudged, truncated, tokens)
+    found = Evaluation.of([read_count(record) for record in records], k)
     return {
         "tasks": len(records),
         "k": k,
         "rates": found.intervals(),
         "by_level": {level: found.intervals(level) for level in found.levels},
-        "unjudged": unjudged,
-        "truncated": truncated,
-        "tokens": tokens,
+        "unjudged": found.unjudged,
+        "truncated": found.truncated,
+        "tokens": found.tokens,
     }
 
 
