@@ -26,9 +26,9 @@ from rlvr.cli.main import run
 from rlvr.cli.user_messages import mask_secrets
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source
 from rlvr.core.files import check_name
 from rlvr.core.registry import did_you_mean
+from rlvr.runs.assembly import assemble
 from rlvr.study.study_folder import open_study
 from rlvr.study.study_plan import StudyPlan, StudyVariant, build_plan, read_environment, read_overrides, split_values
 from rlvr.study.study_report import write_report
@@ -144,7 +144,7 @@ def _plan_task(
     of_start = [w for w in shared if not w.startswith(("training.", "algorithm.", "curriculum.", "teacher."))]
     of_variants = [w for w in shared if not w.startswith("sft.")]
     settings = build_config(load(config_name, None, of_variants))
-    sizes, turns = settings.training, build_source(settings).max_turns
+    sizes, turns = settings.training, assemble(settings).source.max_turns
     if sizes.steps == 0:
         raise ValueError("training.steps=0: nothing would be learned that could be compared; give at least 1")
     # A loss with an unbounded ratio allows one update a batch, so it gets as many updates in more, smaller steps.

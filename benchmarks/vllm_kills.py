@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 import rlvr.cli.main  # noqa: E402
 import rlvr.clients.local  # noqa: E402 - what a run imports
-import rlvr.config.build_run  # noqa: E402
+import rlvr.runs.build_job  # noqa: E402
 import rlvr.training.loop  # noqa: E402
 from benchmarks.vllm_process import ADAPTERS, MISSING, PYTHON, VllmProcess  # noqa: E402
 

@@ -357,7 +357,7 @@ def published() -> str:
 
 def cluster_settings() -> str:
     """The settings that `rlvr plan` adds to a run's."""
-    from rlvr.config.plan_capacity import PlanOptions
+    from rlvr.runs.run_plan import PlanOptions
 
     hints = typing.get_type_hints(PlanOptions)
     return "\n\n".join(_section(hints["cluster"], "cluster.", "`cluster`"))

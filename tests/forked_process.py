@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[1]
 # What the programs spend their start on, in the order in which they import it.
 HEAVY = (
     "torch", "transformers.models.qwen3.modeling_qwen3", "peft", "scipy.stats", "matplotlib.figure", "tinker",
-    "fastapi", "uvicorn", "sqlalchemy", "alembic.config", "rlvr.config.build_run", "rlvr.clients.local",
+    "fastapi", "uvicorn", "sqlalchemy", "alembic.config", "rlvr.runs.build_job", "rlvr.clients.local",
     "rlvr.training.loop",
 )  # fmt: skip
 # As the environment of every program says; what they import reads these once.

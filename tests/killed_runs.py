@@ -38,7 +38,7 @@ DRIVER = """
 import os, random, signal, sys, time
 sys.path.insert(0, os.getcwd())
 import torch, transformers  # noqa: F401
-import rlvr.config.build_run, rlvr.clients.local, rlvr.training.loop, rlvr.cli.main  # noqa: F401
+import rlvr.runs.build_job, rlvr.clients.local, rlvr.training.loop, rlvr.cli.main  # noqa: F401
 command, seed, most, longest = sys.argv[1].split("|"), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 rng, kills, tick = random.Random(seed), 0, os.sysconf("SC_CLK_TCK")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from rlvr.benchmarks.benchmark_plan import read_benchmarks
 from rlvr.benchmarks.benchmark_runner import default_folder, run_benchmark
 from rlvr.cli.main import run
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
-from rlvr.config.build_run import build_source
-from rlvr.config.evaluate_weights import show_prompts, with_model
+from rlvr.core.weights_place import WeightsPlace
+from rlvr.runs.assembly import assemble
+from rlvr.runs.evaluate_weights import show_prompts
+from rlvr.runs.weights import with_model
 from rlvr.tracking import RunConsole
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -51,18 +54,18 @@ class _KillingConsole(RunConsole):
 
 def run_script(out: Path, words: Sequence[str], completions: Any, console: RunConsole | None = None) -> Any:
     """Run one benchmark with the model's words given: `completions(task, sample)`; the sampler."""
-    [benchmark] = read_benchmarks(words, lambda loaded: with_model(loaded, "./my-model", None))
-    source, samples = build_source(benchmark.config), benchmark.config.evaluation.samples
+    [benchmark] = read_benchmarks(words, lambda loaded: with_model(loaded, WeightsPlace.of("./my-model")))
+    assembly, samples = assemble(benchmark.config), benchmark.config.evaluation.samples
     tokenizer = chat_tokenizer()
-    tasks = source.heldout(benchmark.config.evaluation.tasks)
+    tasks = assembly.source.heldout(benchmark.config.evaluation.tasks)
     sampler: Any = ScriptedSamplingClient(
         tokenizer,
         lambda i: tokenizer.encode(completions(tasks[i // samples], i % samples)) + [tokenizer.eos_token_id],
     )
     console = console or RunConsole()
-    shown = show_prompts(benchmark.config, source, sampler, benchmark.config.prompt, console)
+    shown = show_prompts(benchmark.config, assembly.source, sampler, benchmark.config.prompt, console)
     out.mkdir(exist_ok=True)
-    run_benchmark(benchmark, shown, sampler, out, console)
+    run_benchmark(benchmark, replace(assembly, source=shown), sampler, out, console)
     return sampler
 
 

@@ -19,7 +19,10 @@ from tiny_run import stored_steps as rows
 from rlvr.cli.main import run
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build, build_source, open_run, plan
+from rlvr.runs.assembly import assemble
+from rlvr.runs.build_job import build_job
+from rlvr.runs.run_folder import open_run
+from rlvr.runs.run_plan import plan
 from rlvr.tracking import RunConsole
 from rlvr.training.errors import TrainingStoppedError
 from rlvr.training.journal import Journal
@@ -117,7 +120,7 @@ def test_any_environment_with_a_vocabulary_will_do(toy: Path) -> None:
 def test_the_plan_lists_the_main_settings(toy: Path) -> None:
     """The table's size, and the tasks that really are held out where fewer are than asked for."""
     config = build_config(load(None, "toy.yaml"))
-    told = plan(config, build_source(config))
+    told = plan(assemble(config))
     assert told["model"] == "a table of token logits over 198 words, all weights (client=mock)"
     assert told["evaluation"] == "16 held-out tasks x 8 completions, before and after"
 
@@ -156,7 +159,7 @@ def test_the_plan_refuses_configs_that_training_refuses(toy: Path, words: list[s
     """`rlvr config` says what would run: it must not promise a run that `rlvr train` refuses."""
     config = build_config(load(None, "toy.yaml", words))
     with pytest.raises(ValueError, match=message):
-        plan(config, build_source(config))
+        plan(assemble(config))
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_anything_runs(toy: Path, capsys: Any) -> None:
@@ -190,7 +193,7 @@ def test_a_reward_that_can_be_hacked_is_warned_of_unless_another_is_watched(toy:
         loaded = load(None, "toy.yaml", [*words, *more, f"run.name=caution{len(more)}{warnings}"])
         config, told = build_config(loaded), list[str]()
         folder, _ = open_run(loaded, config)
-        build(config, folder, lambda text: None, told.append)
+        build_job(assemble(config), folder, lambda text: None, told.append)
         assert len([text for text in told if "can be hacked" in text]) == warnings, told
 
 
@@ -218,7 +221,7 @@ def test_a_control_run_does_not_stop_by_the_verifiers_verdicts(toy: Path) -> Non
         config = replace(config, training=replace(config.training, until=0.001))
         folder, _ = open_run(composed, config)
         with RunConsole() as console, Journal(folder) as journal:
-            TrainingLoop(build(config, folder, console.note, console.warn), journal, console).run()
+            TrainingLoop(build_job(assemble(config), folder, console.note, console.warn), journal, console).run()
         looks = [row["test/env/all/correct"] for row in rows(folder) if "test/env/all/correct" in row]
         assert looks and min(looks) > 0.001  # the goal was met at every look
         assert len(rows(folder)) == steps

@@ -15,10 +15,10 @@ from rlvr.clients.client_options import TinkerOptions
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.config import dump, load
 from rlvr.config.build_config import add_defaults, build_config, resolved_values
-from rlvr.config.build_run import open_run
 from rlvr.config.choices import FLAT, SHORTHANDS, full_key, move_flat
 from rlvr.config.schema import RunConfig
 from rlvr.config.validate import list_keys
+from rlvr.runs.run_folder import open_run
 from rlvr.training import journal
 
 

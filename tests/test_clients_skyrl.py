@@ -29,11 +29,12 @@ from rlvr.clients.custom_loss import build_named_loss
 from rlvr.clients.skyrl import SEEDS, SKYRL, SkyrlTrainingClient
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import plan
 from rlvr.core.messages import AdamParams, Datum, ModelInput, SamplingParams, TensorData
 from rlvr.core.protocols import SamplingClient, TrainingClient
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.envs import resolve_environment
+from rlvr.runs.assembly import assemble
+from rlvr.runs.run_plan import plan
 
 LORA = LoraConfig(rank=4)
 ADAM = AdamParams(learning_rate=0.05, eps=1e-8)
@@ -222,7 +223,7 @@ def test_a_run_with_what_skyrl_lacks_is_refused_before_it_starts(tmp_path: Any, 
     source = resolve_environment("toy")
 
     def check(*words: str) -> dict[str, str]:
-        return plan(build_config(load(None, "run.yaml", words)), source)
+        return plan(assemble(build_config(load(None, "run.yaml", words)), source))
 
     clip = "training.optimizer.grad_clip=0"
     with pytest.raises(ValueError, match=r"client=skyrl does not bound.*give training\.optimizer\.grad_clip=0"):

@@ -32,11 +32,14 @@ from rlvr.clients.tinker import TinkerTrainingClient, connect
 from rlvr.clients.tinker_sdk import RemoteFuture, translate_errors
 from rlvr.config import load
 from rlvr.config.build_config import build_config, resolved_values
-from rlvr.config.build_run import build, open_run, plan
 from rlvr.core.messages import AdamParams, Datum, ModelInput, NonFiniteError, SamplingParams, TensorData
 from rlvr.core.protocols import SamplingClient, TrainingClient
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.envs import resolve_environment
+from rlvr.runs.assembly import assemble
+from rlvr.runs.build_job import build_job
+from rlvr.runs.run_folder import open_run
+from rlvr.runs.run_plan import plan
 
 # The SDK leaves its connections to the garbage collector.
 pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(240)]
@@ -364,14 +367,14 @@ def test_settings_of_the_server_cannot_be_set_by_the_client(here: Path):
     with pytest.raises(ValueError, match=r"not supported by client=tinker .it needs full logits"):
         check_supported(resolve_algorithm("ppo", entropy_coef=0.1, entropy="exact"), TinkerTrainingClient.capabilities)
     with pytest.raises(ValueError, match="client=tinker starts from tinker:// paths"):
-        plan(config_of("model.start_from=.", "model.lora=null"), resolve_environment("toy"))
+        plan(assemble(config_of("model.start_from=.", "model.lora=null"), resolve_environment("toy")))
 
 
 def test_another_temperature_is_warned_of(here: Path):
     warned: list[str] = []
     composed = load(None, "run.yaml", ["rollout.temperature=0.7"])
     folder, _ = open_run(composed, build_config(composed))
-    build(build_config(composed), folder, lambda text: None, warned.append)
+    build_job(assemble(build_config(composed)), folder, lambda text: None, warned.append)
     assert any("rollout.temperature=0.7, but client=tinker scores answers at temperature 1" in w for w in warned)
 
 

@@ -17,11 +17,12 @@ from rlvr.algorithms.update import Passes, UpdateInputs, update
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan
 from rlvr.core.futures import LazyFuture
 from rlvr.core.messages import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse, TensorData
 from rlvr.core.types import StopReason, Trajectory
 from rlvr.engine.engine_options import LoraConfig
+from rlvr.runs.assembly import assemble
+from rlvr.runs.run_plan import plan
 from rlvr.training.compatibility import check_compatibility
 from rlvr.training.monitor import Monitor
 from rlvr.training.training_options import TrainingOptions
@@ -247,16 +248,16 @@ def test_what_a_run_with_a_critic_refuses(
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     with pytest.raises(ValueError, match=message):
         config = compose(tmp_path, *word.split())
-        plan(config, build_source(config))
+        plan(assemble(config))
 
 
 def test_the_plan_of_a_run_names_its_critic(tmp_path: Path) -> None:
     config = compose(tmp_path)
-    lines = plan(config, build_source(config))
+    lines = plan(assemble(config))
     assert lines["critic"] == "a second model, alone for 1 steps; AdamW at 0.003"
     assert lines["algorithm"] == "ppo_critic: gae, loss ppo, token_mean"
     config = compose(tmp_path, "model.lora.rank=4", "training.critic.warmup_steps=0")
-    assert plan(config, build_source(config))["critic"] == "a second adapter; AdamW at 0.003"
+    assert plan(assemble(config))["critic"] == "a second adapter; AdamW at 0.003"
 
 
 def test_a_group_of_one_has_a_signal(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ pytest.importorskip("gguf")
 
 import gguf
 
-from rlvr.config.plan_memory import find_config
+from rlvr.core.weights_place import find_gguf
 from rlvr.engine import gguf_files
-from rlvr.engine.gguf_files import find_gguf, open_gguf, read_origin
+from rlvr.engine.gguf_files import open_gguf, read_origin
 from rlvr.engine.model_loading import load_model
 from rlvr.engine.tokenizer import load_tokenizer
+from rlvr.runs.run_plan import find_config
 
 WIDTH, HEADS, WORDS, INNER = 64, 4, 270, 96
 Q8 = gguf.GGMLQuantizationType.Q8_0

@@ -14,13 +14,14 @@ from code_rows import chat_tokenizer, mbpp_file, model_folder, problem
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan
 from rlvr.core.messages import Datum, SamplingParams
 from rlvr.core.types import Outcome, Score, Task, Trajectory
 from rlvr.envs.code_tasks import CodeSource, code_env, mbpp
 from rlvr.reward import resolve_reward
 from rlvr.reward.feedback import MAX_DETAIL
 from rlvr.rollout import open_groups, rollout, score
+from rlvr.runs.assembly import assemble
+from rlvr.runs.run_plan import plan
 from rlvr.sandbox import Sandbox, Verdict
 from rlvr.training import rollout_rows
 
@@ -217,4 +218,4 @@ def test_the_plan_counts_the_tokens_of_every_turn(tmp_path: Path) -> None:
         (3, "at most 2,400 tokens in 3 turns"),
     ):
         config = build_config(load("mbpp", None, [*words, f"env.kwargs.max_turns={turns}"]))
-        assert plan(config, build_source(config))["training"].endswith(said)
+        assert plan(assemble(config))["training"].endswith(said)

@@ -12,7 +12,6 @@ from code_rows import chat_tokenizer, mbpp_file
 
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan
 from rlvr.core.protocols import StepResult
 from rlvr.core.types import Outcome, Task, Trajectory
 from rlvr.engine.tokenizer import build_tokenizer
@@ -20,6 +19,8 @@ from rlvr.envs import resolve_environment
 from rlvr.envs.refine import RefineEnv, RefineSource
 from rlvr.reward import resolve_reward
 from rlvr.reward.signatures import Case
+from rlvr.runs.assembly import assemble
+from rlvr.runs.run_plan import plan
 
 TEXT = chat_tokenizer()
 WORDS: Any = {"inner": "rpn_arithmetic", "verifiers": ["correct"], "feedback": "<wrong> {prompt}"}
@@ -175,8 +176,9 @@ def test_feedback_that_the_vocabulary_cannot_say_is_named() -> None:
 def test_the_shipped_config_has_room_for_both_attempts() -> None:
     """Prompt, attempt, feedback and the prompt again, and another attempt of the most tokens there may be."""
     config = build_config(load("refine"), warn=pytest.fail)
-    source: Any = build_source(config)
-    assert "in 2 turns" in plan(config, source)["training"]
+    assembly = assemble(config)
+    source: Any = assembly.source
+    assert "in 2 turns" in plan(assembly)["training"]
     prompt, most = 2 * int(source.levels[-1]) + 2, config.rollout.max_tokens or 0
     assert source.inner.longest - prompt <= most  # the longest right answer
     assert prompt + most + 1 + prompt + most <= config.model.config["n_positions"]

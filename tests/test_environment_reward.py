@@ -14,11 +14,12 @@ from rlvr.cli.main import run
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_reward, build_source, plan
 from rlvr.core.messages import SamplingParams
 from rlvr.core.types import Outcome, Task, Trajectory
 from rlvr.reward import resolve_reward
 from rlvr.rollout import Group, rollout, score
+from rlvr.runs.assembly import assemble
+from rlvr.runs.run_plan import plan
 from rlvr.service.dashboard.dashboard_data import verdicts_of
 from rlvr.service.dashboard.run_files import answer_row
 from rlvr.training.collector import flip_coins
@@ -134,16 +135,16 @@ def test_the_plan_says_what_counts(words: list[str], weight: float | None, formu
     """The config decides; without it a source decides for its own verifier, and for no other."""
     (tmp_path / "paid.yaml").write_text(PAID)
     config = build_config(load(None, str(tmp_path / "paid.yaml"), words))
-    source = build_source(config)
-    assert build_reward(config, source).environment_weight == weight
-    assert plan(config, source)["reward"] == formula
+    assembly = assemble(config)
+    assert assembly.reward.environment_weight == weight
+    assert plan(assembly)["reward"] == formula
 
 
 def test_an_attempt_cost_is_declared_by_being_set() -> None:
     for cost, weight in ((0.1, 1.0), (0.0, None)):
         words = [f"env.kwargs.attempt_cost={cost}"]
         config = build_config(load("refine", None, words))
-        assert build_reward(config, build_source(config)).environment_weight == weight
+        assert assemble(config).reward.environment_weight == weight
 
 
 def test_a_run_stops_before_its_first_step_until_the_rewards_are_declared(

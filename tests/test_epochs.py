@@ -12,8 +12,8 @@ from composing import compose_base, refusal_of
 from rlvr.cli.main import run
 from rlvr.config import load, read
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source
-from rlvr.config.epochs import count_tasks, resolve_epochs
+from rlvr.runs.assembly import assemble
+from rlvr.runs.run_tasks import count_tasks, resolve_epochs
 
 CONFIG = """
 client: mock
@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def steps_of(*words: str) -> int:
     loaded = load(None, "toy.yaml", words)
     config = build_config(loaded)
-    resolved, config = resolve_epochs(loaded, config, build_source(config))
+    resolved, config = resolve_epochs(loaded, config, assemble(config).source)
     assert config.training.epochs is None and "epochs" not in resolved.raw["training"]
     return config.training.steps
 
@@ -90,7 +90,7 @@ def test_epochs_have_to_be_above_0(epochs: str) -> None:
 
 def test_an_environment_without_a_fixed_number_of_tasks_asks_for_steps() -> None:
     config = build_config(loaded := compose_base("", "training.epochs=2"))
-    source = build_source(config)
+    source = assemble(config).source
     assert count_tasks(source) is None
     with pytest.raises(ValueError, match=r"training.epochs=2: .*give training.steps"):
         resolve_epochs(loaded, config, source)

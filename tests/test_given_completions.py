@@ -12,10 +12,11 @@ from tiny_run import attempt, stored_steps
 
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan
-from rlvr.config.run_tasks import fit_prompts
 from rlvr.core.types import Task
 from rlvr.engine.tokenizer import build_tokenizer
+from rlvr.runs.assembly import assemble
+from rlvr.runs.run_plan import plan
+from rlvr.runs.run_tasks import fit_prompts
 from rlvr.training.given_completions import check_contents, check_lengths, read_completions
 from rlvr.training.schedules.sync import Synchronous
 from rlvr.training.training_options import LearningRateSchedule
@@ -207,10 +208,10 @@ def test_a_run_checks_that_its_completions_fit_the_context(tmp_path: Path, monke
     (tmp_path / "pairs.yaml").write_text(CONFIG)
     config, pieces = build_config(load(None, "pairs.yaml", [])), tokenizer()
     pieces.model_max_length = 4096
-    fit_prompts(config, build_source(config), pieces, print)
+    fit_prompts(config, assemble(config).source, pieces, print)
     pieces.model_max_length = 40
     with pytest.raises(ValueError, match=r"task .* tokens, .* more than the model's context of 40"):
-        fit_prompts(config, build_source(config), pieces, print)
+        fit_prompts(config, assemble(config).source, pieces, print)
 
 
 @pytest.mark.slow
@@ -237,7 +238,7 @@ def test_a_run_on_rows_of_pairs_resumes_to_the_bit(tmp_path: Path, monkeypatch: 
     )
     config = build_config(load(None, "pairs.yaml", []))
     with pytest.raises(ValueError, match="give the rows the columns 'chosen' and 'rejected'"):
-        plan(config, build_source(config))
+        plan(assemble(config))
 
 
 @pytest.mark.slow

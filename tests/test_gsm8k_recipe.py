@@ -18,11 +18,11 @@ from rlvr.algorithms.terms.kl import Kl
 from rlvr.cli.main import run
 from rlvr.config import dump, load, read
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source
-from rlvr.config.evaluate_weights import evaluate_saved
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.envs.prompt import encode_prompt
 from rlvr.envs.prompted_source import apply_prompt_options
+from rlvr.runs.assembly import assemble
+from rlvr.runs.evaluate_weights import evaluate_saved
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.generators.served_models import open_model
 from rlvr.tracking import RunConsole
@@ -80,7 +80,7 @@ def test_the_model_reads_what_the_published_logs_show(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = TEMPLATE
     c = build_config(load("gsm8k_0.5b", None, [f"env.kwargs.path={write_rows(tmp_path)}"]))
-    source = apply_prompt_options(build_source(c), tokenizer, c.prompt)
+    source = apply_prompt_options(assemble(c).source, tokenizer, c.prompt)
     (task,) = [t for t in source.heldout(None) if t.id == "gsm8k-test-1"]
     assert tokenizer.decode(encode_prompt(task, tokenizer)) == (
         "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"

@@ -15,9 +15,10 @@ from rlvr.algorithms.update import make_datum
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan
 from rlvr.core.types import Outcome, Score, Task, Trajectory, TrajectoryBatch
 from rlvr.envs import resolve_environment
+from rlvr.runs.assembly import assemble
+from rlvr.runs.run_plan import plan
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
 from rlvr.training.hints import HintWriter, make_hint_writer
 from rlvr.training.journal import describe_mismatch
@@ -175,7 +176,7 @@ def test_what_has_no_place_for_a_hint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"curriculum.hint_step=0.5: .* has no demonstration .*curriculum.hint_step=0$"
     ):
-        plan(config, build_source(config))
+        plan(assemble(config))
 
 
 @pytest.mark.parametrize("schedule", [[], ["training.max_steps_off_policy=1"]])

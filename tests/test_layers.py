@@ -23,9 +23,10 @@ LAYERS = {
     **dict.fromkeys(("rollout", "envs", "tracking", "store"), 4),
     **dict.fromkeys(("compat", "training"), 5),
     "config": 6,
-    **dict.fromkeys(("audit", "benchmarks", "service", "study", "tinker_server"), 7),
-    "cli": 8,
-    **dict.fromkeys(("__main__", "compat.recipes", "run_rlvr"), 9),
+    "runs": 7,
+    **dict.fromkeys(("audit", "benchmarks", "service", "study", "tinker_server"), 8),
+    "cli": 9,
+    **dict.fromkeys(("__main__", "compat.recipes", "run_rlvr"), 10),
 }
 HEAVY = (
     "torch",

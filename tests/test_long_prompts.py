@@ -16,7 +16,6 @@ from tiny_run import attempt
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.run_tasks import fit_prompts
 from rlvr.core.messages import ModelInput, SamplingParams
 from rlvr.core.protocols import StepResult, TaskSource
 from rlvr.core.types import Task
@@ -27,6 +26,7 @@ from rlvr.envs.prompt import PromptOptions, encode_prompt
 from rlvr.envs.prompted_source import apply_prompt_options
 from rlvr.envs.row_source import RowSource
 from rlvr.rollout import open_groups, rollout
+from rlvr.runs.run_tasks import fit_prompts
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
 from rlvr.training.sft import SftOptions, sft_step
 

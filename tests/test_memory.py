@@ -246,7 +246,7 @@ def test_the_plan_has_the_memory_of_a_model_whose_config_is_here(tmp_path: Path)
     """From `config.json` alone: nothing is loaded. A model of another kind has no line."""
     from rlvr.config import load
     from rlvr.config.build_config import build_config
-    from rlvr.config.plan_memory import describe_memory
+    from rlvr.runs.run_plan import describe_memory
 
     folder = tmp_path / "model"
     folder.mkdir()
@@ -265,7 +265,7 @@ def test_the_plan_says_before_loading_that_a_model_does_not_fit(tmp_path: Path) 
     """Ten thousand layers are more than a machine holds, and a model that fits everywhere."""
     from rlvr.config import load
     from rlvr.config.build_config import build_config
-    from rlvr.config.plan_memory import describe_memory
+    from rlvr.runs.run_plan import describe_memory
 
     words = [f"model.name={tmp_path}", "model.device=cpu", "env.kwargs.path=x", "rollout.max_tokens=8"]
     words += ["training.prompts_per_step=1", "engine.micro_tokens=64", "training.max_prompt_tokens=8"]

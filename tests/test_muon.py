@@ -17,11 +17,12 @@ from rlvr.clients.mock.mock_client import MockTrainingClient
 from rlvr.clients.mock.tabular_policy import TablePolicy
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan
 from rlvr.core.messages import AdamParams, MuonParams
 from rlvr.engine import muon
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.engine.muon import hidden_matrices, muon_step, orthogonalize
+from rlvr.runs.assembly import assemble
+from rlvr.runs.run_plan import plan
 from rlvr.training.training_options import LearningRateSchedule
 
 
@@ -272,7 +273,7 @@ def test_configs_that_cannot_be(words: list[str], message: str, tmp_path: Path) 
     (file := tmp_path / "toy.yaml").write_text(TOY)
     with pytest.raises(ValueError, match=message):
         config = build_config(load(None, str(file), words))
-        plan(config, build_source(config))
+        plan(assemble(config))
 
 
 def test_the_schedule_scales_both_rates() -> None:

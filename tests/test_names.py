@@ -135,7 +135,7 @@ NAMED = {
     "algorithms/capabilities.py",  # one algorithm for each option, for the table of docs/train/algorithms.md
     "clients/skyrl.py",  # which losses the server of that client has
     "cli/doctor_tinker.py",  # tries both clients of a server
-    "config/choices.py", "config/build_config.py", "config/evaluate_weights.py",  # which client is the default
+    "config/choices.py", "config/build_config.py", "runs/evaluate_weights.py",  # which client is the default
 }  # fmt: skip
 OTHER_WORDS = {  # the same words for something else
     ("advantage", "raw"), ("advantage", "verdict"), ("client", "local"), ("client", "mock"), ("client", "tinker"),

@@ -13,13 +13,13 @@ from prompt_cases import CHAT, ENABLE_THINKING, first, play
 from tiny_run import RunKilled, attempt, stored_steps
 
 import rlvr
-from rlvr.config.evaluate_weights import evaluate_saved
 from rlvr.core.protocols import TaskSource
 from rlvr.core.types import Task
 from rlvr.engine.tokenizer import load_tokenizer
 from rlvr.envs import resolve_environment
 from rlvr.envs.prompt import PromptOptions, encode_prompt
 from rlvr.envs.prompted_source import apply_prompt_options
+from rlvr.runs.evaluate_weights import evaluate_saved
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.generators.served_models import open_model
 from rlvr.tracking import RunConsole

@@ -13,12 +13,14 @@ from tiny_run import TINY
 from rlvr.cli.main import run
 from rlvr.config import LoadedConfig, dump, load, read
 from rlvr.config.build_config import build_config, resolved_values
-from rlvr.config.build_run import build_source, open_run, plan, prompt_options
-from rlvr.config.evaluate_weights import evaluate_saved
 from rlvr.core.cpu_budget import available_cores
 from rlvr.core.files import write_atomic
 from rlvr.envs import resolve_environment
 from rlvr.envs.prompt import PromptOptions
+from rlvr.runs.assembly import assemble
+from rlvr.runs.evaluate_weights import evaluate_saved
+from rlvr.runs.run_folder import open_run, prompt_options
+from rlvr.runs.run_plan import plan
 from rlvr.tracking import RunConsole
 from rlvr.training.journal import Journal, RunLockedError
 
@@ -211,7 +213,7 @@ def test_a_kill_while_a_run_that_had_done_nothing_begins_again_does_not_spoil_it
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("rlvr.config.build_run.write_atomic", write_and_interrupt)
+        patched.setattr("rlvr.runs.run_folder.write_atomic", write_and_interrupt)
         with pytest.raises(KeyboardInterrupt):
             open_folder()
     assert open_folder() == (folder, False)
@@ -243,11 +245,11 @@ def test_supervised_learning_of_no_steps_is_a_mistake(tiny: Path) -> None:
 def test_the_plan_says_when_training_ends_early(tiny: Path) -> None:
     words = ("training.until=0.985", "training.patience=4", "evaluation.every=1", "sft.until=0.07")
     config = build_config(load_base(*words))
-    printed = plan(config, build_source(config))
+    printed = plan(assemble(config))
     assert "or until 98.5% of held-out completions pass" in printed["training"]
     assert "or until 4 interim evaluations in a row are no new best" in printed["training"]
     assert "or until 7% of held-out completions pass" in printed["fine-tuning"]
-    assert "until" not in plan(build_config(load_base()), build_source(config))["training"]
+    assert "until" not in plan(assemble(build_config(load_base())))["training"]
 
 
 @pytest.mark.parametrize(

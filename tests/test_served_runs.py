@@ -22,11 +22,10 @@ from tinker_server import TinkerServer, serving
 from tiny_run import TINY, RunKilled, attempt
 
 from rlvr.config import load
-from rlvr.config.build_client import build_client
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source
 from rlvr.core.files import write_atomic
 from rlvr.core.messages import ModelInput, SamplingParams
+from rlvr.runs.assembly import assemble
 from rlvr.tinker_server.errors import UserError
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
 from rlvr.tinker_server.sampling.served_runs import RunWeights
@@ -90,8 +89,7 @@ def complete(port: int, model: str, **more: Any) -> tuple[list[list[int]], list[
 def sample_locally(run: Path, checkpoint: Path) -> tuple[list[list[int]], list[float]]:
     """What the run's own sampler gives."""
     config = build_config(load(None, str(run / "resolved.yaml"), []))
-    source = build_source(config)
-    client = build_client(config, source, run / "none", lambda text: None, lambda text: None, fresh=False)
+    client = assemble(config).build_client(run / "none", lambda text: None, lambda text: None, fresh=False)
     client.load_state(str(checkpoint)).result()
     sampler = client.create_sampling_client()
     response = sampler.sample(ModelInput(PROMPT), 4, SamplingParams(max_tokens=6, seed=7)).result()

@@ -17,14 +17,14 @@ from rlvr.clients.sharded.rank_channel import RankChannel, RankCommand
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.clients.sharded.split_call import split_data
 from rlvr.config import load
-from rlvr.config.build_client import check_cluster_use
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import open_run
-from rlvr.config.plan_memory import describe_memory
 from rlvr.config.unused_keys import find_unused
 from rlvr.core.messages import Datum, ModelInput
 from rlvr.engine.learner import make_filler
 from rlvr.engine.sharding import Ranks, take_part
+from rlvr.runs.assembly import check_cluster_use
+from rlvr.runs.run_folder import open_run
+from rlvr.runs.run_plan import describe_memory
 
 BASE = ["env.name=rpn_arithmetic", "rollout.max_tokens=8"]
 

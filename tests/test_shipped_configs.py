@@ -10,7 +10,8 @@ import pytest
 import rlvr
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan
+from rlvr.runs.assembly import assemble
+from rlvr.runs.run_plan import plan
 
 CONFIGS_FOLDER = Path(rlvr.__file__).parent / "configs"
 CONFIGS = sorted(p.stem for p in CONFIGS_FOLDER.glob("*.yaml"))
@@ -28,7 +29,7 @@ def test_a_packaged_config_validates_without_a_warning(name: str) -> None:
 def test_a_training_group_fits_every_config_that_chooses_one(option: str) -> None:
     """The large problems fit the one model there is, too."""
     config = build_config(load("train_rlvr_model", None, [f"training@rlvr_training={option}"]), warn=pytest.fail)
-    source = build_source(config)
+    source = assemble(config).source
     assert source.longest <= config.model.config["n_positions"]  # type: ignore[attr-defined]
     assert config.training.steps * config.training.prompts_per_step > 0 < config.sft.steps
 
@@ -45,9 +46,10 @@ def test_every_shipped_file_goes_into_the_wheel() -> None:
 def test_the_main_job_holds_out_the_configured_tasks() -> None:
     """At least 1,000 held-out problems, none of which training or demonstrations can draw."""
     config = build_config(load("arithmetic"))
-    source = build_source(config)
+    assembly = assemble(config)
+    source = assembly.source
     heldout = {task.id for task in source.heldout(config.evaluation.tasks)}
     assert len(heldout) == config.evaluation.tasks >= 1000
     drawn = {source.train(config.seed, i, level).id for level in source.levels for i in range(3000)}
     assert not heldout & drawn
-    assert "150 steps x 64 prompts x 16 completions = 153,600 completions" in plan(config, source)["training"]
+    assert "150 steps x 64 prompts x 16 completions = 153,600 completions" in plan(assembly)["training"]

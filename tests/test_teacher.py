@@ -23,9 +23,10 @@ from rlvr.clients.mock.tabular_policy import WordTokenizer
 from rlvr.clients.teacher import EndpointTeacher, TeacherOptions, check_same_tokens
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan
 from rlvr.core.messages import ModelInput
 from rlvr.engine.tokenizer import build_tokenizer
+from rlvr.runs.assembly import assemble
+from rlvr.runs.run_plan import plan
 
 
 @contextmanager
@@ -144,7 +145,7 @@ def test_a_plan_names_what_is_wrong_with_the_teacher(settings: list[str], messag
     (tmp_path / "tiny.yaml").write_text(TINY)
     with pytest.raises(ValueError, match=message):
         config = build_config(load(None, str(tmp_path / "tiny.yaml"), settings))
-        plan(config, build_source(config))
+        plan(assemble(config))
 
 
 def test_a_table_of_words_is_compared_like_any_tokenizer(words: Any) -> None:

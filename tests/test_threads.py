@@ -14,11 +14,11 @@ import pytest
 
 import rlvr.core.cpu_budget
 from rlvr.config import load
-from rlvr.config.build_client import core_shares
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, plan, start_rewards
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import CoreShares, available_cores, quota, set_default_workers, split_cores
+from rlvr.runs.assembly import assemble
+from rlvr.runs.run_plan import plan
 from rlvr.sandbox import Sandbox
 
 
@@ -81,7 +81,7 @@ def test_a_run_splits_the_cores_by_its_reward_and_shows_it() -> None:
 
     def split_of(*words: str, name: str = "mini_mbpp") -> tuple[int, int]:
         asked = config("engine.threads=0", *words, name=name)
-        found = core_shares(asked, build_source(asked), 8)
+        found = assemble(asked).divide_cores(8)
         return found.threads, found.workers
 
     assert split_of() == (4, 4)
@@ -94,14 +94,14 @@ def test_a_run_splits_the_cores_by_its_reward_and_shows_it() -> None:
     asked = config("engine.threads=2")
     left = max(1, available_cores() - 2)
     workers = f"{left} sandbox worker{'s' if left > 1 else ''} beside it"
-    assert plan(asked, build_source(asked))["cores"] == f"2 of {available_cores()} for torch, {workers}"
+    assert plan(assemble(asked))["cores"] == f"2 of {available_cores()} for torch, {workers}"
     plain = config(name="arithmetic")
-    assert "cores" not in plan(plain, build_source(plain))
+    assert "cores" not in plan(assemble(plain))
 
 
 def test_a_sandbox_without_a_setting_uses_the_remaining_cores(given_back: None) -> None:
     asked = config(f"engine.threads={max(1, available_cores() - 1)}")
-    start_rewards(asked, build_source(asked))
+    assemble(asked).start_rewards()
     with Sandbox() as left, Sandbox(workers=3) as told:
         assert (left.workers, told.workers) == (1, 3)
     set_default_workers(0)

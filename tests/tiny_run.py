@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlvr.clients.registry import close_client
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build, build_source, open_run
-from rlvr.config.epochs import resolve_epochs
+from rlvr.runs.assembly import assemble
+from rlvr.runs.build_job import build_job
+from rlvr.runs.run_folder import open_run
+from rlvr.runs.run_tasks import resolve_epochs
 from rlvr.tracking import RunConsole
 from rlvr.training.journal import Journal
 from rlvr.training.loop import TrainingLoop
@@ -62,10 +65,13 @@ def attempt(file: str, *words: str, killed_at: int = 0) -> dict[str, Any]:
     """The summary; raises `RunKilled` after step `killed_at` of RL, unless that is 0."""
     composed = load(None, file, words)
     config = build_config(composed)
-    composed, config = resolve_epochs(composed, config, build_source(config))
+    assembly = assemble(config)
+    composed, config = resolve_epochs(composed, config, assembly.source)
+    assembly = replace(assembly, config=config)
+    assembly.start_rewards()
     folder, _ = open_run(composed, config)
     with KillingConsole(killed_at) as console, Journal(folder) as journal:
-        job = build(config, folder, console.note, console.warn)
+        job = build_job(assembly, folder, console.note, console.warn)
         journal.attempt(job.describe_environment(), console.warn)
         try:
             return TrainingLoop(job, journal, console).run()

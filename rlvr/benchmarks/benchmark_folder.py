@@ -25,7 +25,7 @@ from rlvr.core.files import lock_file, read_json, remove_leftovers, write_atomic
 from rlvr.core.types import Score
 from rlvr.reward import Reward
 from rlvr.training.journal import RunLockedError
-from rlvr.training.judged_tasks import JudgedTask, TaskResult
+from rlvr.training.judged_tasks import JudgedTask, TaskCount, TaskResult
 
 MODEL, SETTINGS, COMPLETIONS, RESULT = "model.json", "benchmark.json", "completions.jsonl", "result.json"
 _REMEDY = "put the file back, or choose another --out"
@@ -80,7 +80,7 @@ class BenchmarkFolder:
         write_atomic(self.folder / RESULT, json.dumps(result, indent=2) + "\n")
 
 
-def make_record(judged: JudgedTask, result: TaskResult | None, verifiers: Sequence[Reward]) -> dict[str, Any]:
+def make_record(judged: JudgedTask, count: TaskCount, verifiers: Sequence[Reward]) -> dict[str, Any]:
     """A task's line: what the model read and wrote, each verdict, and what is counted of the task."""
     completions = [
         {
@@ -95,11 +95,14 @@ def make_record(judged: JudgedTask, result: TaskResult | None, verifiers: Sequen
         "id": judged.task.id,
         "prompt": judged.completions[0].read_prompt,
         "completions": completions,
-        "result": None if result is None else asdict(result),
-        "unjudged": sum(t.reward is None for t in judged.completions),
-        "truncated": sum(t.truncated for t in judged.completions),
-        "tokens": judged.tokens,
+        **asdict(count),
     }
+
+
+def read_count(record: Mapping[str, Any]) -> TaskCount:
+    """What is counted of a stored task."""
+    result = None if record["result"] is None else TaskResult(**record["result"])
+    return TaskCount(result, record["unjudged"], record["truncated"], record["tokens"])
 
 
 def _verdict(score: Score) -> dict[str, Any]:
@@ -118,8 +121,7 @@ def _read_record(line: bytes, where: str, task: Sequence[str]) -> dict[str, Any]
         record = json.loads(line)
         if [record["id"]] != list(task):
             raise ValueError(f"the task {record['id']!r}, expected {''.join(task) or 'no more'}")
-        if record["result"] is not None:
-            TaskResult(**record["result"])
+        read_count(record)
         assert all(type(record[key]) is int for key in ("unjudged", "truncated", "tokens"))
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise ValueError(f"{where} is damaged ({error!r:.120}); {_REMEDY}") from None

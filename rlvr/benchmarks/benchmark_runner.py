@@ -14,25 +14,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlvr.benchmarks.benchmark_folder import BenchmarkFolder, list_results, make_record, open_benchmarks
+from rlvr.benchmarks.benchmark_folder import BenchmarkFolder, list_results, make_record, open_benchmarks, read_count
 from rlvr.benchmarks.benchmark_plan import Benchmark, find_text_forms, name_benchmark, read_benchmarks
-from rlvr.clients.local_engine import build_sampler
-from rlvr.config.build_client import client_request, core_shares
 from rlvr.config.build_config import resolved_values
-from rlvr.config.build_run import build_reward, build_source, build_watched, start_rewards
-from rlvr.config.evaluate_weights import check_weights, find_adapter, show_prompts, warn_of_tasks, with_model
 from rlvr.config.schema import RunConfig
 from rlvr.core.files import write_atomic
 from rlvr.core.messages import SamplingParams
-from rlvr.core.protocols import SamplingClient, TaskSource
+from rlvr.core.protocols import SamplingClient
 from rlvr.core.types import Task, Trajectory
+from rlvr.core.weights_place import CHECKPOINTS, WeightsPlace
 from rlvr.envs.chat_template import has_template
+from rlvr.runs.assembly import Assembly, assemble
+from rlvr.runs.evaluate_weights import show_prompts, warn_of_tasks
+from rlvr.runs.weights import check_to_sample, find_adapter, with_model
 from rlvr.tracking import RunConsole
 from rlvr.tracking.run_report import format_rate
 from rlvr.training.errors import check_error_budget
 from rlvr.training.evaluate import Evaluation, evaluation_params, heldout_split
 from rlvr.training.initial_weights import newest_weights
-from rlvr.training.judged_tasks import TaskResult, sample_and_judge
+from rlvr.training.judged_tasks import judge_in_chunks
 
 SETTINGS = ("env", "prompt", "reward", "rollout", "evaluation", "seed")  # the sections that decide about a number
 _PARTS, _LEAST = 20, 32  # a kill loses at most a twentieth of a benchmark, or this many completions
@@ -45,7 +45,7 @@ HEAD = (
 def default_folder(place: str) -> Path:
     """Where the benchmarks of a model go: `evaluations/` and its name; of a checkpoint also that of its run."""
     path = Path(place).expanduser().absolute()
-    name = f"{path.parents[1].name}-{path.name}" if path.parent.name == "checkpoints" else path.name
+    name = f"{path.parents[1].name}-{path.name}" if path.parent.name == CHECKPOINTS else path.name
     return Path("evaluations") / name
 
 
@@ -55,27 +55,25 @@ def run_benchmarks(place: str, words: Sequence[str], folder: Path, console: RunC
     Everything is written to `folder`; what is finished there is not sampled again.
     """
     newest = newest_weights(place, "MODEL")  # of a run
-    weights = place if newest == Path(place).expanduser() else str(newest)
-    check_weights(weights, console.note)
-    adapter = find_adapter(weights)
-    benchmarks = read_benchmarks(words, lambda loaded: with_model(loaded, weights, adapter))
-    sources: list[TaskSource] = []
+    weights = WeightsPlace.of(place if newest == Path(place).expanduser() else newest)
+    check_to_sample(weights, console.note)
+    benchmarks = read_benchmarks(words, lambda loaded: with_model(loaded, weights))
+    assemblies: list[Assembly] = []
     for benchmark in benchmarks:
         with name_benchmark(benchmark.name):
-            sources.append(build_source(benchmark.config))
-            start_rewards(benchmark.config, sources[-1])
-    shares = [core_shares(b.config, source) for b, source in zip(benchmarks, sources, strict=True)]
+            assemblies.append(assemble(benchmark.config))
+            assemblies[-1].start_rewards()
+    shares = [assembly.core_shares for assembly in assemblies]
     cores = next((share for share in shares if share.concurrent), shares[0])
-    request = replace(client_request(benchmarks[0].config, sources[0]), cores=cores, warn=console.warn)
-    sampler = build_sampler(request, adapter)
+    sampler = assemblies[0].build_sampler(find_adapter(weights), console.warn, cores)
     for benchmark in benchmarks:
         _check_chat(benchmark, place, sampler.get_tokenizer())
     sha256 = sampler.weights_sha256()
     with open_benchmarks(folder, {"model": place, "weights_sha256": sha256}):
-        for benchmark, source in zip(benchmarks, sources, strict=True):
+        for benchmark, assembly in zip(benchmarks, assemblies, strict=True):
             with name_benchmark(benchmark.name):
-                shown = show_prompts(benchmark.config, source, sampler, benchmark.config.prompt, console)
-                run_benchmark(benchmark, shown, sampler, folder, console)
+                shown = show_prompts(benchmark.config, assembly.source, sampler, benchmark.config.prompt, console)
+                run_benchmark(benchmark, replace(assembly, source=shown), sampler, folder, console)
         stored = list_results(folder)
         names = [benchmark.name for benchmark in benchmarks]
         results = {name: stored[name] for name in (*names, *(other for other in stored if other not in names))}
@@ -120,11 +118,11 @@ class _Work:
 
 
 def run_benchmark(
-    benchmark: Benchmark, source: TaskSource, sampler: SamplingClient, out: Path, console: RunConsole
+    benchmark: Benchmark, assembly: Assembly, sampler: SamplingClient, out: Path, console: RunConsole
 ) -> None:
-    """Sample and judge what `out` does not hold yet, and store the numbers. `source` is as the model reads it."""
+    """Sample and judge what `out` does not hold yet, and store the numbers. The tasks are as the model reads them."""
     config, options = benchmark.config, benchmark.config.evaluation
-    reward, watched = build_reward(config, source), build_watched(config)
+    source, reward, watched = assembly.source, assembly.reward, assembly.watched
     work = _Work(heldout_split(source, options, has_interim=False)[0], config)
     warn_of_tasks(len(work.tasks), benchmark.loaded, config, console)
     settings = {key: resolved_values(config, benchmark.loaded)[key] for key in SETTINGS}
@@ -133,22 +131,24 @@ def run_benchmark(
     params = _with_end_token(evaluation_params(config.rollout, options), sampler.get_tokenizer())
     console.phase(benchmark.name, len(work.tasks), len(folder.records), unit="tasks")
     failures: list[Trajectory] = []
-    for start in range(len(folder.records), len(work.tasks), work.chunk):
-        judged = sample_and_judge(
-            source,
-            work.tasks[start : start + work.chunk],
-            sampler,
-            reward,
-            params,
-            samples=options.samples,
-            seed=config.seed,
-            watched=watched,
-        )
-        failures += [t for task in judged for t in task.completions if t.reward is None]
+    chunks = judge_in_chunks(
+        source,
+        work.tasks,
+        sampler,
+        reward,
+        params,
+        samples=options.samples,
+        seed=config.seed,
+        watched=watched,
+        chunk=work.chunk,
+        first=len(folder.records),
+    )
+    for judged in chunks:
+        failures += [failure for task in judged for failure in task.failures]
         completions = len(work.tasks) * options.samples
         check_error_budget(benchmark.name, reward.name, failures, completions, config.training.error_budget)
         verifiers = [reward, *(other for other in watched if other.name != reward.name)]
-        folder.append([make_record(task, task.summarize(source, reward, watched), verifiers) for task in judged])
+        folder.append([make_record(task, task.count(source, reward, watched), verifiers) for task in judged])
         console.step({}, len(folder.records))
     folder.finish(
         {
@@ -165,17 +165,15 @@ def run_benchmark(
 
 def _count(records: Sequence[dict[str, Any]], k: int) -> dict[str, Any]:
     """The numbers of the stored tasks."""
-    results = [TaskResult(**record["result"]) for record in records if record["result"] is not None]
-    unjudged, truncated, tokens = (sum(r[key] for r in records) for key in ("unjudged", "truncated", "tokens"))
-    found = Evaluation(results, k, unjudged, truncated, tokens)
+    found = Evaluation.of([read_count(record) for record in records], k)
     return {
         "tasks": len(records),
         "k": k,
         "rates": found.intervals(),
         "by_level": {level: found.intervals(level) for level in found.levels},
-        "unjudged": unjudged,
-        "truncated": truncated,
-        "tokens": tokens,
+        "unjudged": found.unjudged,
+        "truncated": found.truncated,
+        "tokens": found.tokens,
     }
 
 

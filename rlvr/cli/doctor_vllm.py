@@ -20,12 +20,11 @@ from rlvr.cli.doctor import Check
 from rlvr.clients.vllm import VllmOptions
 from rlvr.clients.vllm.vllm_options import SamplerError
 from rlvr.clients.vllm.vllm_server import GENERATE, MODE_FLAG, WHOLE_PROMPTS, VllmServer
-from rlvr.config.build_client import build_client
-from rlvr.config.build_run import build_source
 from rlvr.config.schema import RunConfig
 from rlvr.core.messages import AdamParams, Datum, ModelInput, SamplingParams
 from rlvr.core.protocols import TaskSource, TrainingClient
 from rlvr.envs.prompted_source import apply_prompt_options
+from rlvr.runs.assembly import assemble
 
 PATIENCE = 120.0  # seconds: the first request of a fresh server compiles
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # of vLLM's attention on CPUs
@@ -111,14 +110,14 @@ def check_run(config: RunConfig, urls: Sequence[str]) -> list[Check]:
     checks = [*_check_head_size(config), *(check for url in config.sampler.urls for check in check_vllm(url, config))]
     if any(check.state == "fails" for check in checks):
         return checks
-    source, said = build_source(config), list[str]()
+    assembly, said = assemble(config), list[str]()
     folder = Path(config.run.root).expanduser().absolute() / f"doctor-{os.getpid()}"
     folder.mkdir(parents=True)
     client: TrainingClient | None = None
     try:
-        client = build_client(config, source, folder, said.append, said.append)
+        client = assembly.build_client(folder, said.append, said.append)
         checks.append(Check("ok", "tokenizer", "reads a sample of tokens as the run's does"))
-        checks += [_check_lengths(config, source, client), _try_publishing(client)]
+        checks += [_check_lengths(config, assembly.source, client), _try_publishing(client)]
     except (SamplerError, ValueError, OSError) as error:
         checks.append(Check("fails", "publish" if client else "run", str(error)))
     finally:

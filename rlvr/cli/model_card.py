@@ -16,9 +16,8 @@ from typing import Any
 import yaml
 
 from rlvr import __version__
-from rlvr.clients.local_engine import is_hub_name
 from rlvr.core.files import read_json
-from rlvr.engine.gguf_files import find_gguf
+from rlvr.core.weights_place import ADAPTER_CONFIG, find_gguf, is_hub_name
 from rlvr.tracking.run_report import comparison_rows, describe_test, duration
 from rlvr.tracking.tracker import mask_settings
 
@@ -48,7 +47,7 @@ class CardSource:
     @property
     def adapter(self) -> dict[str, Any] | None:
         """The config of the checkpoint's adapter; None for a whole model."""
-        path = self.checkpoint / "adapter_config.json"
+        path = self.checkpoint / ADAPTER_CONFIG
         return read_json(path, "the config of an adapter") if path.exists() else None
 
     @property

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlvr.core.error_text import first_line
+from rlvr.core.weights_place import CHECKPOINTS, SETTINGS, find_run, is_hub_name
 
 if TYPE_CHECKING:
     from rlvr.cli.model_card import CardSource
@@ -49,7 +50,6 @@ def push(
     rlvr push runs/arithmetic ./out
     """
     from rlvr.cli.model_card import CardSource, model_card, read_reward
-    from rlvr.clients.local_engine import is_hub_name
     from rlvr.tracking.run_report import stored_summary
 
     is_folder = target.startswith((".", "/", "~"))
@@ -57,8 +57,8 @@ def push(
         raise ValueError(f"{target!r}: expected OWNER/REPO, or a folder as a path that begins with ./ or /")
     if is_folder and private:
         raise ValueError(f"--private is for a repository of the hub, and {target} is a folder; leave it out")
-    if not (run / "resolved.yaml").exists():
-        raise ValueError(f"{run} is not a run folder (no resolved.yaml)")
+    if find_run(run) != run:
+        raise ValueError(f"{run} is not a run folder (no {SETTINGS})")
     folder = find_checkpoint(run, checkpoint)
     settings = _read_settings(run)
     summary = stored_summary(run) if (run / "summary.json").exists() else None
@@ -91,7 +91,7 @@ def find_checkpoint(run: Path, which: PushedCheckpoint) -> Path:
         )
 
     if which is PushedCheckpoint.best:
-        folder = resolve_best(run / "checkpoints" / BEST)
+        folder = resolve_best(run / CHECKPOINTS / BEST)
         if damage := find_damage(folder):
             raise ValueError(f"the best checkpoint of {run} is damaged: {damage}; push the last one: --checkpoint last")
     elif (newest := newest_checkpoint(run, refuse)) is not None:
@@ -107,9 +107,9 @@ def _read_settings(run: Path) -> dict[str, Any]:
     """The settings of a run, which may be older than some of them."""
     from rlvr.config import read
     from rlvr.config.build_config import add_defaults
-    from rlvr.config.build_run import READ_AS_TEXT
+    from rlvr.runs.run_folder import READ_AS_TEXT
 
-    stored = read(run / "resolved.yaml")
+    stored = read(run / SETTINGS)
     return add_defaults(stored) | ({} if "prompt" in stored else {"prompt": asdict(READ_AS_TEXT)})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ from rlvr.cli.user_messages import announce_if_slow, mask_secrets, print_message
 if TYPE_CHECKING:
     from rlvr.config import LoadedConfig
     from rlvr.config.schema import RunConfig
-    from rlvr.core.protocols import TaskSource
+    from rlvr.runs.assembly import Assembly
 
 ConfigName = Annotated[
     str | None, typer.Option("--config-name", help="A config by name, looked up in ./configs, then in the package.")
@@ -46,10 +47,10 @@ def _describe_loading(settings: RunConfig) -> str:
     return "loading the model and starting ranks on Ray, which gives them niceness 15 without RAY_worker_niceness=0"
 
 
-def _masked_plan(settings: RunConfig, source: TaskSource) -> dict[str, str]:
-    from rlvr.config.build_run import plan
+def _masked_plan(assembly: Assembly) -> dict[str, str]:
+    from rlvr.runs.run_plan import plan
 
-    return {name: mask_secrets(text) for name, text in plan(settings, source).items()}
+    return {name: mask_secrets(text) for name, text in plan(assembly).items()}
 
 
 def train(
@@ -65,9 +66,11 @@ def train(
     rlvr train --config-name=dataset model.name=./my-model env.kwargs.path=tasks.jsonl
     """
     from rlvr.clients.registry import close_client
-    from rlvr.config.build_client import check_model_folder
-    from rlvr.config.build_run import build, build_source, open_run, start_rewards
-    from rlvr.config.epochs import resolve_epochs
+    from rlvr.runs.assembly import assemble
+    from rlvr.runs.build_job import build_job
+    from rlvr.runs.run_folder import open_run
+    from rlvr.runs.run_tasks import resolve_epochs
+    from rlvr.runs.weights import check_model_folder
     from rlvr.tracking import RunConsole
     from rlvr.tracking.run_report import stored_summary
     from rlvr.training.errors import TrainingStoppedError
@@ -77,13 +80,14 @@ def train(
 
     loaded, settings = load_run_config(config_name, config, config_path, overrides)
     with announce_if_slow(f"reading the tasks of {settings.env.name}"):
-        source = build_source(settings)
-    loaded, settings = resolve_epochs(loaded, settings, source)
+        assembly = assemble(settings)
+    loaded, settings = resolve_epochs(loaded, settings, assembly.source)
+    assembly = replace(assembly, config=settings)
     check_model_folder(settings)
     with announce_if_slow("starting the verifiers"):
-        start_rewards(settings, source)
-    lines = _masked_plan(settings, source)  # a config that is refused here leaves no folder
-    folder, finished = open_run(loaded, settings, source)
+        assembly.start_rewards()
+    lines = _masked_plan(assembly)  # a config that is refused here leaves no folder
+    folder, finished = open_run(loaded, settings, assembly.source)
     with RunConsole() as console:
 
         def warn(text: str) -> None:
@@ -97,7 +101,7 @@ def train(
         with Journal(folder) as journal:
             try:
                 with announce_if_slow(_describe_loading(settings)):
-                    job = build(settings, folder, console.note, warn)
+                    job = build_job(assembly, folder, console.note, warn)
             except Exception:
                 journal.delete_unstarted()
                 raise
@@ -173,8 +177,8 @@ def evaluate(
     you would run their code.
     """
     from rlvr.benchmarks.benchmark_plan import has_benchmarks
-    from rlvr.config.evaluate_weights import evaluate_weights
     from rlvr.core.files import write_atomic
+    from rlvr.runs.evaluate_weights import evaluate_weights
     from rlvr.tracking import RunConsole, evaluation_table
 
     words = words or []
@@ -228,25 +232,26 @@ def show_config(
     rlvr config --config-name=arithmetic seed=1
     """
     from rlvr.config import dump
-    from rlvr.config.build_client import check_model_folder
     from rlvr.config.build_config import resolved_values
-    from rlvr.config.build_run import build_source
-    from rlvr.config.epochs import resolve_epochs
+    from rlvr.runs.assembly import assemble
+    from rlvr.runs.run_tasks import resolve_epochs
+    from rlvr.runs.weights import check_model_folder
     from rlvr.tracking import RunConsole
 
     loaded, settings = load_run_config(config_name, config, config_path, overrides)
-    source: TaskSource | None = None
+    assembly: Assembly | None = None
     if settings.training.epochs is not None:  # the tasks say how many steps there are
-        source = build_source(settings)
-        loaded, settings = resolve_epochs(loaded, settings, source)
+        assembly = assemble(settings)
+        loaded, settings = resolve_epochs(loaded, settings, assembly.source)
+        assembly = replace(assembly, config=settings)
     # The settings first: they are there whatever the data, which may have to come from a hub, turn out to be.
     typer.echo(dump(resolved_values(settings, loaded)))
     check_model_folder(settings)
     with announce_if_slow(f"reading the tasks of {settings.env.name}"):
-        source = build_source(settings) if source is None else source
+        assembly = assembly or assemble(settings)
     with RunConsole() as console:
-        console.plan(_masked_plan(settings, source))
-        for text in source.advice():
+        console.plan(_masked_plan(assembly))
+        for text in assembly.source.advice():
             console.warn(mask_secrets(text))
 
 
@@ -350,7 +355,7 @@ def plan(
 
     rlvr plan model.name=Qwen2.5-7B rollout.max_tokens=2048 cluster.trainers=8 cluster.samplers=8
     """
-    from rlvr.config.plan_capacity import describe_capacity, read_words
+    from rlvr.runs.run_plan import describe_capacity, read_words
 
     run, cluster = read_words(
         words or [], config_name, config or config_path, lambda text: print_message(f"warning: {text}")

@@ -5,7 +5,6 @@ torch is imported when the engine is built, so that a run can be planned without
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rlvr.algorithms.loss_specs import LOSS_SPECS
 from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.core.cpu_budget import spinning_warning
-from rlvr.core.files import find_damage
 from rlvr.core.protocols import ClientCapabilities, Feature, TrainingClient
+from rlvr.core.weights_place import WeightsKind, WeightsPlace, list_expected
 
 if TYPE_CHECKING:
     from rlvr.clients.local import LocalSamplingClient
@@ -24,25 +23,7 @@ LOCAL_CAPABILITIES = ClientCapabilities(
 )
 EXTRA = "pip install 'rlvr[train]'"
 BUILT_TOKENIZERS = ("words", "characters", "pieces")
-_EXPECTED = (
-    "a run folder, one of its checkpoints, a model folder (config.json and its weights) or an adapter "
-    "(adapter_config.json)"
-)
-
-
-def is_model(folder: Path) -> bool:
-    """Whether a folder holds a whole model, and not an adapter alone."""
-    return (folder / "config.json").exists()
-
-
-def find_weights_damage(folder: Path) -> str:
-    """What is wrong with weights that a run saved; '' for others, which have no checksums."""
-    return find_damage(folder) if (folder / "policy.json").exists() else ""
-
-
-def is_hub_name(name: str) -> bool:
-    """Whether it is written as a name of the hub, OWNER/NAME, and no file here has it."""
-    return re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) is not None and not Path(name).exists()
+_EXPECTED = list_expected(WeightsKind.RUN, WeightsKind.CHECKPOINT, WeightsKind.MODEL, WeightsKind.ADAPTER)
 
 
 def load_named_tokenizer(name: str, request: ClientRequest) -> Any:
@@ -61,34 +42,33 @@ def load_named_tokenizer(name: str, request: ClientRequest) -> Any:
     return build_tokenizer(name, source.vocabulary, **ends)
 
 
-def _start_folder(request: ClientRequest) -> Path:
-    """The folder of the weights that `model.start_from` names; ValueError if it holds none."""
+def _find_start(request: ClientRequest) -> WeightsPlace:
+    """The weights that `model.start_from` names; ValueError if it holds none."""
     given, path = request.model.start_from, request.find_start()
-    if "://" in path:
+    place = WeightsPlace.of(path)
+    if place.kind is WeightsKind.SERVER:
         raise ValueError(
             f"model.start_from={given!r}: weights that a server keeps, which no engine in this process reads: give "
             f"client=tinker with the server's model.base_url, or download them and give {_EXPECTED}"
         )
-    folder = Path(path)
-    if not (is_model(folder) or (folder / "adapter_config.json").exists()):
-        problem = "there is no such folder" if not folder.is_dir() else "it holds no weights that are known here"
-        raise ValueError(f"model.start_from={given!r}: {problem}; expected {_EXPECTED}")
-    if (folder / "value_head.safetensors").exists():
+    if not (place.is_model or place.is_adapter):
+        raise ValueError(f"model.start_from={given!r}: {place.problem}; expected {_EXPECTED}")
+    if (place.folder / "value_head.safetensors").exists():
         raise ValueError(f"model.start_from={given!r}: it is a critic, which predicts values; give the policy's folder")
-    if damage := find_weights_damage(folder):
-        raise ValueError(f"model.start_from={given!r}: the checkpoint is damaged: {damage}")
-    return folder
+    if place.damage:
+        raise ValueError(f"model.start_from={given!r}: the checkpoint is damaged: {place.damage}")
+    return place
 
 
 def base_names(request: ClientRequest) -> tuple[str | None, str]:
     """(model, tokenizer): where to load each from. A whole model to start from brings its own tokenizer, unless another
     one is named."""
     name, tokenizer = request.model.name, request.model.tokenizer
-    folder = _start_folder(request) if request.model.start_from else None
-    if folder is None or not is_model(folder):
+    place = _find_start(request) if request.model.start_from else None
+    if place is None or not place.is_model:
         return name, tokenizer or name or ""
-    own = str(folder) if (folder / "tokenizer_config.json").exists() else name or str(folder)
-    return str(folder), own if tokenizer in (None, *BUILT_TOKENIZERS) else tokenizer
+    own = place.find_tokenizer() or name or str(place.folder)
+    return str(place.folder), own if tokenizer in (None, *BUILT_TOKENIZERS) else tokenizer
 
 
 def _build_engine(request: ClientRequest) -> Any:
@@ -141,8 +121,8 @@ def find_adapter_start(request: ClientRequest) -> Path | None:
     """The folder of the adapter that a fresh run starts from; None if it starts from a model."""
     if not (request.fresh and request.model.start_from):
         return None
-    folder = _start_folder(request)
-    return None if is_model(folder) else folder
+    place = _find_start(request)
+    return None if place.is_model else place.folder
 
 
 def warn_of_threads(request: ClientRequest) -> None:
@@ -185,8 +165,8 @@ def describe_model(request: ClientRequest) -> str:
     options = request.model
     model = options.name or f"{options.config.get('model_type', '?')} from random weights"
     if options.start_from:
-        folder = _start_folder(request)
-        model = str(folder) if is_model(folder) else f"{model} with the adapter {folder}"
+        place = _find_start(request)
+        model = str(place.folder) if place.is_model else f"{model} with the adapter {place.folder}"
     return model + (f", LoRA rank {options.lora.rank}" if options.lora else ", all weights")
 
 

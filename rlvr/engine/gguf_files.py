@@ -17,40 +17,12 @@ from typing import Any
 from rlvr.core.error_text import first_line
 from rlvr.core.files import find_damage, new_folder, sha256
 from rlvr.core.machine import free_memory
+from rlvr.core.weights_place import GGUF_MAGIC, find_gguf, read_magic
 
 ORIGIN = "origin.json"
-MAGIC = b"GGUF"  # with which a file begins, whatever its name
 EXTRA = "pip install 'rlvr[gguf]'"
 PACKAGES = ("accelerate", "gguf")  # with which `transformers` reads a file
 UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError, NotImplementedError)
-
-
-def find_gguf(name: str) -> Path | None:
-    """The GGUF file that a model's name stands for; None if it is the name of another kind of model.
-
-    ValueError if a folder or a package holds several.
-    """
-    place = Path(name).expanduser()
-    is_readable = place.is_file() and os.access(place, os.R_OK)
-    if place.suffix.lower() == ".gguf" or (is_readable and _read_magic(place) == MAGIC):
-        return place
-    folders = [place] if place.is_dir() else _package_folders(name)
-    files = sorted(file for folder in folders for file in folder.glob("*.[gG][gG][uU][fF]"))
-    if not files or (place.is_dir() and (place / "config.json").exists()):
-        return None
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files[:5])
-        raise ValueError(f"model.name={name!r}: {files[0].parent} holds {len(files)} GGUF files ({names}); name one")
-    return files[0]
-
-
-def _package_folders(name: str) -> list[Path]:
-    """The folders of an installed package, which is not imported."""
-    module = name.replace("-", "_")
-    if not module.isidentifier():
-        return []
-    found = find_spec(module)
-    return [Path(folder) for folder in (found.submodule_search_locations or ())] if found else []
 
 
 def open_gguf(name: str) -> str:
@@ -64,10 +36,10 @@ def open_gguf(name: str) -> str:
         return name
     where = f"model.name={name!r}"
     try:
-        magic = _read_magic(file)
+        magic = read_magic(file)
     except OSError as error:
         raise ValueError(f"{where}: {file} cannot be read: {error.strerror}") from None
-    if magic != MAGIC:
+    if magic != GGUF_MAGIC:
         raise ValueError(f"{where}: {file} is no GGUF file (it begins with {magic!r} and not with b'GGUF')")
     folder = _cache() / f"{file.stem}-{sha256(file)[:12]}"
     if not (folder / ORIGIN).exists() or find_damage(folder):
@@ -75,11 +47,6 @@ def open_gguf(name: str) -> str:
             raise ValueError(f"{where}: reading a GGUF file needs the package {' and '.join(missing)}: {EXTRA}")
         _convert(file, folder, where)
     return str(folder)
-
-
-def _read_magic(file: Path) -> bytes:
-    with open(file, "rb") as opened:
-        return opened.read(len(MAGIC))
 
 
 def read_origin(folder: Path) -> dict[str, Any]:

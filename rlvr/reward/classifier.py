@@ -24,6 +24,7 @@ from rlvr.core.cancellation import raise_if_cancelled
 from rlvr.core.hub_status import reads_cache_only
 from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Outcome, Score
+from rlvr.core.weights_place import is_model
 from rlvr.reward.registry import register_reward
 from rlvr.reward.reward_options import check_integer, is_number
 from rlvr.reward.signatures import Case
@@ -206,7 +207,7 @@ def _load(name: str, device: str) -> LoadedClassifier:
     except ModuleNotFoundError as error:
         raise ValueError(f"reward 'classifier' needs {error.name}: pip install 'rlvr[train]'") from error
     what = f"reward 'classifier': model={name}"
-    if Path(name).is_absolute() and not (Path(name) / "config.json").exists():
+    if Path(name).is_absolute() and not is_model(Path(name)):
         found = "no config.json there" if Path(name).is_dir() else "no such folder"
         raise ValueError(f"{what}: {found}; expected a folder that `save_pretrained` of a {KIND} model wrote")
     if device.startswith("cuda") and not torch.cuda.is_available():

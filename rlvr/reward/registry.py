@@ -159,7 +159,7 @@ class Reward:
                 f"reward.environment_weight={weight:g} has no effect: the reward 'environment' is what the environment "
                 "gave, and nothing else; leave it out"
             )
-        return replace(self, environment_weight=weight)
+        return self if weight == self.environment_weight else replace(self, environment_weight=weight)
 
     @property
     def formula(self) -> str:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from rlvr.config import difference
 from rlvr.config.build_config import add_defaults
-from rlvr.config.build_run import CONNECTION_KEYS
 from rlvr.core.files import lock_file, read_json, remove_leftovers, write_atomic
+from rlvr.runs.run_folder import CONNECTION_KEYS
 from rlvr.study.study_plan import StudyPlan
 from rlvr.training.journal import RunLockedError
 

@@ -18,16 +18,15 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
-from rlvr.clients.registry import resolve_client
 from rlvr.config import LoadedConfig, difference, load
 from rlvr.config.aliases import find_alias
-from rlvr.config.build_client import core_shares, uses_device
 from rlvr.config.build_config import build_config, resolved_values
-from rlvr.config.build_run import build_source, plan
-from rlvr.config.epochs import resolve_epochs
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import available_cores
 from rlvr.core.files import check_name
+from rlvr.runs.assembly import assemble, uses_device
+from rlvr.runs.run_plan import plan
+from rlvr.runs.run_tasks import resolve_epochs
 
 EXAMPLE = "seeds=1..5 (integers and ranges: seeds=1..5,7)"
 MOST_RUNS = 10_000  # more is a typing mistake
@@ -177,11 +176,12 @@ def build_plan(
                 label = loaded.name or "run"
                 folder = Path(settings.run.root).expanduser() / check_name(name or f"{label}-study", "study name")
             settings, loaded = compose([*draft.overrides, f"seed={CHECKED_SEED}", f"run.root={folder}", "run.name=run"])
-            source = build_source(settings)
-            loaded, settings = resolve_epochs(loaded, settings, source)
-            plan(settings, source)
-            if resolve_client(settings.client.name).capabilities.runs_in_process:
-                shares = core_shares(settings, source)
+            assembly = assemble(settings)
+            loaded, settings = resolve_epochs(loaded, settings, assembly.source)
+            assembly = replace(assembly, config=settings)
+            plan(assembly)
+            if assembly.spec.capabilities.runs_in_process:
+                shares = assembly.core_shares
                 threads = max(threads, shares.threads + (shares.workers if shares.concurrent else 0))
                 on_device = on_device or uses_device(settings)
             resolved = resolved_values(settings, loaded)

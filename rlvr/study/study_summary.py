@@ -9,9 +9,9 @@ from typing import Any
 
 from rlvr.config import difference, read
 from rlvr.config.build_config import add_defaults
-from rlvr.config.build_run import CONNECTION_KEYS
 from rlvr.core.machine import describe_machine
 from rlvr.core.types import mean
+from rlvr.runs.run_folder import CONNECTION_KEYS
 from rlvr.study.run_log import read_failure
 from rlvr.study.seed_statistics import compare_pairs, spread
 from rlvr.study.study_folder import log_file

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvr.clients.local_engine import ModelBuild, find_weights_damage, is_model
+from rlvr.clients.local_engine import ModelBuild
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.core.gc_pause import paused_collection
 from rlvr.core.machine import free_memory
+from rlvr.core.weights_place import MODEL_CONFIG, WeightsPlace
 from rlvr.engine.gguf_files import open_gguf
 from rlvr.tinker_server.errors import TinkerServerError
 from rlvr.tinker_server.sampling.quotas import ANY_KEY, KEY_PREFIX
@@ -170,24 +171,20 @@ def named_models(given: list[str]) -> dict[str, str]:
                 f"--model {name!r} is given twice; write name=folder to serve a second one by another name"
             )
         folder = open_gguf(folder)
-        place = newest_weights(folder, "--model")
+        newest, is_run = WeightsPlace.of(newest_weights(folder, "--model")), is_followed(Path(folder).expanduser())
         # `runs/mine` next to a folder runs/ is a missing folder: it is not looked up on the hub.
-        looks_local = folder.startswith((".", "/", "~")) or folder.count("/") != 1 or place.parent.is_dir()
-        if looks_local and not is_model(place) and not is_followed(Path(folder).expanduser()):
-            if place.is_dir():
-                wrong = "no config.json there"
-            elif place.exists():
-                wrong = "it is a file"
+        looks_local = folder.startswith((".", "/", "~")) or folder.count("/") != 1 or newest.folder.parent.is_dir()
+        if looks_local and not newest.is_model and not is_run:
+            if newest.folder.is_dir():
+                wrong = f"no {MODEL_CONFIG} there"
             else:
-                from rlvr.config.build_client import find_near_folder  # here: no other part of serving needs configs
-
-                wrong = f"there is no such folder{find_near_folder(place)}"
+                wrong = "it is a file" if newest.folder.exists() else newest.problem
             raise ValueError(
                 f"--model {text!r}: {folder} is not a folder with a model ({wrong}); expected one written "
                 "by save_pretrained or a download, a run of `rlvr train` or one of its checkpoints, or the name of a "
                 "model on the hub (owner/name)"
             )
-        found[name] = folder if not looks_local or is_followed(Path(folder).expanduser()) else str(place)
+        found[name] = folder if not looks_local or is_run else str(newest.folder)
     if not found:
         raise ValueError("no model is given; expected --model with a folder, a hub name, or name=folder")
     return found
@@ -244,7 +241,7 @@ def load_engines(named: dict[str, str], options: ServeOptions, report: Callable[
     def base_of(folder: str) -> BaseOfRun:
         if is_followed(place := Path(folder).expanduser()):
             return base_of_run(place, **where)
-        if wrong := find_weights_damage(place):
+        if wrong := WeightsPlace.of(folder).damage:
             raise ValueError(f"--model {folder}: the checkpoint is damaged: {wrong}; give another one")
 
         def build() -> ModelBuild:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.core.files import find_damage, read_json, write_atomic
+from rlvr.core.weights_place import CHECKPOINTS
 from rlvr.training.interim import InterimResult, find_best, read_interim_results
 from rlvr.training.metric_values import Rows, select_rl_rows
 
@@ -32,7 +33,7 @@ class BestCheckpoint:
 
     def __init__(self, folder: Path, tasks: int, save: Callable[[str], None] | None) -> None:
         self.results: list[InterimResult] = []
-        self._folder, self._tasks, self._save = folder / "checkpoints", tasks, save
+        self._folder, self._tasks, self._save = folder / CHECKPOINTS, tasks, save
         self._saved: list[InterimResult] = []  # those whose weights are on disk
         self._last_step = 0  # of reinforcement learning, once it is over
 
@@ -91,7 +92,7 @@ class BestCheckpoint:
 
 def resolve_best(place: Path) -> Path:
     """The folder of the best checkpoint for `RUN/checkpoints/best`; any other path is itself."""
-    if place.name != BEST or place.parent.name != "checkpoints":
+    if place.name != BEST or place.parent.name != CHECKPOINTS:
         return place
     path = place.parent / f"{BEST}.json"
     if not path.exists():

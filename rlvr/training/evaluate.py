@@ -22,7 +22,7 @@ from rlvr.core.types import Task, Trajectory
 from rlvr.reward import Reward
 from rlvr.training.answer_form import MOST_TASKS, AnswerForm, examine_form
 from rlvr.training.errors import check_error_budget
-from rlvr.training.judged_tasks import JudgedTask, TaskResult, sample_and_judge
+from rlvr.training.judged_tasks import JudgedTask, TaskCount, TaskResult, judge_in_chunks
 
 MOST_FAMILIES = 12  # that a table shows
 
@@ -72,6 +72,15 @@ class Evaluation:
     tokens: int = 0
     extra_heldout: dict[str, Evaluation] = field(default_factory=dict[str, "Evaluation"])
     form: AnswerForm | None = None
+
+    @classmethod
+    def of(cls, counts: Sequence[TaskCount], k: int) -> Evaluation:
+        """The evaluation of tasks that were counted."""
+        results = [count.result for count in counts if count.result is not None]
+        unjudged, truncated, tokens = (
+            sum(getattr(count, name) for count in counts) for name in ("unjudged", "truncated", "tokens")
+        )
+        return cls(results, k, unjudged, truncated, tokens)
 
     @property
     def complete(self) -> list[TaskResult]:
@@ -182,26 +191,23 @@ def evaluate(
     With a `group_size`, that of training, the form of failed answers is examined too (`rlvr.training.answer_form`).
     TrainingStoppedError if more than a share `error_budget` of the completions gets no verdict.
     """
-    results: list[TaskResult] = []
-    truncated = tokens = 0
+    counts: list[TaskCount] = []
     failures: list[Trajectory] = []
     examined: list[JudgedTask] = []
     stride = math.ceil(len(tasks) / MOST_TASKS)
-    for start in range(0, len(tasks), chunk):
-        part = tasks[start : start + chunk]
-        groups = sample_and_judge(source, part, sampler, reward, params, samples=samples, seed=seed, watched=watched)
-        for index, group in enumerate(groups, start):
-            failures += [t for t in group.completions if t.reward is None]
-            truncated += sum(t.truncated for t in group.completions)
-            tokens += group.tokens
+    chunks = judge_in_chunks(
+        source, tasks, sampler, reward, params, samples=samples, seed=seed, watched=watched, chunk=chunk
+    )
+    for groups in chunks:
+        for index, group in enumerate(groups, len(counts)):
+            failures += group.failures
             if group_size and index % stride == 0:
                 examined.append(group)
-            if result := group.summarize(source, reward, watched):
-                results.append(result)
-        progress(start + len(part))
+        counts += [group.count(source, reward, watched) for group in groups]
+        progress(len(counts))
     check_error_budget("evaluation", reward.name, failures, samples * len(tasks), error_budget)
     form = examine_form(examined, reward, group_size) if examined else None
-    return Evaluation(results, k, len(failures), truncated, tokens, form=form)
+    return replace(Evaluation.of(counts, k), form=form)
 
 
 def heldout_split(

@@ -1,11 +1,12 @@
 """Tasks with their sampled and judged completions, and what is counted of each task.
 
-`python -m pytest tests/test_evaluate.py` exercises it.
+Every evaluation of a model goes through `judge_in_chunks`: of a run's held-out tasks (`rlvr.training.evaluate`) and of
+published benchmarks (`rlvr.benchmarks.benchmark_runner`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rlvr.core import rng
@@ -36,12 +37,33 @@ class TaskResult:
 
 
 @dataclass(frozen=True)
+class TaskCount:
+    """What an evaluation counts of a task: its result, None if no completion has a verdict; completions without one,
+    truncated completions, and sampled tokens."""
+
+    result: TaskResult | None
+    unjudged: int
+    truncated: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class JudgedTask:
     """A task with its judged completions, the last trajectory of each, and the number of tokens sampled for them."""
 
     task: Task
     completions: list[Trajectory]
     tokens: int
+
+    @property
+    def failures(self) -> list[Trajectory]:
+        """The completions without a verdict."""
+        return [t for t in self.completions if t.reward is None]
+
+    def count(self, source: TaskSource, reward: Reward, watched: Sequence[Reward]) -> TaskCount:
+        """What an evaluation counts of the task."""
+        truncated = sum(t.truncated for t in self.completions)
+        return TaskCount(self.summarize(source, reward, watched), len(self.failures), truncated, self.tokens)
 
     def summarize(self, source: TaskSource, reward: Reward, watched: Sequence[Reward]) -> TaskResult | None:
         """The result of the task; None if no completion has a verdict."""
@@ -52,6 +74,26 @@ class JudgedTask:
         earned = mean([t.reward for t in known if t.reward is not None])
         shares, features = _shares(known, watched), task_features(source, self.task)
         return TaskResult(self.task.id, self.task.level, passed, len(known), earned, shares, features)
+
+
+def judge_in_chunks(
+    source: TaskSource,
+    tasks: Sequence[Task],
+    sampler: SamplingClient,
+    reward: Reward,
+    params: SamplingParams,
+    *,
+    samples: int,
+    seed: int,
+    watched: Sequence[Reward] = (),
+    chunk: int = 512,
+    first: int = 0,
+) -> Iterator[list[JudgedTask]]:
+    """Sample and judge the tasks from number `first` on, `chunk` at a time: an evaluation that goes on at the beginning
+    of a chunk has the same batches."""
+    for start in range(first, len(tasks), chunk):
+        part = tasks[start : start + chunk]
+        yield sample_and_judge(source, part, sampler, reward, params, samples=samples, seed=seed, watched=watched)
 
 
 def sample_and_judge(

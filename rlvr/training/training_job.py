@@ -1,6 +1,6 @@
 """A run that is ready to begin: its parts, already built, and how often it saves its state.
 
-`rlvr.config.build_run` makes a `TrainingJob`; `rlvr.training.loop` runs it.
+`rlvr.runs.assembly` makes a `TrainingJob`; `rlvr.training.loop` runs it.
 """
 
 from __future__ import annotations

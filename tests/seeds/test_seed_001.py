@@ -13,10 +13,11 @@ from rlvr.algorithms.losses.clipped import Ppo
 from rlvr.cli.main import run
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import plan
 from rlvr.core.types import Task, Trajectory
 from rlvr.envs import resolve_environment
 from rlvr.reward import resolve_reward
+from rlvr.runs.assembly import assemble
+from rlvr.runs.run_plan import plan
 from rlvr.training.evaluate import stored_evaluation
 from tests.forked_process import run_forked
 
@@ -181,7 +182,7 @@ def test_a_start_that_cannot_be_had_is_refused_before_the_run(
     rows = mbpp_file(here)
     config = build_config(load("mbpp", None, [w for w in small(model, rows, f"start_from_checkpoint={given}")[2:]]))
     with pytest.raises(ValueError, match=message):
-        plan(config, resolve_environment("mbpp", path=str(rows)))
+        plan(assemble(config, resolve_environment("mbpp", path=str(rows))))
 
 
 def test_an_adapter_of_another_shape_is_refused(model: Path, here: Path, capsys: Any) -> None:

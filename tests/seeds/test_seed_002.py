@@ -16,8 +16,8 @@ import pytest
 from rlvr.cli.main import run
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source
 from rlvr.config.schema import RunConfig
+from rlvr.runs.assembly import assemble
 from rlvr.training.curriculum import Curriculum
 from tests.forked_process import run_forked
 
@@ -196,7 +196,8 @@ def test_every_parameter_name_reaches_the_run() -> None:
     assert training.steps == 3 * 320 // 160 == 6
     assert training.prompts_per_step * training.group_size == 160 and training.num_substeps == 160 // 40
     assert (training.max_prompt_tokens, rollout.max_tokens) == (11, 21)
-    Curriculum(build_source(got), got.sft.curriculum, 0)  # the warm-up has no levels of its own that could be missing
+    # The warm-up has no levels of its own that could be missing.
+    Curriculum(assemble(got).source, got.sft.curriculum, 0)
     assert got.env.kwargs["complexity"] == [2, 3] and training.optimizer.learning_rate == 0.0007
     assert (training.ppo_epochs, training.target_kl) == (2, 0.03)
     assert (got.algorithm.loss.clip_low, got.algorithm.loss.clip_high) == (0.15, 0.15)

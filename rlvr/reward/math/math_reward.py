@@ -6,8 +6,8 @@ An exact comparison decides nearly all pairs, in this thread. Others go to `math
 (`ask_math_verify`). A worker loads sympy (about half a second) before it is given a pair, so a timeout is always the
 fault of its own answer: the job counts the processor time of the pair, and the worker is killed where that does not end
 it (a multiplication in C). A problem that an answer causes is a failure of the answer; a gold that cannot be compared
-with itself makes the task `invalid`, and what fails on well-formed sides is an `error`. docs/verify/mathematics.md lists the
-conventions.
+with itself makes the task `invalid`, and what fails on well-formed sides is an `error`. docs/verify/mathematics.md
+lists the conventions.
 """
 
 from __future__ import annotations

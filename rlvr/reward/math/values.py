@@ -2,8 +2,8 @@
 
 `read_value("[0, 1)")` is `OrderedItems`, `read_value("5 \\text{ cm}")` a `Quantity`.
 
-The kind of a value follows from its form alone, never from what it is compared with. docs/verify/mathematics.md lists the
-conventions.
+The kind of a value follows from its form alone, never from what it is compared with. docs/verify/mathematics.md
+lists the conventions.
 """
 
 from __future__ import annotations

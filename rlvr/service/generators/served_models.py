@@ -23,9 +23,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rlvr.clients.registry import resolve_client
 from rlvr.core.protocols import SamplingClient, TaskSource, TrainingClient
-from rlvr.engine.gguf_files import find_gguf
+from rlvr.core.weights_place import WeightsKind, WeightsPlace
 from rlvr.envs.prompt import PromptOptions, PromptWriter
 from rlvr.envs.prompted_source import make_writer
 
@@ -89,11 +88,11 @@ class ServedModel:
 
 def check_name(given: str, variable: str = VARIABLE) -> None:
     """ValueError for a name that must be a path and does not exist; the hub is not asked."""
-    place = Path(given).expanduser()
-    if given.startswith("tinker:") or place.exists():
+    place = WeightsPlace.of(given)
+    if given.startswith("tinker:") or place.folder.exists():
         return
-    depth = len(place.parts)  # `name` and `owner/name` may be the hub's
-    if given.startswith((".", "/", "~")) or depth > 2 or (depth == 2 and place.parent.is_dir()):
+    depth = len(place.folder.parts)  # `name` and `owner/name` may be the hub's
+    if place.is_written_as_path or depth > 2 or (depth == 2 and place.folder.parent.is_dir()):
         raise ValueError(
             f"{variable}={given}: this folder does not exist; give a run's or a model's folder, or a hub name"
         )
@@ -102,37 +101,33 @@ def check_name(given: str, variable: str = VARIABLE) -> None:
 def open_model(given: str, folder: Path, *, seed: int = 0, variable: str = VARIABLE) -> ServedModel:
     """Load the model that `given` names; its training is saved in `folder`. ValueError, which names the setting
     `variable`, if it cannot be loaded."""
+    place = WeightsPlace.of(given)
     if given.startswith("tinker:"):
         return _open_remote(given, seed)
-    place = Path(given).expanduser()
-    if (place / "resolved.yaml").exists():
-        return _open_run(place, folder, variable)
-    if place.is_dir() and not ((place / "config.json").exists() or find_gguf(given)):
+    if place.kind is WeightsKind.RUN:
+        return _open_run(place.folder, folder, variable)
+    if place.folder.is_dir() and not (place.is_model or place.kind is WeightsKind.GGUF):
         raise ValueError(
             f"{variable}={given}: the folder holds neither a run (resolved.yaml) nor a model (config.json); give one "
             "of these, or a model's name on the hub"
         )
-    return _open_pretrained(str(place) if place.is_dir() else given, folder, seed)
+    return _open_pretrained(str(place.folder) if place.folder.is_dir() else given, folder, seed)
 
 
 def _open_run(place: Path, folder: Path, variable: str) -> ServedModel:
-    from rlvr.config import load
-    from rlvr.config.build_client import build_client
-    from rlvr.config.build_config import build_config
-    from rlvr.config.build_run import build_source, prompt_options
+    from rlvr.runs.assembly import assemble
+    from rlvr.runs.run_folder import prompt_options
+    from rlvr.runs.weights import open_to_train, read_run
     from rlvr.training import journal
 
     checkpoint = journal.newest_checkpoint(place)
     if checkpoint is None:
         raise ValueError(f"{variable}={place}: this run has no complete checkpoint; train it first")
-    config = build_config(load(None, str(place / "resolved.yaml"), []))
-    source, notes = build_source(config), list[str]()
-    client = build_client(config, source, folder, lambda text: None, notes.append, fresh=False)
-    client.load_state(journal.weights_path(checkpoint)).result()
-    kind = "tinker" if resolve_client(config.client.name).capabilities.is_remote else "local"
-    return ServedModel(
-        client, f"run {place.name}", kind, source, config.rollout.max_tokens, prompt_options(config, place), notes
-    )
+    assembly, notes = assemble(config := read_run(place)), list[str]()
+    client = open_to_train(assembly, checkpoint, folder, notes.append)
+    kind = "tinker" if assembly.spec.capabilities.is_remote else "local"
+    name, most, prompt = f"run {place.name}", config.rollout.max_tokens, prompt_options(config, place)
+    return ServedModel(client, name, kind, assembly.source, most, prompt, notes)
 
 
 def _open_pretrained(name: str, folder: Path, seed: int) -> ServedModel:

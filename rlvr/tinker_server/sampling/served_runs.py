@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvr.clients.local_engine import BUILT_TOKENIZERS, base_names, is_model, plan_model
+from rlvr.clients.local_engine import BUILT_TOKENIZERS, base_names, plan_model
 from rlvr.config import load
-from rlvr.config.build_client import client_request
-from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source
 from rlvr.core.files import find_damage
+from rlvr.core.weights_place import SETTINGS, find_run, is_model
+from rlvr.runs.assembly import assemble, client_request
+from rlvr.runs.weights import read_run
 from rlvr.tinker_server.errors import ServerError
 from rlvr.training.best_checkpoint import BEST, resolve_best
 from rlvr.training.initial_weights import newest_weights
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 IN_MEMORY = 3  # checkpoints of one run: the newest, and earlier ones that requests still sample from
-CONFIG = "resolved.yaml"
 _UNREADABLE = (OSError, ValueError, RuntimeError)  # the last is torch's, for memory that is used up among others
 Stamp = tuple[int, int, int] | None
 
@@ -51,22 +50,14 @@ class BaseOfRun:
     load: Callable[[], Any]
 
 
-def run_of(place: Path) -> Path | None:
-    """The run folder that `place` is or is a checkpoint of; None for other folders."""
-    if (place / CONFIG).exists():
-        return place
-    run = place.parent.parent
-    return run if place.parent.name == "checkpoints" and (run / CONFIG).exists() else None
-
-
 def is_followed(place: Path) -> bool:
     """Whether a folder is served as a run. A checkpoint with all weights is a model like any other."""
-    return run_of(place) is not None and (place.name == BEST or not is_model(place))
+    return find_run(place) is not None and (place.name == BEST or not is_model(place))
 
 
 def base_of_run(place: Path, device: str, dtype: str) -> BaseOfRun:
     """ValueError if the run has no checkpoint yet, or its weights are kept by a server."""
-    run, newest = run_of(place), newest_weights(str(place), "--model")
+    run, newest = find_run(place), newest_weights(str(place), "--model")
     assert run is not None
     if "://" in (path := weights_path(newest)):
         raise ValueError(f"--model {place}: its weights are kept by a server, as {path}; sample from them there")
@@ -81,9 +72,9 @@ def base_of_run(place: Path, device: str, dtype: str) -> BaseOfRun:
         return BaseOfRun(f"{run.resolve()}: all weights", load_newest)
     if wrong := find_damage(newest):
         raise ValueError(f"--model {place}: checkpoint {newest} is damaged or missing ({wrong}); give another one")
-    config = build_config(load(None, str(run / CONFIG), []))
+    config = read_run(run)
     # The tasks are read only where the tokenizer is made of their words.
-    source: Any = build_source(config) if config.model.tokenizer in BUILT_TOKENIZERS else None
+    source: Any = assemble(config).source if config.model.tokenizer in BUILT_TOKENIZERS else None
     request = client_request(config, source)
     request = replace(request, model=replace(request.model, device=device, dtype=dtype))
     name, tokenizer = base_names(request)
@@ -102,7 +93,7 @@ class RunWeights:
     retry_seconds = 30.0
 
     def __init__(self, place: Path, engine: Engine) -> None:
-        run = run_of(place)
+        run = find_run(place)
         assert run is not None
         self.place, self._run, self._engine = place, run, engine
         self._watched = run / "journal.jsonl" if place == run else place.parent / f"{BEST}.json"
@@ -170,7 +161,7 @@ class RunWeights:
 
 def _describe_base(run: Path) -> tuple[Any, Any]:
     """The model that a run trains; with a seed, its random weights too."""
-    values = load(None, str(run / CONFIG), []).values
+    values = load(None, str(run / SETTINGS), []).values
     return values.get("model"), values.get("seed")
 
 

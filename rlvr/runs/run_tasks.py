@@ -1,15 +1,17 @@
-"""Makes the tasks of a source fit a run: how many there are, how long their prompts may be, what can be imitated.
-
-`python -m pytest tests/test_long_prompts.py tests/test_env_dataset.py` exercises it.
-"""
+"""Makes the tasks of a source fit a run: how many there are, how long their prompts may be, what can be imitated."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
+from rlvr.config.compose import LoadedConfig
+from rlvr.config.epochs import EPOCHS, STEPS, set_length
 from rlvr.config.schema import RunConfig
 from rlvr.core.protocols import TaskSource
 from rlvr.envs.long_prompts import leave_out_long_demonstrations, limit_prompts, list_train
@@ -31,6 +33,26 @@ def hash_tasks(source: TaskSource) -> str | None:
     for task in (*list_train(source), *source.heldout(None)):
         digest.update(json.dumps([task.id, task.prompt, task.meta], sort_keys=True, default=str).encode())
     return digest.hexdigest()
+
+
+def resolve_epochs(loaded: LoadedConfig, config: RunConfig, source: TaskSource) -> tuple[LoadedConfig, RunConfig]:
+    """The config with the number of steps that its epochs come to; ValueError if the source has no fixed tasks.
+
+    This comes before `resolved.yaml` is written: a resumed run compares steps, and other data under the same name are
+    another config. Prompts that are too long for the run count: which these are is known once there is a tokenizer.
+    """
+    epochs = config.training.epochs
+    if epochs is None:
+        return loaded, config
+    if (tasks := count_tasks(source)) is None:
+        raise ValueError(
+            f"training.epochs={epochs:g}: the environment {config.env.name!r} generates its tasks without a fixed "
+            "number; give training.steps"
+        )
+    # Exact: as a float, 1.1 x 100 / 10 is a little over 11.
+    steps = math.ceil(Fraction(str(epochs)) * tasks / config.training.prompts_per_step)
+    training = replace(config.training, steps=steps, epochs=None)
+    return set_length(loaded, {STEPS: steps, EPOCHS: None}), replace(config, training=training)
 
 
 def fit_prompts(config: RunConfig, source: TaskSource, tokenizer: Any, say: Callable[[str], None]) -> TaskSource:

@@ -1,0 +1,124 @@
+"""The folder of a run: found or made from its settings, and refused to a run of other settings.
+
+folder, finished = open_run(loaded, config, source)
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+
+from rlvr.algorithms.losses.custom import FunctionLoss
+from rlvr.clients.registry import CLIENTS
+from rlvr.clients.samplers import SAMPLERS
+from rlvr.config import LoadedConfig, difference, dump, read
+from rlvr.config.build_config import add_defaults, resolved_values
+from rlvr.config.choices import FLAT, SHORTHANDS, client_key
+from rlvr.config.schema import RunConfig
+from rlvr.core.files import sha256, write_atomic
+from rlvr.core.protocols import TaskSource
+from rlvr.core.registry import load_path
+from rlvr.core.weights_place import SETTINGS
+from rlvr.envs.prompt import PromptOptions
+from rlvr.runs.run_tasks import hash_tasks
+from rlvr.training import journal
+
+# Servers and processes, their key and patience: they do not change what a run computes.
+CONNECTION_KEYS = (
+    "teacher.url", "teacher.timeout_s", "teacher.retries", "teacher.concurrency",
+    *(f"client.{option}" for client in CLIENTS.classes() for option in client.uncompared),
+    *(f"sampler.{option}" for sampler in SAMPLERS.classes() for option in sampler.uncompared),
+)  # fmt: skip
+READ_AS_TEXT = PromptOptions(chat="off")
+
+
+def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None = None) -> tuple[Path, bool]:
+    """The folder of this run, and whether the run is finished.
+
+    An unfinished run with the same config is resumed (if the name contains the time, it may differ). A folder of that
+    name with another config is a ValueError, or one whose `source` had other tasks; `run.resume=false` renames it.
+    """
+    if timed := [key for key in loaded.timed if key not in ("run.name", "run.root")]:
+        raise ValueError(
+            f"{', '.join(timed)}: ${{now:...}} may stand in run.name and run.root only. Elsewhere a resumed run would "
+            "go on with another value than it began with; give a fixed one"
+        )
+    wanted = resolved_values(config, loaded)
+    own = [client_key(config.client.name, option) for option in config.client_options.uncompared]
+    where = ("run.resume", "run.name", "run.root", *CONNECTION_KEYS, *own)
+    environment = {
+        key: value for key, value in journal.environment_values(loaded.values, loaded.raw) if key not in where
+    }
+    sources = _hash_custom_loss(config)
+    if source is not None and (tasks := hash_tasks(source)):
+        sources[f"the rows of env.name={config.env.name}"] = [tasks]
+    # Trackers change nothing that is computed: they may be turned on for the rest of a run.
+    ignore = ["run.resume", "tracking", *CONNECTION_KEYS, *(key for key in loaded.timed if key == "run.name")]
+    ignore += [client_key(config.client.name, option) for option in config.client_options.list_uncompared()]
+
+    def changes(folder: Path) -> list[str]:
+        flat = FLAT | {key: f"{key}.name" for key in SHORTHANDS}
+        older = {old: environment[key] for old, key in flat.items() if key in environment}
+        hidden = journal.changed_environment(folder, environment | older | sources)
+        begun = read(folder / SETTINGS)
+        is_older = "prompt" not in begun and config.prompt in (PromptOptions(), READ_AS_TEXT)  # `prompt_options`
+        changed = difference(wanted, add_defaults(begun), ignore=[*ignore, "prompt"] if is_older else ignore)
+        return changed + [key if key in sources else f"{key} (its value from the environment)" for key in hidden]
+
+    name = config.run.name or loaded.name or "run"
+    folder = journal.run_folder(config.run.root, name)
+    if config.run.resume and "run.name" in loaded.timed:
+        for stored in sorted(folder.parent.glob(f"*/{SETTINGS}"), reverse=True):
+            if not (stored.parent / "summary.json").exists() and not changes(stored.parent):
+                return stored.parent, False
+    stored = folder / SETTINGS
+    if stored.exists() and not config.run.resume:
+        journal.move_aside(folder)
+    elif stored.exists() and journal.has_no_progress(folder):
+        # A run that failed before its first step may be corrected under the same name. Its config is replaced in one
+        # move: a kill in between must not leave a folder without a run.
+        with journal.lock_folder(folder):
+            journal.store_environment(folder, environment | sources)
+            write_atomic(stored, dump(wanted))
+    elif stored.exists() and (changed := changes(folder)):
+        prefix = client_key(config.client.name, "")
+        if why := config.client_options.explain_change([key.removeprefix(prefix) for key in changed], folder):
+            raise ValueError(why)
+        raise ValueError(
+            f"run folder {folder} holds a run of another config; it differs in {', '.join(changed[:6])}"
+            f"{f' and {len(changed) - 6} more' if len(changed) > 6 else ''}. Choose another name "
+            f"(run.name={folder.name}-2, say), ask for the same config, or give run.resume=false to start anew (the "
+            "old folder is kept, renamed)"
+        )
+    elif journal.holds_other_files(folder):
+        raise ValueError(f"run folder {folder} exists and holds other files than a run; choose another run.name")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(
+            f"run.root={config.run.root}: {folder} cannot be made ({error.strerror}); give another run.root"
+        ) from error
+    if not stored.exists():
+        journal.store_environment(folder, environment | sources)
+        write_atomic(stored, dump(wanted))
+    return folder, (folder / "summary.json").exists()
+
+
+def prompt_options(config: RunConfig, folder: Path) -> PromptOptions:
+    """The options of a run: `chat=off` for one that began before there was `prompt`, as its model read text."""
+    return config.prompt if "prompt" in read(folder / SETTINGS) else READ_AS_TEXT
+
+
+def _hash_custom_loss(config: RunConfig) -> dict[str, list[str]]:
+    """The SHA-256 of each file in which a loss of the user's is written: a resumed run must compute the same loss."""
+    loss = config.algorithm.resolve().loss
+    if config.training.mode != "rlvr" or not isinstance(loss, FunctionLoss):
+        return {}
+    path = loss.name
+    function = inspect.unwrap(load_path("algorithm.loss", path))
+    module = getattr(sys.modules[path.partition(":")[0]], "__file__", None)
+    files = {module, getattr(getattr(function, "__code__", None), "co_filename", None)}
+    present = sorted(file for file in files if file and Path(file).is_file())
+    names = ", ".join(Path(file).name for file in present)
+    return {f"the source of algorithm.loss ({names})": [sha256(Path(file)) for file in present]}
