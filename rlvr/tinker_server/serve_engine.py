@@ -19,10 +19,10 @@ from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.core.gc_pause import paused_collection
 from rlvr.core.machine import free_memory
 from rlvr.engine.gguf_files import open_gguf
-from rlvr.tinker_server.errors import TinkerServerError
-from rlvr.tinker_server.sampling.quotas import ANY_KEY, KEY_PREFIX
-from rlvr.tinker_server.sampling.served_runs import BaseOfRun, RunWeights, base_of_run, is_followed
-from rlvr.tinker_server.server_limits import ServerSamplers, ServerSettings
+from rlvr.tinker_server.backend.sampling.quotas import ANY_KEY, KEY_PREFIX
+from rlvr.tinker_server.backend.sampling.served_runs import BaseOfRun, RunWeights, base_of_run, is_followed
+from rlvr.tinker_server.backend.server_limits import ServerSamplers, ServerSettings
+from rlvr.tinker_server.protocol.errors import TinkerServerError
 from rlvr.training.initial_weights import newest_weights
 from rlvr.web.auth import ApiKeys
 from rlvr.web.logs import parse_filter, start_logging
@@ -31,7 +31,7 @@ from rlvr.web.server import BackgroundServer, bind_socket, check_exposure, is_lo
 if TYPE_CHECKING:
     from rlvr.engine.engine import GradientSource
     from rlvr.engine.engine_options import EngineLimits
-    from rlvr.tinker_server.backend import TinkerBackend
+    from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 
 SETTINGS_OF_RUNS = ("sharding.ranks", "sharding.allow_other_ranks")  # of the section that a server has too
 EXTRA = 'pip install "rlvr[train,serve]"'
@@ -61,7 +61,7 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
     try:
         import uvicorn  # noqa: F401 - report a missing package before anything is loaded
 
-        from rlvr.tinker_server.backend import validate_aliases
+        from rlvr.tinker_server.backend.tinker_backend import validate_aliases
         from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
     except ModuleNotFoundError as error:
         raise _missing(error) from error
@@ -111,9 +111,9 @@ def load_backend(
     """Load the models, and build the backend on them and its routes."""
     try:
         from rlvr.clients.vllm.vllm_clients import connect_servers
-        from rlvr.tinker_server.backend import TinkerBackend
+        from rlvr.tinker_server.backend.sampling.published_adapters import PublishedAdapters
+        from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
         from rlvr.tinker_server.http.app import create_routes
-        from rlvr.tinker_server.sampling.published_adapters import PublishedAdapters
     except ModuleNotFoundError as error:
         raise _missing(error) from error
     servers = options.settings.sampler
@@ -330,7 +330,7 @@ def free_bytes(device: Any) -> int:
 
 def startup_lines(options: ServeOptions, backend: TinkerBackend, keys: ApiKeys, url: str) -> list[str]:
     """The models, the address, and how to use it."""
-    from rlvr.tinker_server.backend import group_names
+    from rlvr.tinker_server.backend.tinker_backend import group_names
 
     lines: list[str] = []
     for names in group_names(backend.engines):

@@ -2,8 +2,8 @@
 
     raise HttpProblem(404, "not_found", "session 's-1' is unknown here")
 
-`HttpProblem` is the service's form (`rlvr.service.problems` has its codes); `rlvr.tinker_server.errors` has the other.
-Exercised by tests/test_service_mistakes.py and tests/test_tinker_http.py.
+`HttpProblem` is the service's form (`rlvr.service.problems` has its codes); `rlvr.tinker_server.protocol.errors` has
+the other.
 """
 
 from __future__ import annotations

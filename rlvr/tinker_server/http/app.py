@@ -21,19 +21,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rlvr import __version__
-from rlvr.tinker_server.errors import StatusError, TinkerServerError, UserError
+from rlvr.tinker_server.backend.server_limits import ServerLimits
 from rlvr.tinker_server.http import routes_operation, routes_rest, routes_sampling, routes_session, routes_training
 from rlvr.tinker_server.http.dependencies import COMPUTATIONS
+from rlvr.tinker_server.http.open_api import open_routes
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware, internal_error
-from rlvr.tinker_server.http.wire import BadRequest
-from rlvr.tinker_server.open_api import open_routes
-from rlvr.tinker_server.server_limits import ServerLimits
+from rlvr.tinker_server.protocol.errors import StatusError, TinkerServerError, UserError
+from rlvr.tinker_server.protocol.wire import BadRequest
 from rlvr.web.auth import ApiKeys
 from rlvr.web.middleware import register_error_handlers
 from rlvr.web.openapi_route import add_openapi_route
 
 if TYPE_CHECKING:
-    from rlvr.tinker_server.backend import TinkerBackend
+    from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 
 
 def create_app(

@@ -14,11 +14,11 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 
 from rlvr.core.gc_pause import CollectionPause
+from rlvr.tinker_server.backend.server_limits import ServerLimits, WireLimits
 from rlvr.tinker_server.http.long_poll import LongPolls
-from rlvr.tinker_server.server_limits import ServerLimits, WireLimits
 
 if TYPE_CHECKING:
-    from rlvr.tinker_server.backend import TinkerBackend
+    from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 
 T = TypeVar("T")
 COMPUTATIONS = 2  # at once

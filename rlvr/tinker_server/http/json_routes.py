@@ -16,8 +16,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
-from rlvr.tinker_server.errors import UserError
 from rlvr.tinker_server.http.dependencies import CallerDep
+from rlvr.tinker_server.protocol.errors import UserError
 from rlvr.web.json_bodies import has_more_parts, read_json
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -9,13 +9,13 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from rlvr.tinker_server.errors import StatusError, UserError
-from rlvr.tinker_server.http import schemas
+from rlvr.tinker_server.backend.runs import run_operations
+from rlvr.tinker_server.backend.runs.run_operations import Operation
 from rlvr.tinker_server.http.dependencies import Caller, CallerDep
 from rlvr.tinker_server.http.json_routes import JsonRoute
-from rlvr.tinker_server.http.wire import BadRequest, parse_forward_backward
-from rlvr.tinker_server.runs import run_operations
-from rlvr.tinker_server.runs.run_operations import Operation
+from rlvr.tinker_server.protocol import schemas
+from rlvr.tinker_server.protocol.errors import StatusError, UserError
+from rlvr.tinker_server.protocol.wire import BadRequest, parse_forward_backward
 
 router = APIRouter(route_class=JsonRoute)
 PROTOBUF = "application/x-protobuf"

@@ -16,7 +16,7 @@ from rlvr import __version__
 from rlvr.web.prometheus import gauge
 
 if TYPE_CHECKING:
-    from rlvr.tinker_server.backend import TinkerBackend
+    from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 
 
 def collect_metrics(backend: TinkerBackend) -> Iterator[Metric]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from rlvr.tinker_server.errors import Busy, LoadingError, StatusError, TinkerServerError
+from rlvr.tinker_server.backend.server_limits import ServerLimits, WireLimits
 from rlvr.tinker_server.http.long_poll import LongPolls
-from rlvr.tinker_server.server_limits import ServerLimits, WireLimits
+from rlvr.tinker_server.protocol.errors import Busy, LoadingError, StatusError, TinkerServerError
 from rlvr.web.auth import ApiKeys
 from rlvr.web.logs import get_logger
 from rlvr.web.middleware import LOOPBACK, AsgiApp, Middleware, Receive, Scope, Send, host_name
