@@ -20,7 +20,6 @@ pytest.importorskip("google.protobuf", reason="the extra [serve] is not installe
 
 from open_server import NAME, open_endpoints, request, text_engine, text_tokenizer
 
-from rlvr.tinker_server.backend.server_limits import ServerLimits
 from rlvr.tinker_server.http import json_routes
 from rlvr.tinker_server.http.json_routes import SMALL_BODY, dump_json
 from rlvr.tinker_server.http.open_api import open_replies, served_text
@@ -34,6 +33,7 @@ from rlvr.tinker_server.protocol.schemas import (
     LoadWeightsRequest,
     OptimStepRequest,
 )
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 from rlvr.web import json_bodies
 from rlvr.web.auth import ApiKeys
 from rlvr.web.json_bodies import has_more_parts
@@ -295,8 +295,8 @@ def test_an_answer_of_too_many_log_probs_is_refused(port: int, path: str, body: 
 
 def test_a_request_of_more_bytes_than_can_ever_wait_is_no_429(tmp_path: Path) -> None:
     from rlvr.core.messages import ModelInput, SamplingParams
-    from rlvr.tinker_server.backend.server_limits import ServerLimits
     from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
+    from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
     backend = TinkerBackend({NAME: text_engine()}, tmp_path, limits=ServerLimits(owner_bytes=10_000))
     try:

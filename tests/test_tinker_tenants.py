@@ -34,7 +34,7 @@ from tinker_rows import RATIO, prompt, rows, select_inputs
 from tinker_server import TinkerServer, serving
 
 from rlvr.core.messages import Datum
-from rlvr.tinker_server.backend.server_limits import ServerLimits
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
 # The SDK leaves its connections to the garbage collector.
 pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(240)]

@@ -21,10 +21,10 @@ from rlvr.core.types import StopReason
 from rlvr.engine import sampling
 from rlvr.tinker_server.backend.request_futures import ProtoResult
 from rlvr.tinker_server.backend.sampling.sample_requests import _encode_protobuf
-from rlvr.tinker_server.backend.server_limits import ServerLimits
 from rlvr.tinker_server.http.open_api.open_replies import template_messages
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
 from rlvr.tinker_server.protocol.open_requests import ChatMessage
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 from rlvr.tinker_server.protocol.wire import encode_samples
 from rlvr.web.auth import ApiKeys, owner_of
 from rlvr.web.json_bodies import read_json

@@ -37,9 +37,9 @@ from rlvr.tinker_server.backend.runs.run_operations import (
     SaveForSampler,
     SaveWeights,
 )
-from rlvr.tinker_server.backend.server_limits import ServerLimits
 from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 from rlvr.tinker_server.protocol import proto
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 from rlvr.tinker_server.protocol.wire import parse_forward_backward
 
 MODEL = "tiny/model"

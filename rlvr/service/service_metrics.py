@@ -4,7 +4,7 @@
     metrics.observe_generation(seconds=1.2, prompt_tokens=50, completion_tokens=200)
 
 Counters of this process, in a registry of their own; `rlvr.service.http.metrics_text` adds them to /metrics.
-Exercised by tests/test_service_metrics.py; docs/service-operations.md lists the names.
+docs/service-operations.md lists the names.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`rlvr serve engine`: listen, load models, build a `TinkerBackend` on them, and serve it until a signal.
 
 The options are checked before anything is loaded. The server listens from then on and holds requests until the models
-are loaded. Exercised by tests/test_tinker_serve.py, tests/test_tinker_loading.py and, through tests/tinker_server.py,
-by every test that talks to a real server.
+are loaded.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.core.gc_pause import paused_collection
 from rlvr.core.machine import free_memory
 from rlvr.engine.gguf_files import open_gguf
-from rlvr.tinker_server.backend.sampling.quotas import ANY_KEY, KEY_PREFIX
+from rlvr.tinker_server.backend.quotas import ANY_KEY, KEY_PREFIX
 from rlvr.tinker_server.backend.sampling.served_runs import BaseOfRun, RunWeights, base_of_run, is_followed
-from rlvr.tinker_server.backend.server_limits import ServerSamplers, ServerSettings
 from rlvr.tinker_server.protocol.errors import TinkerServerError
+from rlvr.tinker_server.server_settings import ServerSamplers, ServerSettings
 from rlvr.training.initial_weights import newest_weights
 from rlvr.web.auth import ApiKeys
 from rlvr.web.logs import parse_filter, start_logging
@@ -111,7 +110,7 @@ def load_backend(
     """Load the models, and build the backend on them and its routes."""
     try:
         from rlvr.clients.vllm.vllm_clients import connect_servers
-        from rlvr.tinker_server.backend.sampling.published_adapters import PublishedAdapters
+        from rlvr.tinker_server.backend.sampling.vllm_sampling import PublishedAdapters
         from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
         from rlvr.tinker_server.http.app import create_routes
     except ModuleNotFoundError as error:

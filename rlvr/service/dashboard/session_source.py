@@ -4,8 +4,7 @@
     StoreSource(store, health=generator.health, learning=generator.learning, decode=generator.decode)
 
 `health` and `learning` are shown as they are; `decode` turns tokens into text, or returns None while no model is
-loaded. If the database is down, methods raise `StoreDown`, and the page says so and retries. Exercised by
-tests/test_dashboard_sessions.py.
+loaded. If the database is down, methods raise `StoreDown`, and the page says so and retries.
 """
 
 from __future__ import annotations

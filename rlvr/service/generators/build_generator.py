@@ -1,7 +1,4 @@
-"""Build the generator and the judge that the settings name.
-
-Exercised by tests/test_sessions.py and tests/test_service_http.py.
-"""
+"""Build the generator and the judge that the settings name."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ policy (`SharedLearner`), this thread only samples, from the weights published l
 
 A conversation is refined turn by turn in one context. A model that cannot read feedback (its tokenizer has a vocabulary
 of words, as the demo's) gets the same prompt again. `rlvr.service.sessions.session_rewards` has the rewards.
-
-`python -m pytest tests/test_service_learning.py` exercises it. A session in a batch waits for the others' turns, and a
+A session in a batch waits for the others' turns, and a
 session that arrives later for the batch.
 """
 

@@ -6,8 +6,7 @@
 
 The demo is the model of the arithmetic job after a short supervised fine-tuning. On the first start `rlvr train` makes
 it in a process of its own (under a minute on a quiet core) in the service's folder. It solves fewer than half of its
-problems, so that sessions have something to learn. torch is imported when a model is opened, never before. Exercised by
-`python -m pytest tests/test_service_models.py`.
+problems, so that sessions have something to learn. torch is imported when a model is opened, never before.
 """
 
 from __future__ import annotations

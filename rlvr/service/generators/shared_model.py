@@ -1,7 +1,6 @@
 """A model at a Tinker server that the replicas of a service train together: `RLVR_MODEL=tinker:...` with PostgreSQL.
 
 A replica that learns has a training run at the server; the others only sample, and have none.
-Exercised by tests/test_service_replicas.py.
 """
 
 from __future__ import annotations

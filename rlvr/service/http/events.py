@@ -1,7 +1,4 @@
-"""Server-sent events of a session, numbered so that a client that lost its connection can resume.
-
-Exercised by tests/test_service_events.py.
-"""
+"""Server-sent events of a session, numbered so that a client that lost its connection can resume."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`/grade`: score given answers by named verifiers or by a grader's configuration. Nothing is stored or learned.
-
-Exercised by tests/test_service_http.py.
-"""
+"""`/grade`: score given answers by named verifiers or by a grader's configuration. Nothing is stored or learned."""
 
 from __future__ import annotations
 

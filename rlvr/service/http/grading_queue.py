@@ -3,8 +3,7 @@ its slot at once.
 
     results = await queue.run(owner, request, partial(grade, body, settings, judge))
 
-Programs that wait for the sandbox are dropped, those that run are killed (`rlvr.core.cancellation`). Exercised by
-tests/test_service_grading.py.
+Programs that wait for the sandbox are dropped, those that run are killed (`rlvr.core.cancellation`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The service's metrics for Prometheus that are read on each scrape; `rlvr.web.prometheus` counts the requests.
 
 Numbers from the database are read on each scrape and are the same at all instances.
-Exercised by tests/test_service_http.py; docs/service-operations.md lists the names.
+docs/service-operations.md lists the names.
 """
 
 from __future__ import annotations

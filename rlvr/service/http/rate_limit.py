@@ -1,7 +1,6 @@
 """Rate limits: a token bucket per key, filled at a steady rate.
 
-Buckets belong to this process: two instances behind one load balancer allow twice as much. Exercised by
-tests/test_service_middleware.py.
+Buckets belong to this process: two instances behind one load balancer allow twice as much.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Routes that only read: health, metrics, statistics, experiences, analysis.
 
-The service learns from all sessions, so every key sees the experiences of all. Exercised by tests/test_service_http.py.
+The service learns from all sessions, so every key sees the experiences of all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Routes about sessions: the list, one session, its events, and cancellation.
-
-Exercised by tests/test_service_http.py and tests/test_service_events.py.
-"""
+"""Routes about sessions: the list, one session, its events, and cancellation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Routes that make work: sessions of refinement, evaluations, ratings, grades.
 
-If a client disconnects while it waits for /train, the session continues, and the list of sessions has it. Exercised by
-tests/test_service_http.py.
+If a client disconnects while it waits for /train, the session continues, and the list of sessions has it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The running service: what every route is given, and its two ways to run blocking calls.
-
-Exercised by tests/test_service_http.py.
-"""
+"""The running service: what every route is given, and its two ways to run blocking calls."""
 
 from __future__ import annotations
 

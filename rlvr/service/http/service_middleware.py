@@ -1,7 +1,7 @@
 """The service's rules for the middleware: HTTP problems, rate limits, CORS, security headers, metrics.
 
 With keys a client sends one as `Authorization: Bearer` or as `X-API-Key`. The dashboard checks keys itself, in a way
-that browsers can answer. Exercised by tests/test_service_middleware.py.
+that browsers can answer.
 """
 
 from __future__ import annotations

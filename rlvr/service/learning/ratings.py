@@ -1,6 +1,6 @@
 """A person's rating of an answer: it changes the answer's reward and what the strategies learn from.
 
-Exercised by tests/test_service_http.py and tests/test_sessions.py. Left out on purpose: weights learn on policy when a
+Left out on purpose: weights learn on policy when a
 session ends; a later rating is stored and does not change them.
 """
 

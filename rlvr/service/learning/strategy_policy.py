@@ -21,7 +21,7 @@ whatever their probabilities), and with more answers it falls towards 0: noise m
 lasts. A difference makes it grow exponentially. Counts fade, so that a policy can follow a changed endpoint.
 
 Several instances share one policy through the store: of two simultaneous updates the second is computed again on top of
-the first. `python -m pytest tests/test_strategies.py` exercises it. Left out on purpose: choosing by the task's text,
+the first. Left out on purpose: choosing by the task's text,
 which needs a model; a table per task, because few services see a task often enough.
 """
 

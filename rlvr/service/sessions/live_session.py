@@ -2,7 +2,7 @@
 
 A session has the same events whether a client watches it live or reads it from the store later (`Sessions.watch`):
 `status` queued, `status` running, one `iteration` for each verified answer, `end`. So a client that lost its connection
-can resume by number, at another instance too. Exercised by tests/test_sessions.py.
+can resume by number, at another instance too.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ requested together are computed together. Until it is loaded, or if it cannot be
 never a zero. Neither an answer nor a rubric can contain a control token of the model's chat template: both stay text.
 
 Left out on purpose: the model graders of `/grade`, which use endpoints only, and a time limit for a verdict beside its
-token budget. Exercised by tests/test_service_judge.py.
+token budget.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How a session ended: done, or a status with a code for programs and a message for people.
-
-Exercised by tests/test_sessions.py and tests/test_sessions_failures.py.
-"""
+"""How a session ended: done, or a status with a code for programs and a message for people."""
 
 from __future__ import annotations
 

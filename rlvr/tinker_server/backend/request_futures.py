@@ -2,7 +2,7 @@
 
 The engine thread resolves a future; any event loop may wait for it. Finished futures are kept for some time and up to
 some number of bytes, because a client asks again when a connection broke. A `pinned` future holds the only copy of its
-result (not yet in the store) and is never dropped. Exercised by tests/test_tinker_backend.py.
+result (not yet in the store) and is never dropped.
 
 Left out on purpose: results on disk (`server_store.py` has those of training requests).
 """

@@ -8,7 +8,7 @@
 A request to a training run is written to the log before it is answered (`server_store.py`), executed in order of its
 seq_id by the engine thread (`engine_thread.py`, `executor.py`), and replayed from a snapshot after a kill
 (`adapter_cache.py`). Everything belongs to the owner who made it; another owner's id reads as not found. `http/app.py`
-serves it. Exercised by tests/test_tinker_backend*.py.
+serves it.
 """
 
 from __future__ import annotations
@@ -23,26 +23,23 @@ from typing import TYPE_CHECKING
 
 from rlvr.core.file_lock import lock_file
 from rlvr.engine.malloc import KEPT_BYTES, TRIM_SECONDS, release_free_memory
+from rlvr.tinker_server.backend.quotas import OwnerQuotas
 from rlvr.tinker_server.backend.request_futures import FutureRegistry, LiveOutcome, Outcome, Pending, lost_error
 from rlvr.tinker_server.backend.runs.adapter_cache import AdapterCache
-from rlvr.tinker_server.backend.runs.engine_counters import EngineState
-from rlvr.tinker_server.backend.runs.engine_thread import EngineThread
+from rlvr.tinker_server.backend.runs.engine_thread import EngineState, EngineThread
 from rlvr.tinker_server.backend.runs.executor import UNPUBLISHED_LOSS, RunExecutor
 from rlvr.tinker_server.backend.runs.training_runs import TrainingRuns
-from rlvr.tinker_server.backend.sampling.heartbeats import Heartbeats
-from rlvr.tinker_server.backend.sampling.published_adapters import PublishedAdapters
-from rlvr.tinker_server.backend.sampling.quotas import OwnerQuotas
 from rlvr.tinker_server.backend.sampling.sample_requests import SampleRequests
 from rlvr.tinker_server.backend.sampling.served_runs import RunWeights
-from rlvr.tinker_server.backend.sampling.vllm_sampling import VllmSampler
-from rlvr.tinker_server.backend.server_limits import ServerLimits
+from rlvr.tinker_server.backend.sampling.vllm_sampling import PublishedAdapters, VllmSampler
 from rlvr.tinker_server.backend.storage.checkpoints import Checkpoints
-from rlvr.tinker_server.backend.storage.client_sessions import ClientSessions
+from rlvr.tinker_server.backend.storage.client_sessions import ClientSessions, Heartbeats
 from rlvr.tinker_server.backend.storage.disk_usage import DiskAccounts
 from rlvr.tinker_server.backend.storage.pending_samples import PendingSamples
 from rlvr.tinker_server.backend.storage.queries import ServerQueries
 from rlvr.tinker_server.backend.storage.sampling_sessions import SamplingSessions
 from rlvr.tinker_server.backend.storage.server_store import ServerStore
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
 if TYPE_CHECKING:
     from rlvr.engine.engine import Engine

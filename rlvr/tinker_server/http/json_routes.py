@@ -1,7 +1,7 @@
 """Routes whose work stays off the event loop: bodies are parsed and checked, and long answers written, on a thread.
 
 The interpreter runs one thread at a time, and a call into C keeps it until it returns, so what may be long is done in
-pieces of about a millisecond (`dump_json`). Exercised by tests/test_tinker_event_loop.py.
+pieces of about a millisecond (`dump_json`).
 """
 
 from __future__ import annotations

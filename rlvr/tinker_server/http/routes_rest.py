@@ -1,7 +1,4 @@
-"""Routes of training runs, checkpoints and downloads, and calls that are refused by name.
-
-Exercised by tests/test_tinker_sdk.py and tests/test_tinker_http.py.
-"""
+"""Routes of training runs, checkpoints and downloads, and calls that are refused by name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Routes of sampling sessions, samples, and results.
-
-Exercised by tests/test_tinker_sdk.py and tests/test_tinker_http.py.
-"""
+"""Routes of sampling sessions, samples, and results."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ from rlvr.tinker_server.backend.request_futures import (
 )
 from rlvr.tinker_server.http.dependencies import Caller, CallerDep
 from rlvr.tinker_server.http.json_routes import JsonRoute
-from rlvr.tinker_server.http.routes_training import PROTOBUF
 from rlvr.tinker_server.protocol import schemas
 from rlvr.tinker_server.protocol.errors import StatusError, UserError
+from rlvr.tinker_server.protocol.wire import PROTOBUF
 from rlvr.web.logs import get_logger
 
 router = APIRouter(route_class=JsonRoute)

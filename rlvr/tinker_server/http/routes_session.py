@@ -1,7 +1,4 @@
-"""Routes of sessions, and of what a client asks before it has one: flags, capabilities, health, identity.
-
-Exercised by tests/test_tinker_sdk.py and tests/test_tinker_http.py.
-"""
+"""Routes of sessions, and of what a client asks before it has one: flags, capabilities, health, identity."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from rlvr.tinker_server.backend.sampling.quotas import ANY_KEY, KEY_PREFIX
+from rlvr.tinker_server.backend.quotas import ANY_KEY, KEY_PREFIX
 from rlvr.tinker_server.http.dependencies import CallerDep
 from rlvr.tinker_server.http.json_routes import JsonRoute
 from rlvr.tinker_server.protocol import schemas

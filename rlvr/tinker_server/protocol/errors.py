@@ -1,8 +1,7 @@
 """Errors of the Tinker server, each with the HTTP status that makes the SDK raise at once.
 
 The SDK retries 408, 409, 429 and every 5xx for five minutes, so only `Busy` and `LoadingError` use one of these. An
-operation that was accepted and fails later is no exception: its future ends as a `RequestFailure`. Exercised by
-tests/test_tinker_backend.py and tests/test_tinker_http.py.
+operation that was accepted and fails later is no exception: its future ends as a `RequestFailure`.
 """
 
 from __future__ import annotations

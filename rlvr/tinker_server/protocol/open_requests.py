@@ -1,7 +1,4 @@
-"""The bodies of the open endpoints. A field that would change the result and is not supported is refused by name.
-
-`python -m pytest tests/test_open_http.py` exercises it.
-"""
+"""The bodies of the open endpoints. A field that would change the result and is not supported is refused by name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The protobuf messages of the Tinker protocol, built from a table of their fields.
 
 They live in a descriptor pool of their own: a program that runs this server may also import the `tinker` SDK, which
-registers the same names in the default pool. Exercised by tests/test_tinker_wire.py, which compares the table with the
-SDK's. Left out on purpose: provenance spans and sampling parameters, which nothing here reads.
+registers the same names in the default pool.
+Left out on purpose: provenance spans and sampling parameters, which nothing here reads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The JSON bodies of the protocol, as pydantic models; the protobuf ones are in `wire.py`.
 
 An unknown field is refused by name unless it is empty: a newer SDK sends its new fields with their defaults.
-Exercised by tests/test_tinker_http.py and tests/test_tinker_sdk.py.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pydantic import (
 
 from rlvr.core.messages import AdamParams, ModelInput, SamplingParams
 from rlvr.tinker_server.protocol.errors import UserError
-from rlvr.tinker_server.protocol.requested_targets import RequestedTargets, read_targets
+from rlvr.tinker_server.protocol.wire import RequestedTargets, read_targets
 
 SDK_VERSION = "0.38"  # of the tinker SDK
 STOPS, STOP_LENGTH = 1_000, 1_000  # at most; every sampled token is compared with each

@@ -1,11 +1,10 @@
-"""The protobuf bodies of the Tinker protocol: training requests in, results out.
+"""The binary forms of the Tinker protocol: training requests in, results out, and the tensors of target log-probs.
 
 Input is taken as hostile. Its size is bounded before and while it is unpacked, fields are counted before they are
 parsed, and lengths, dtypes, shapes and indices are checked before an array is made; every fault is a `BadRequest`.
 The engine checks the values (tokens of the vocabulary, finite weights).
 
-Exercised by tests/test_tinker_wire.py against the SDK's own converters. Left out on purpose: images and audio; the
-provenance spans of a datum, which no loss here reads.
+Left out on purpose: images and audio; the provenance spans of a datum, which no loss here reads.
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ import numpy as np
 import zstandard
 from google.protobuf.message import DecodeError
 
-from rlvr.core.messages import Datum, ForwardBackwardOutput, ModelInput, SampleResponse
+from rlvr.core.messages import Datum, ForwardBackwardOutput, ModelInput, PromptTargets, SampleResponse
 from rlvr.core.tensors import TensorData
-from rlvr.tinker_server.backend.server_limits import WireLimits
 from rlvr.tinker_server.protocol import proto
+from rlvr.tinker_server.protocol.server_limits import WireLimits
 
+PROTOBUF = "application/x-protobuf"  # the type of these bodies
 _DTYPES: dict[int, np.dtype[Any]] = {
     proto.DTYPE_FLOAT32: np.dtype("<f4"),
     proto.DTYPE_INT64: np.dtype("<i8"),
@@ -313,3 +313,84 @@ def find_sparse_cells(
     if np.unique(cells_N).size != cells_N.size:
         raise BadRequest(f"{where}: the same cell is given twice")
     return cells_N
+
+
+# `target_prompt_logprobs`: the tensor of token ids whose log-probs a client asks for, and the tensor of its answer. Row
+# i is about place i + 1 of the prompt. Dense or of compressed sparse rows, it is answered in the same shape, and a
+# sparse tensor is never expanded.
+NOTHING = -1  # asks for nothing and gets 0
+_FIELDS = ("data", "dtype", "shape", "sparse_crow_indices", "sparse_col_indices")
+
+
+@dataclass(frozen=True, eq=False)
+class RequestedTargets:
+    """Ids [N] in the cells [N], counted row by row, of a tensor of this shape; `csr`: the indices of a sparse one."""
+
+    shape: tuple[int, int]
+    ids_N: np.ndarray
+    cells_N: np.ndarray
+    csr: tuple[np.ndarray, np.ndarray] | None
+
+    @property
+    def asked_N(self) -> np.ndarray:
+        return self.ids_N != NOTHING
+
+    @property
+    def targets(self) -> PromptTargets:
+        """What the engine is to score."""
+        return PromptTargets(self.cells_N[self.asked_N] // self.shape[1] + 1, self.ids_N[self.asked_N])
+
+    @property
+    def content(self) -> bytes:
+        """Equal for equal tensors."""
+        indices = b"".join(part.tobytes() for part in self.csr or ())
+        return f"{self.shape} {self.csr is not None}".encode() + self.ids_N.tobytes() + indices
+
+    def encode(self, logprobs: Sequence[float]) -> Any:
+        """The answer: a `Tensor` message."""
+        values_N = np.zeros(len(self.ids_N), "<f4")
+        values_N[self.asked_N] = logprobs
+        message = proto.Tensor(dtype=proto.DTYPE_FLOAT32, shape=self.shape)
+        if self.csr is None:
+            message.dense = values_N.tobytes()
+        else:
+            starts, columns = self.csr
+            message.sparse_csr.values = values_N.tobytes()
+            message.sparse_csr.crow_indices, message.sparse_csr.col_indices = starts.tobytes(), columns.tobytes()
+        return message
+
+
+def read_targets(given: Any) -> RequestedTargets | None:
+    """Check and read the JSON of such a tensor; ValueError if it is none."""
+    if given is None:
+        return None
+    if not isinstance(given, dict) or not set(given) <= {*_FIELDS, "type"}:
+        raise ValueError(f"expected a tensor with {', '.join(_FIELDS)}")
+    if given.get("dtype") != "int64":
+        raise ValueError(f"dtype {given.get('dtype')!r:.40}, expected 'int64'")
+    shape, ids_N = _integers(given, "shape").tolist(), _integers(given, "data")
+    if len(shape) != 2 or any(not 0 < size <= 1 << 31 for size in shape):
+        raise ValueError(f"shape {shape[:3]}, expected [tokens of the prompt - 1, ids per token], each at least 1")
+    csr = None
+    if given.get("sparse_crow_indices") is None:
+        if len(ids_N) != math.prod(shape):
+            raise ValueError(f"{len(ids_N)} ids do not fill the shape {shape}")
+        cells_N = np.arange(len(ids_N))
+    else:
+        csr = (_integers(given, "sparse_crow_indices"), _integers(given, "sparse_col_indices"))
+        cells_N = find_sparse_cells(*csr, len(ids_N), shape, "the tensor")
+    if not (ids_N != NOTHING).any():
+        raise ValueError(
+            f"every id is {NOTHING}, which asks for no log-prob; give at least one token id, or leave the field out"
+        )
+    return RequestedTargets((shape[0], shape[1]), ids_N, cells_N, csr)
+
+
+def _integers(given: dict[str, Any], name: str) -> np.ndarray:
+    values = given.get(name)
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise ValueError(f"{name}: expected a list of integers")
+    try:
+        return np.array(values, dtype="<i8")
+    except OverflowError:
+        raise ValueError(f"{name}: an integer beyond 64 bits") from None

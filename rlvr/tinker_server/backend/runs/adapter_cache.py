@@ -5,7 +5,7 @@ folder `live/<seq>` with weights, optimizer and accumulated gradients after requ
 gives the same bits, since a run's gradients depend on nothing but its own requests. This restores a run after a
 restart, after its adapter was evicted, and after an update that failed half way.
 
-Only the engine thread calls these. Exercised by tests/test_tinker_backend_kill.py.
+Only the engine thread calls these.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlvr.core.files import new_folder
 from rlvr.tinker_server.backend.request_futures import FutureRegistry, Outcome, RequestFailure, ResultFuture
 from rlvr.tinker_server.backend.runs.run_operations import Operation, decode
-from rlvr.tinker_server.backend.server_limits import ServerLimits
 from rlvr.tinker_server.backend.storage.disk_usage import DiskAccounts
 from rlvr.tinker_server.backend.storage.paths import run_folder
 from rlvr.tinker_server.backend.storage.server_store import Row, ServerStore, StoredResult
 from rlvr.tinker_server.protocol.errors import UserError
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
 if TYPE_CHECKING:
     from rlvr.engine.engine import Engine

@@ -8,7 +8,6 @@ owner's own training and sampling get equal time, with leads of `sampling_second
 fair queue (`rlvr.core.fair_queue`) until the engine has room; one owner gets at most its `owner_share`.
 
 An exception never ends the thread: it becomes the result of the request that raised it.
-Exercised by tests/test_tinker_backend.py, tests/test_tinker_backend_sampling.py and tests/test_tinker_attacks.py.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlvr.core.fair_queue import FairQueue
-from rlvr.core.messages import NonFiniteError
+from rlvr.core.messages import ModelInput, NonFiniteError, SampleResponse, SamplingParams
 from rlvr.tinker_server.backend.request_futures import FutureRegistry, LiveOutcome, RequestFailure, ResultFuture
 from rlvr.tinker_server.backend.runs.adapter_cache import AdapterCache, RunQueue
-from rlvr.tinker_server.backend.runs.engine_counters import EngineState
-from rlvr.tinker_server.backend.runs.executor import RunExecutor, classify_error
+from rlvr.tinker_server.backend.runs.executor import EngineCounters, RunExecutor, classify_error
 from rlvr.tinker_server.backend.runs.owner_clock import GRACE_SECONDS, OwnerClock, StepTimes
-from rlvr.tinker_server.backend.sampling.queued_sample import QueuedSample
-from rlvr.tinker_server.backend.server_limits import ServerLimits
 from rlvr.tinker_server.backend.storage.sampling_sessions import SamplingSessions
+from rlvr.tinker_server.backend.storage.server_store import Row
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
 if TYPE_CHECKING:
     from rlvr.engine.engine import Engine
@@ -37,6 +36,42 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MOST_NESTED = 8  # training requests that wait between two micro-batches
 IDLE_CHECK_SECONDS = 5.0  # between searches for idle adapters
+
+
+@dataclass(eq=False)
+class QueuedSample:
+    """One sampling request; `options` are those of `Engine.enqueue`. `encode` makes its outcome."""
+
+    future: ResultFuture
+    sampler: Row
+    prompt: ModelInput
+    count: int
+    params: SamplingParams
+    options: dict[str, Any]
+    release_quota: Callable[[], None]
+    encode: Callable[[SampleResponse], LiveOutcome]
+
+    @property
+    def owner(self) -> str:
+        return self.future.owner
+
+    @property
+    def weights(self) -> tuple[Any, ...]:
+        """Equal for requests that sample from the same weights."""
+        return tuple(self.sampler[name] for name in ("base_model", "path", "folder", "number"))
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """An engine at one moment; `model` is what it serves, by the names that clients use."""
+
+    model: str
+    alive: bool
+    queued_training: int
+    queued_samples: int
+    running_samples: int
+    adapters: int
+    counters: EngineCounters
 
 
 def owner_places(places: int, share: float) -> int:

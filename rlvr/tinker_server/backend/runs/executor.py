@@ -3,8 +3,6 @@
 A request that fails changes nothing and uses up its seq_id. A wrong request is a `user` failure; a full disk, a lack
 of memory or a bug is a `server` failure. After a failure in the middle of an update, or one that left weights that
 are not finite, the adapter is restored from its snapshot and log. Only the engine thread calls these.
-
-Exercised by tests/test_tinker_backend.py, test_tinker_backend_kill.py and test_tinker_attacks.py.
 """
 
 from __future__ import annotations
@@ -30,10 +28,8 @@ from rlvr.tinker_server.backend.runs.adapter_cache import (
     RunQueue,
     lora_config,
 )
-from rlvr.tinker_server.backend.runs.engine_counters import EngineCounters
-from rlvr.tinker_server.backend.storage.checkpoints import Checkpoints, validate_ttl
+from rlvr.tinker_server.backend.storage.checkpoints import Checkpoints, encrypt_files, parse_recipients, validate_ttl
 from rlvr.tinker_server.backend.storage.disk_usage import DiskAccounts, folder_size
-from rlvr.tinker_server.backend.storage.encryption import encrypt_files, parse_recipients
 from rlvr.tinker_server.backend.storage.paths import CheckpointPath, run_folder
 from rlvr.tinker_server.backend.storage.sampling_sessions import KINDS, SamplingSessions
 from rlvr.tinker_server.backend.storage.server_store import ServerStore
@@ -51,6 +47,21 @@ UNPUBLISHED_LOSS = "stable_reinforce"
 
 class DivergedStep(UserError):
     """A step left weights that are not finite."""
+
+
+@dataclass
+class EngineCounters:
+    """What an engine did since the server started. Only the engine thread writes. `requests`: number and seconds of
+    each kind, without the sampling in between."""
+
+    sampled_tokens: int = 0
+    trained_tokens: int = 0
+    sampling_seconds: float = 0.0
+    requests: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
+
+    def add_request(self, kind: str, seconds: float) -> None:
+        count, before = self.requests.get(kind, (0, 0.0))
+        self.requests[kind] = (count + 1, before + seconds)
 
 
 @dataclass(eq=False)
@@ -322,7 +333,7 @@ class RunExecutor:
                 freed = self._sampling_sessions.measure_replaced(run.model)
                 self._disk.check_quota(run.owner, "this unnamed save for a sampler", folder_size(new), freed)
             self._sampling_sessions.create_from_run(
-                sampler, run, seq, folder, request.kind, self._engine.snapshot(run.policy)
+                sampler, run.model, seq, folder, request.kind, self._engine.snapshot(run.policy)
             )
             self._disk.refresh(run.model)
         return JsonResult({"sampling_session_id": sampler, "type": "save_weights_for_sampler"})

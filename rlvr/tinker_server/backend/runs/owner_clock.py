@@ -6,7 +6,6 @@ at its beginning. A pause earns no more. A client sends its next request when it
 long turn of another owner cannot be interrupted: so an owner who used less is waited for, at its own cost, for
 `GRACE_SECONDS`, or a tenth of the turn that would come instead; shorter steps of sampling go on meanwhile. Only the
 engine thread calls this.
-Exercised by tests/test_tinker_fairness.py.
 """
 
 from __future__ import annotations

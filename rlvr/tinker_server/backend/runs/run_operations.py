@@ -2,7 +2,6 @@
 
 `digest` is of an operation's meaning, not of its bytes: a client that repeats a request may encode it differently. A
 `forward_backward` is logged as it was received (`wire.py` parses it again), every other operation as JSON.
-Exercised by tests/test_tinker_backend.py.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlvr.core.messages import AdamParams, Datum
-from rlvr.tinker_server.backend.server_limits import UNBOUNDED
 from rlvr.tinker_server.backend.storage.server_store import LogEntry
+from rlvr.tinker_server.protocol.server_limits import UNBOUNDED
 from rlvr.tinker_server.protocol.wire import parse_forward_backward
 
 

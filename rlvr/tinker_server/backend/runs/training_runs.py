@@ -2,8 +2,7 @@
 
 A request is in the log, synced to disk, before its id is returned. Sent again under its seq_id it is the same request;
 another request under that seq_id is refused. A request that the log could not take, for lack of disk space, is refused
-too and may be sent again; if a later request comes instead, it counts as failed. Exercised
-by tests/test_tinker_backend.py and tests/test_tinker_backend_restart.py.
+too and may be sent again; if a later request comes instead, it counts as failed.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from rlvr.core import rng
+from rlvr.tinker_server.backend.quotas import OwnerQuotas
 from rlvr.tinker_server.backend.request_futures import FutureRegistry
 from rlvr.tinker_server.backend.runs.adapter_cache import QueuedRequest, RunQueue, load_run_queue, training_request_id
 from rlvr.tinker_server.backend.runs.engine_thread import EngineThread
@@ -30,13 +30,12 @@ from rlvr.tinker_server.backend.runs.run_operations import (
     encode,
     memory_bytes,
 )
-from rlvr.tinker_server.backend.sampling.quotas import OwnerQuotas
-from rlvr.tinker_server.backend.server_limits import ServerLimits
 from rlvr.tinker_server.backend.storage.checkpoints import Checkpoints
 from rlvr.tinker_server.backend.storage.client_sessions import ClientSessions
 from rlvr.tinker_server.backend.storage.disk_usage import DiskAccounts
 from rlvr.tinker_server.backend.storage.server_store import KEPT, LogEntry, ServerStore
 from rlvr.tinker_server.protocol.errors import Busy, NotFound, UserError
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
 log = logging.getLogger(__name__)
 ALPHA = 32.0  # the protocol has no field for it: the default of `rlvr.engine.engine_options.LoraConfig`

@@ -1,7 +1,4 @@
-"""Sampling as clients see it: sampling sessions are opened, samples requested, awaited in groups, cancelled.
-
-Exercised by tests/test_tinker_backend_sampling.py.
-"""
+"""Sampling as clients see it: sampling sessions are opened, samples requested, awaited in groups, cancelled."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlvr.core import rng
 from rlvr.core.messages import ModelInput, SampleResponse, SamplingParams
 from rlvr.core.registry import did_you_mean
+from rlvr.tinker_server.backend.quotas import OwnerQuotas
 from rlvr.tinker_server.backend.request_futures import (
     FinishedSamples,
     FutureRegistry,
@@ -25,21 +23,17 @@ from rlvr.tinker_server.backend.request_futures import (
     ResultFuture,
     SampleResult,
 )
-from rlvr.tinker_server.backend.runs.engine_thread import EngineThread
-from rlvr.tinker_server.backend.sampling.heartbeats import Heartbeats
-from rlvr.tinker_server.backend.sampling.queued_sample import QueuedSample
-from rlvr.tinker_server.backend.sampling.quotas import OwnerQuotas
+from rlvr.tinker_server.backend.runs.engine_thread import EngineThread, QueuedSample
 from rlvr.tinker_server.backend.sampling.served_runs import RunWeights
 from rlvr.tinker_server.backend.sampling.vllm_sampling import VllmSampler
-from rlvr.tinker_server.backend.server_limits import ServerLimits
 from rlvr.tinker_server.backend.storage.checkpoints import Checkpoints
-from rlvr.tinker_server.backend.storage.client_sessions import ClientSessions
+from rlvr.tinker_server.backend.storage.client_sessions import ClientSessions, Heartbeats
 from rlvr.tinker_server.backend.storage.pending_samples import PendingSamples
 from rlvr.tinker_server.backend.storage.sampling_sessions import SamplingSessions
 from rlvr.tinker_server.backend.storage.server_store import Row, ServerStore
 from rlvr.tinker_server.protocol.errors import NotFound, UserError
-from rlvr.tinker_server.protocol.requested_targets import RequestedTargets
-from rlvr.tinker_server.protocol.wire import encode_samples
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
+from rlvr.tinker_server.protocol.wire import RequestedTargets, encode_samples
 
 if TYPE_CHECKING:
     from rlvr.engine.engine import Engine

@@ -6,7 +6,6 @@
     snapshot = weights.newest()                 # read again when the run has a newer checkpoint
 
 A request keeps the snapshot that it began with. Earlier ones are dropped when no request needs them.
-Exercised by `python -m pytest tests/test_served_runs.py`.
 """
 
 from __future__ import annotations

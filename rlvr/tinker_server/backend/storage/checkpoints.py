@@ -8,7 +8,8 @@
 sessions that were opened on them, the newest few of these, and are deleted when those are finished.
 
 Another owner's checkpoints read as not found unless they are published. A deleted one keeps its row, so that replaying
-the log does not restore it. Exercised by tests/test_tinker_backend_tenants.py.
+the log does not restore it. Files to download are encrypted, if their recipients give age keys
+(age-encryption.org), by `pyrage` of the extra [serve].
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.core.files import remove_leftovers
-from rlvr.tinker_server.backend.server_limits import ServerLimits
 from rlvr.tinker_server.backend.storage.disk_usage import DiskAccounts, folder_size
 from rlvr.tinker_server.backend.storage.paths import KINDS, CheckpointPath, run_folder
 from rlvr.tinker_server.backend.storage.server_store import Row, ServerStore
 from rlvr.tinker_server.protocol.errors import NotFound, UserError
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
 PUBLISHABLE = ("weights", "sampler_weights")
 MIN_TTL, MAX_TTL = 3_600, 10 * 365 * 86_400  # seconds, as the hosted service has it
@@ -167,3 +168,46 @@ def validate_ttl(ttl: float | None) -> float | None:
             f"ttl_seconds {ttl!r}: expected {MIN_TTL} (1 hour) to {MAX_TTL} (10 years), or none to keep it forever"
         )
     return ttl
+
+
+SUFFIX = ".age"
+MAX_RECIPIENTS = 10  # as in the SDK
+
+
+def parse_recipients(texts: list[str]) -> list[Any]:
+    """Parse the keys to encrypt to: native ones (age1...) and SSH public keys (ssh-ed25519, ssh-rsa)."""
+    if not texts:
+        return []
+    if len(texts) > MAX_RECIPIENTS:
+        raise UserError(f"age_encryption_recipients: {len(texts)} are given, expected at most {MAX_RECIPIENTS}")
+    try:
+        import pyrage
+    except ModuleNotFoundError:
+        raise UserError(
+            "age_encryption_recipients: this server cannot encrypt because pyrage is not installed on it (pip install "
+            "pyrage, or the extra rlvr[serve]). Leave them out to save the files unencrypted"
+        ) from None
+    modules: Any = pyrage
+    found: list[Any] = []
+    for text in texts:
+        kind = modules.ssh if text.startswith("ssh-") else modules.x25519
+        try:
+            found.append(kind.Recipient.from_str(text.strip()))
+        except modules.RecipientError as error:
+            raise UserError(
+                f"age_encryption_recipients: {text[:80]!r} is not a key to encrypt to ({error}); expected age1... (see "
+                "age-keygen -y) or an SSH public key"
+            ) from None
+    return found
+
+
+def encrypt_files(folder: Path, recipients: list[Any]) -> None:
+    """Each file of a folder becomes `<name>.age`."""
+    if not recipients:
+        return
+    import pyrage
+
+    modules: Any = pyrage
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        modules.encrypt_file(str(file), f"{file}{SUFFIX}", recipients)
+        file.unlink()

@@ -1,7 +1,6 @@
 """How much disk space each owner uses, and the quota that a save is checked against.
 
 The folders of a run are measured when they are asked about and changed since, so the figures are those of the disk.
-Exercised by tests/test_tinker_disk_quota.py.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlvr.tinker_server.backend.server_limits import ServerLimits
 from rlvr.tinker_server.backend.storage.paths import KINDS, CheckpointPath, run_folder
 from rlvr.tinker_server.backend.storage.server_store import KEPT, Row, ServerStore
 from rlvr.tinker_server.protocol.errors import UserError
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
 NAMED = 3  # checkpoints in a message, the largest first
 

@@ -1,6 +1,6 @@
 """`tinker://run/kind/name`: the path by which clients name saved weights.
 
-The parts become folder names, so they are checked here. Exercised by tests/test_tinker_wire.py. Left out on
+The parts become folder names, so they are checked here. Left out on
 purpose: who may read them.
 """
 

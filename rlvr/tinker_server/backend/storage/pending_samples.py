@@ -2,8 +2,7 @@
 
 A client that waits for many samples with one poll names none of them, so it would wait forever for samples that a
 killed server had accepted. Only ids are kept, by SQLite without a sync: they survive a kill of the process, and a
-power cut loses at most the last seconds. Sampling goes on if the disk is full. Exercised by
-tests/test_tinker_backend_restart.py.
+power cut loses at most the last seconds. Sampling goes on if the disk is full.
 """
 
 from __future__ import annotations

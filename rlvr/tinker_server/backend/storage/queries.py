@@ -1,7 +1,4 @@
-"""Read queries: models, training runs, checkpoints, sessions, in the form that the SDK reads.
-
-Exercised by tests/test_tinker_backend_tenants.py.
-"""
+"""Read queries: models, training runs, checkpoints, sessions, in the form that the SDK reads."""
 
 from __future__ import annotations
 

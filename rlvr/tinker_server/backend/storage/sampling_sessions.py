@@ -3,8 +3,6 @@
 A session samples from a base model, from a checkpoint as it was when the session was opened, or from the weights of a
 run at one moment (`ephemeral`: the newest few are kept; `inflight`: the newest that the run published). Sessions
 survive a restart. Weights are loaded on the engine thread, by the first request that needs them.
-
-Exercised by tests/test_tinker_backend_sampling.py.
 """
 
 from __future__ import annotations
@@ -16,12 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlvr.tinker_server.backend.runs.adapter_cache import RunQueue
-from rlvr.tinker_server.backend.server_limits import ServerLimits
 from rlvr.tinker_server.backend.storage.checkpoints import Checkpoints
 from rlvr.tinker_server.backend.storage.disk_usage import folder_size
 from rlvr.tinker_server.backend.storage.server_store import Row, ServerStore
 from rlvr.tinker_server.protocol.errors import NotFound, UserError
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
 if TYPE_CHECKING:
     from rlvr.engine.engine import Engine
@@ -54,21 +51,20 @@ class SamplingSessions:
         }  # fmt: skip
         self._store.insert("samplers", row)
 
-    def create_from_run(
-        self, sampler: str, run: RunQueue, seq: int, folder: Path, kind: str, snapshot: Snapshot
-    ) -> None:
-        """Open a session on the weights of a run after request `seq`; the run's oldest sessions lose theirs."""
+    def create_from_run(self, sampler: str, model: str, seq: int, folder: Path, kind: str, snapshot: Snapshot) -> None:
+        """Open a session on the weights of the run `model` after request `seq`; its oldest sessions lose theirs."""
+        [run] = self._store.all("SELECT owner, base_model FROM models WHERE id = ?", model)
         self._store.insert(
             "samplers",
             {
-                "id": sampler, "session": sampler.rsplit(":sample:", 1)[0], "owner": run.owner,
-                "base_model": run.base_model, "model": run.model, "path": None, "folder": str(folder), "kind": kind,
+                "id": sampler, "session": sampler.rsplit(":sample:", 1)[0], "owner": run["owner"],
+                "base_model": run["base_model"], "model": model, "path": None, "folder": str(folder), "kind": kind,
                 "created": self._clock(), "number": seq,
             },
         )  # fmt: skip
         with self._lock:
             self._loaded[str(folder)] = snapshot
-        for row in self._list_oldest(run.model, self._limits.ephemeral_samplers):
+        for row in self._list_oldest(model, self._limits.ephemeral_samplers):
             self._store.run("UPDATE samplers SET folder = '' WHERE id = ?", row["id"])
             with self._lock:
                 self._loaded.pop(row["folder"], None)

@@ -6,8 +6,7 @@ the results of the requests that leave the log, and deletes those. Results of la
 replaying the log gives the same bits. Failures that are not a function of the request (a full disk, memory) are
 recorded at once, so that a replay fails them too.
 
-One connection and one lock: statements are short, and SQLite writes one at a time anyway. Exercised by
-tests/test_tinker_backend.py and, with kills, by tests/test_tinker_backend_kill.py.
+One connection and one lock: statements are short, and SQLite writes one at a time anyway.
 """
 
 from __future__ import annotations

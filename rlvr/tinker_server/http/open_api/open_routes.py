@@ -1,7 +1,4 @@
-"""`/v1/models`, `/v1/completions`, `/v1/chat/completions` and `/inference/v1/generate`.
-
-Exercised by `python -m pytest tests/test_open_http.py`, and with unmodified clients by tests/test_open_clients.py.
-"""
+"""`/v1/models`, `/v1/completions`, `/v1/chat/completions` and `/inference/v1/generate`."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ from rlvr.tinker_server.backend.storage.server_store import Row
 from rlvr.tinker_server.http.dependencies import Caller, CallerDep
 from rlvr.tinker_server.http.json_routes import JsonRoute, json_response
 from rlvr.tinker_server.http.open_api import open_replies as replies
+from rlvr.tinker_server.http.open_api.open_replies import AnswerStream, ChatStream, CompletionStream
 from rlvr.tinker_server.http.open_api.open_sampling import OpenSampling, error_fields
-from rlvr.tinker_server.http.open_api.open_streams import AnswerStream, ChatStream, CompletionStream
 from rlvr.tinker_server.http.open_api.served_text import ServedText
 from rlvr.tinker_server.http.tinker_middleware import internal_error
 from rlvr.tinker_server.protocol.errors import TinkerServerError, UserError

@@ -1,7 +1,4 @@
-"""The samples of one request to the open endpoints: queued together, awaited together, ended when the client leaves.
-
-Exercised by `python -m pytest tests/test_open_http.py`.
-"""
+"""The samples of one request to the open endpoints: queued together, awaited together, ended when the client leaves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Text of the open endpoints: a model's tokenizer for many threads, and completions as text while they are sampled.
-
-`python -m pytest tests/test_open_text.py` exercises it.
-"""
+"""Text of the open endpoints: a model's tokenizer for many threads, and completions as text while they are sampled."""
 
 from __future__ import annotations
 

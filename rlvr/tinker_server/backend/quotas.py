@@ -1,14 +1,11 @@
-"""Quotas: how many bytes and samples each owner may have waiting. (`rlvr.web.auth` maps keys to owners.)
-
-Exercised by tests/test_tinker_backend_tenants.py.
-"""
+"""Quotas: how many bytes and samples each owner may have waiting. (`rlvr.web.auth` maps keys to owners.)"""
 
 from __future__ import annotations
 
 import threading
 
-from rlvr.tinker_server.backend.server_limits import ServerLimits
 from rlvr.tinker_server.protocol.errors import Busy
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
 KEY_PREFIX = "tml-"  # of every key: the tinker SDK accepts no other
 ANY_KEY = f"{KEY_PREFIX}no-key-needed"  # for a server without keys: the SDK requires one
