@@ -1,6 +1,6 @@
 """The metrics of a server as text for Prometheus: requests and the process, and numbers that are read on each scrape.
 
-The registry is the server's own: two servers in one process do not mix. `rlvr.service.http.metrics_text` and
+The registry is the server's own: two servers in one process do not mix. `rlvr.service.http.routes_read` and
 `rlvr.tinker_server.http.routes_operation` say what is read. Exercised by tests/test_service_http.py and
 tests/test_tinker_metrics.py.
 """

@@ -41,7 +41,7 @@ from rlvr.service.dashboard.dashboard_data import (
 )
 from rlvr.service.dashboard.session_curves import FEWEST, overall_charts
 from rlvr.service.dashboard.token_pieces import MOST, token_pieces
-from rlvr.service.learning.ratings import rate
+from rlvr.service.learning.strategy_policy import rate
 from rlvr.store import Experience, ExperienceStore, Session, Status
 from rlvr.store.records import UNVERIFIED
 from rlvr.tracking.console import format_metrics

@@ -33,10 +33,9 @@ from rlvr.envs.refine import RefineEnv
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
 from rlvr.rollout import Group, rollout
-from rlvr.service.generators.batch_queue import take_batch
-from rlvr.service.generators.served_models import Say, ServedModel
 from rlvr.service.learning.session_learner import LearnerOptions, SessionLearner
 from rlvr.service.learning.shared_learner import SharedLearner
+from rlvr.service.models.served_models import Say, ServedModel, take_batch
 from rlvr.service.sessions.jobs import (
     NOTHING_LEARNED,
     AnswerKey,

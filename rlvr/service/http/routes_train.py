@@ -15,7 +15,7 @@ from rlvr.service.http.requests import FeedbackBody, GradeBody, TrainBody
 from rlvr.service.http.responses import AcceptedSession, EvaluateResponse, GradeResponse, RatingResponse, TrainResponse
 from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
 from rlvr.service.http.strict_routes import StrictRoute
-from rlvr.service.learning import ratings
+from rlvr.service.learning import strategy_policy as ratings
 from rlvr.service.problems import not_found, session_problem
 from rlvr.store.records import Session, Status
 from rlvr.web.errors import HttpProblem

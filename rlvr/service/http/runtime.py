@@ -17,7 +17,7 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 
 from rlvr.core.file_lock import lock_file
-from rlvr.service.http.grading_queue import GradingQueue
+from rlvr.service.http.grading import GradingQueue
 from rlvr.service.http.pattern_report import describe_patterns
 from rlvr.service.http.readiness import Readiness
 from rlvr.service.problems import NO_GENERATOR, stopping, store_unavailable
@@ -28,7 +28,7 @@ from rlvr.web.auth import ApiKeys
 from rlvr.web.errors import HttpProblem
 
 if TYPE_CHECKING:
-    from rlvr.service.sessions.local_judge import LocalJudge
+    from rlvr.service.models.local_judge import LocalJudge
     from rlvr.service.sessions.sessions import Sessions
 
 T = TypeVar("T")

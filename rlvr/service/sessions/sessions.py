@@ -33,15 +33,18 @@ from rlvr.service.service_options import SessionRequest
 from rlvr.service.sessions import session_results
 from rlvr.service.sessions.jobs import CONVERGED, Generator, SessionFailure, SessionJob, SessionOutcome
 from rlvr.service.sessions.live_session import (
+    CANCELLED_ERROR,
+    Ending,
     Event,
     LiveSession,
     Phase,
+    decide_ending,
+    decide_ending_of_stop,
     end_event,
     iteration_event,
     opening_events,
     status_event,
 )
-from rlvr.service.sessions.session_endings import CANCELLED_ERROR, Ending, decide_ending, decide_ending_of_stop
 from rlvr.service.sessions.session_writer import OPEN, PATIENCE_S, SessionWriter
 from rlvr.service.sessions.verification import (
     FieldError,

@@ -40,8 +40,8 @@ from rlvr.reward.code.task_faults import find_test_fault
 from rlvr.reward.feedback import Feedback
 from rlvr.reward.judge import judge_with
 from rlvr.reward.registry import known_rewards
+from rlvr.service.models.local_judge import LocalJudge
 from rlvr.service.service_options import SessionRequest
-from rlvr.service.sessions.local_judge import LocalJudge
 from rlvr.service.sessions.verifier_options import OPTIONS
 from rlvr.service.settings import TextEndpoint
 

@@ -29,6 +29,8 @@ from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
 PUBLISHABLE = ("weights", "sampler_weights")
 MIN_TTL, MAX_TTL = 3_600, 10 * 365 * 86_400  # seconds, as the hosted service has it
+SUFFIX = ".age"  # of an encrypted file
+MAX_RECIPIENTS = 10  # of an encrypted file, as in the SDK
 
 
 class Checkpoints:
@@ -168,10 +170,6 @@ def validate_ttl(ttl: float | None) -> float | None:
             f"ttl_seconds {ttl!r}: expected {MIN_TTL} (1 hour) to {MAX_TTL} (10 years), or none to keep it forever"
         )
     return ttl
-
-
-SUFFIX = ".age"
-MAX_RECIPIENTS = 10  # as in the SDK
 
 
 def parse_recipients(texts: list[str]) -> list[Any]:

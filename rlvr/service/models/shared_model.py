@@ -16,9 +16,9 @@ from rlvr.clients.tinker_sampler import TIMEOUT, TinkerSamplers, TinkerSamplingC
 from rlvr.clients.tinker_sdk import expire_weights
 from rlvr.core.protocols import TrainingClient
 from rlvr.engine.engine_options import LoraConfig
-from rlvr.service.generators.served_models import LORA_RANK, Say, ServedModel
 from rlvr.service.learning.session_learner import POINTER, LearnerOptions
 from rlvr.service.learning.shared_learner import SharedLearner
+from rlvr.service.models.served_models import LORA_RANK, Say, ServedModel
 from rlvr.store import ExperienceStore
 
 RETIRED_S = 3_600  # how long weights stay after newer ones were published: a replica may be in a long session

@@ -30,8 +30,7 @@ from rlvr.core.messages import ModelInput, SampledSequence, SamplingParams
 from rlvr.core.protocols import SamplingClient
 from rlvr.core.types import StopReason
 from rlvr.envs.chat_template import render_chat, turn_off_thinking
-from rlvr.service.generators.batch_queue import take_batch
-from rlvr.service.generators.served_models import open_model
+from rlvr.service.models.served_models import open_model, take_batch
 
 MOST = 16  # answers judged together: each is a long prompt
 STOP_S = 30.0  # how long a stop waits for a download or a long verdict

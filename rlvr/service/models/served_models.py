@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rlvr.clients.registry import resolve_client
 from rlvr.core.protocols import SamplingClient, TaskSource, TrainingClient
@@ -47,6 +49,8 @@ DEMO_RUN = (
     "evaluation.every=0",
 )
 POLL_S = 0.5
+GATHER_S = 0.01  # how long the first item waits for others that arrive at the same moment
+T = TypeVar("T")
 Say = Callable[[str], None]
 
 
@@ -215,3 +219,19 @@ def _percent(metrics: Path) -> int:
         return min(99, 100 * (int(last.get("step", 0)) + 1) // DEMO_STEPS)
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def take_batch(waiting: queue.Queue[T | None], most: int) -> list[T] | None:
+    """Wait for an item and take up to `most`. None marks the end: it is returned once no item is before it."""
+    first = waiting.get()
+    if first is None:
+        return None
+    time.sleep(GATHER_S)
+    batch = [first]
+    with suppress(queue.Empty):
+        while len(batch) < most:
+            if (item := waiting.get_nowait()) is None:
+                waiting.put(None)
+                break
+            batch.append(item)
+    return batch
