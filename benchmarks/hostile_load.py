@@ -167,7 +167,7 @@ def honest_request(port: int, kind: str, number: int) -> Callable[[], int]:
     run, steps = client.open_run(), iter(range(1, sys.maxsize, 2))
 
     def train() -> int:
-        from rlvr.tinker_server.http import proto
+        from rlvr.tinker_server.protocol import proto
 
         seq = next(steps)
         rows = proto.ForwardBackwardRequest(model_id=run, seq_id=seq, loss_fn="cross_entropy", data=[row(32)] * 4)

@@ -109,7 +109,7 @@ def sample(name: str, prompt: Callable[[], Any], **more: Any) -> Hostile:
 
 def train(name: str, data: Callable[[], Iterable[bytes]], loss: str = "cross_entropy", junk: bytes = b"") -> Hostile:
     """A `forward_backward` of a new run. `data`: serialized datums; `junk` follows the message."""
-    from rlvr.tinker_server.http import proto
+    from rlvr.tinker_server.protocol import proto
 
     @cache
     def rest() -> bytes:
@@ -125,7 +125,7 @@ def row(length: int, targets: int | None = None, **inputs: int) -> bytes:
     """A datum of `length` tokens with as many targets and weights, or `targets` of them; `inputs`: other tensors."""
     import numpy as np
 
-    from rlvr.tinker_server.http import proto
+    from rlvr.tinker_server.protocol import proto
 
     def tensor(kind: int, dtype: str, size: int) -> Any:
         return proto.Tensor(dense=np.ones(size, dtype).tobytes(), dtype=kind, shape=[size])

@@ -402,8 +402,9 @@ def service_settings() -> str:
 
 def engine_server_settings() -> str:
     """Every setting of `rlvr serve engine` by its words, with its default; what the limits are follows."""
+    from rlvr.tinker_server.protocol.server_limits import ServerLimits, WireLimits
     from rlvr.tinker_server.serve_engine import SETTINGS_OF_RUNS
-    from rlvr.tinker_server.server_limits import ServerLimits, ServerSamplers, ServerSettings, WireLimits
+    from rlvr.tinker_server.server_settings import ServerSamplers, ServerSettings
 
     rows: list[list[str]] = []
     for section in dataclasses.fields(ServerSettings):

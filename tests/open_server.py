@@ -60,7 +60,7 @@ def text_engine(template: str | None = TOOLS_TEMPLATE, seed: int = 1) -> Any:
 @contextmanager
 def open_endpoints(engines: dict[str, Any], state: Path, keys: list[str] | None = None) -> Iterator[tuple[Any, int]]:
     """(backend, port)."""
-    from rlvr.tinker_server.backend import TinkerBackend
+    from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
     from rlvr.tinker_server.http.app import create_app
     from rlvr.web.auth import ApiKeys
 

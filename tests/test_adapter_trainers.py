@@ -34,9 +34,9 @@ from rlvr.engine.engine import Engine
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.engine.policy import VALUE_HEAD, Policy, tensors_sha256
 from rlvr.engine.value_head import add_value_head
-from rlvr.tinker_server.runs.executor import classify_error
+from rlvr.tinker_server.backend.runs.executor import classify_error
 from rlvr.tinker_server.serve_engine import ServeOptions, check_trainers
-from rlvr.tinker_server.server_limits import load_settings
+from rlvr.tinker_server.server_settings import load_settings
 from tests.server_process import FRESH
 from tests.tinker_server import TinkerServer
 

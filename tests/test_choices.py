@@ -165,7 +165,7 @@ def test_a_key_is_in_no_message_and_in_nothing_written() -> None:
 
 
 def test_a_server_has_no_flat_keys() -> None:
-    from rlvr.tinker_server.server_limits import load_settings
+    from rlvr.tinker_server.server_settings import load_settings
 
     assert load_settings(["sharding.timeout_s=60"]).sharding.timeout_s == 60
 

@@ -17,9 +17,9 @@ from tinker_server import serving
 
 from rlvr.cli.doctor_tinker import check_tinker
 from rlvr.cli.main import run
-from rlvr.tinker_server.backend import TinkerBackend
+from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 from rlvr.tinker_server.http.app import create_app
-from rlvr.tinker_server.server_limits import ServerLimits
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 from rlvr.web.auth import ApiKeys
 
 # The SDK leaves its connections to the garbage collector.

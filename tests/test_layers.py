@@ -28,6 +28,29 @@ LAYERS = {
     "cli": 9,
     **dict.fromkeys(("__main__", "compat.recipes", "run_rlvr"), 10),
 }
+# Inside a package, from below. `*` are the parts that are not listed, which may import each other.
+INNER_LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "tinker_server": (("protocol",), ("backend",), ("http",), ("server_settings",), ("serve_engine",)),
+    "tinker_server.protocol": (("errors", "proto", "server_limits"), ("wire",), ("schemas",), ("open_requests",)),
+    "tinker_server.backend": (
+        ("request_futures", "quotas"), ("storage",), ("runs",), ("sampling",), ("tinker_backend",)
+    ),
+    "tinker_server.http": (("*",), ("open_api",), ("app",)),
+    "service": (
+        ("problems", "service_metrics", "service_options"), ("settings", "learning"), ("models",), ("sessions",),
+        ("generators", "dashboard"), ("http",), ("serve_service",),
+    ),
+}  # fmt: skip
+APART = {"service.evaluation"}  # a client of the service, which imports nothing of it
+# What a part never imports, at any level of nesting.
+FORBIDDEN = {
+    "tinker_server.protocol": ("torch", "fastapi", "starlette", "uvicorn", "sqlite3", "rlvr.engine", "rlvr.store"),
+    "tinker_server.backend": ("fastapi", "starlette", "uvicorn", "rlvr.web.middleware", "rlvr.web.server"),
+    **dict.fromkeys(
+        ("service.learning", "service.models", "service.sessions", "service.generators"),
+        ("fastapi", "starlette", "uvicorn", "nicegui"),
+    ),
+}
 HEAVY = (
     "torch",
     "transformers",
@@ -84,6 +107,78 @@ def upward(path: Path, root: Path = ROOT) -> Iterator[str]:
             yield f"{place} imports {name}; import it from the module that defines it"
         elif other[0] != own and other[1] >= number:
             yield f"{place} (layer {number}) imports {name} (layer {other[1]})"
+
+
+def inner_layer(module: str, package: str) -> tuple[str, int] | None:
+    """(part, number) of a module inside `package`; None for one that is not in it, or that is the package itself."""
+    if not module.startswith(f"{package}."):
+        return None
+    part = module.removeprefix(f"{package}.").split(".")[0]
+    layers = INNER_LAYERS[package]
+    found = next((number for number, parts in enumerate(layers) if part in parts), None)
+    if found is not None:
+        return part, found
+    return next((("*", number) for number, parts in enumerate(layers) if "*" in parts), None)
+
+
+def upward_inside(path: Path, root: Path = ROOT) -> Iterator[str]:
+    """Each import by `path` from a higher layer of its own package, or from a neighbour of its own layer there."""
+    module = module_name(path, root)
+    for package in INNER_LAYERS:
+        if (own := inner_layer(module, package)) is None:
+            continue
+        for name, line in list_imports(path):
+            other = inner_layer(name.removeprefix("rlvr."), package) if name.startswith("rlvr.") else None
+            if other is not None and other[0] != own[0] and other[1] >= own[1]:
+                yield f"{path.relative_to(root)}:{line} (layer {own[1]} of {package}) imports {name} (layer {other[1]})"
+
+
+def imports_forbidden(path: Path, root: Path = ROOT) -> Iterator[str]:
+    module = module_name(path, root)
+    banned = [name for part, names in FORBIDDEN.items() if f"{module}.".startswith(f"{part}.") for name in names]
+    for name, line in list_imports(path):
+        if any(f"{name}.".startswith(f"{one}.") for one in banned):
+            yield f"{path.relative_to(root)}:{line} imports {name}"
+
+
+def test_every_part_of_a_layered_package_has_a_layer():
+    modules = {module_name(path) for path in FILES}
+    for package in INNER_LAYERS:
+        parts = {m.removeprefix(f"{package}.").split(".")[0] for m in modules if m.startswith(f"{package}.")}
+        assert [
+            p for p in parts if inner_layer(f"{package}.{p}", package) is None and f"{package}.{p}" not in APART
+        ] == []
+        named = {part for layer in INNER_LAYERS[package] for part in layer}
+        assert named - parts <= {"*"}, f"{package} has no {named - parts}"
+
+
+def test_a_file_imports_only_from_lower_layers_of_its_own_package():
+    assert [mistake for path in FILES for mistake in upward_inside(path)] == []
+
+
+def test_no_part_imports_what_it_is_to_be_free_of():
+    assert [mistake for path in FILES for mistake in imports_forbidden(path)] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "found"),
+    [
+        ("tinker_server/protocol/new.py", "from rlvr.tinker_server.backend.quotas import OwnerQuotas", "layer 1"),
+        ("tinker_server/backend/runs/new.py", "def f():\n    from rlvr.tinker_server.http import app", "layer 2"),
+        ("tinker_server/backend/storage/new.py", "import rlvr.tinker_server.backend.runs.executor", "layer 2"),
+        ("tinker_server/http/json_routes.py", "from rlvr.tinker_server.http.open_api import open_routes", "layer 1"),
+        ("service/sessions/new.py", "from rlvr.service.http.runtime import Service", "layer 5"),
+        ("service/dashboard/new.py", "from rlvr.service.generators import build_generator", "layer 4"),
+        ("tinker_server/backend/new.py", "from fastapi import Request", "fastapi"),
+        ("tinker_server/protocol/new.py", "def f():\n    import torch.nn", "torch"),
+    ],
+)
+def test_the_rule_inside_a_package_finds_a_planted_import(tmp_path: Path, file: str, code: str, found: str):
+    source = tmp_path / file
+    source.parent.mkdir(parents=True)
+    source.write_text(f"{code}\n")
+    [mistake] = [*upward_inside(source, tmp_path), *imports_forbidden(source, tmp_path)]
+    assert found in mistake and file in mistake
 
 
 def test_every_file_has_a_layer():

@@ -142,7 +142,7 @@ OTHER_WORDS = {  # the same words for something else
     ("sampler", "trainer"), ("loss", "ppo"),
 }  # fmt: skip
 OF_OTHERS = (
-    "tinker_server/runs/",
+    "tinker_server/backend/runs/",
     "clients/",
     "service/",
     "web/",

@@ -168,7 +168,7 @@ def test_a_conversation_is_rendered_and_answered(port: int, reference: Any) -> N
 
 def test_calls_of_tools_go_in_and_come_out(port: int, server: tuple[Any, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The random model calls no tool, so its decoder is replaced by one that says what a trained one would."""
-    from rlvr.tinker_server.open_api.served_text import ServedText
+    from rlvr.tinker_server.http.open_api.served_text import ServedText
 
     arguments = {"a": 4, "b": 5}
     said = "I add.\n<tool_call>\n" + json.dumps({"name": "add", "arguments": arguments}) + "\n</tool_call>"
@@ -363,7 +363,7 @@ def train_and_save(backend: Any, owner: str) -> tuple[str, str]:
     from tinker_backend import ADAM, forward_backward
 
     from rlvr.core.messages import Datum
-    from rlvr.tinker_server.runs.run_operations import OptimStep, SaveForSampler
+    from rlvr.tinker_server.backend.runs.run_operations import OptimStep, SaveForSampler
 
     def wait(request_id: str) -> Any:
         return asyncio.run(backend.result(owner, request_id, 30.0))

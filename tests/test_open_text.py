@@ -13,9 +13,9 @@ pytest.importorskip("google.protobuf", reason="the extra [serve] is not installe
 from open_server import LLAMA_TEMPLATE, MISTRAL_TEMPLATE, TOOLS_TEMPLATE, text_tokenizer
 
 from rlvr.envs.tool_calls import ToolCall, ToolCallFormat
-from rlvr.tinker_server.errors import UserError
-from rlvr.tinker_server.open_api.open_replies import name_likeliest
-from rlvr.tinker_server.open_api.served_text import ServedText, TextStream, cut_stops
+from rlvr.tinker_server.http.open_api.open_replies import name_likeliest
+from rlvr.tinker_server.http.open_api.served_text import ServedText, TextStream, cut_stops
+from rlvr.tinker_server.protocol.errors import UserError
 
 
 def served(template: str | None = TOOLS_TEMPLATE) -> ServedText:

@@ -21,7 +21,7 @@ from rlvr.envs.prompt import PromptOptions, encode_prompt
 from rlvr.envs.prompted_source import apply_prompt_options
 from rlvr.runs.evaluate_weights import evaluate_saved
 from rlvr.service.dashboard.run_source import RunSource
-from rlvr.service.generators.served_models import open_model
+from rlvr.service.models.served_models import open_model
 from rlvr.tracking import RunConsole
 from rlvr.training.rollout_rows import trajectory_row
 

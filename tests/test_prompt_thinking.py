@@ -32,7 +32,7 @@ from rlvr.envs import resolve_environment
 from rlvr.envs.chat_template import list_variables
 from rlvr.envs.prompt import PromptExample, PromptOptions
 from rlvr.envs.prompted_source import apply_prompt_options
-from rlvr.service.sessions.local_judge import ChatFormatter
+from rlvr.service.models.local_judge import ChatFormatter
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
 from rlvr.training.rollout_rows import trajectory_row
 from rlvr.training.sft import SftOptions, sft_step

@@ -26,9 +26,9 @@ from rlvr.config.build_config import build_config
 from rlvr.core.files import write_atomic
 from rlvr.core.messages import ModelInput, SamplingParams
 from rlvr.runs.assembly import assemble
-from rlvr.tinker_server.errors import UserError
+from rlvr.tinker_server.backend.sampling.served_runs import RunWeights
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
-from rlvr.tinker_server.sampling.served_runs import RunWeights
+from rlvr.tinker_server.protocol.errors import UserError
 from rlvr.tinker_server.serve_engine import ServeOptions, load_backend, named_models
 from rlvr.training.best_checkpoint import resolve_best
 from rlvr.training.journal import list_checkpoints, newest_checkpoint

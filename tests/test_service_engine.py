@@ -18,10 +18,10 @@ from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.files import lock_file
 from rlvr.core.types import Trajectory
 from rlvr.service.generators.engine_generator import EngineGenerator, EngineOptions
-from rlvr.service.generators.served_models import ServedModel
 from rlvr.service.learning import session_learner
 from rlvr.service.learning.credit import DISCOUNT
 from rlvr.service.learning.session_learner import POINTER, RATE, WARM_UP, WINDOW, LearnerOptions, SessionLearner
+from rlvr.service.models.served_models import ServedModel
 from rlvr.service.service_options import SessionRequest
 from rlvr.service.sessions.session_rewards import assign_rewards, session_advantages
 from rlvr.service.settings import ServiceLimits

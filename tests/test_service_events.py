@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 
-from rlvr.service.http.events import encode_event, stream_events
+from rlvr.service.http.routes_sessions import encode_event, stream_events
 from rlvr.service.http.runtime import CoalescedQuery
 
 

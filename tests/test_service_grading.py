@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
-from rlvr.service.http.grading_queue import SHARE, WAITING_SHARE, GradingQueue
+from rlvr.service.http.grading import SHARE, WAITING_SHARE, GradingQueue
 from rlvr.web.errors import HttpProblem
 from tests.rlvr_service import RlvrService
 

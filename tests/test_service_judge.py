@@ -31,9 +31,9 @@ from rlvr.reward.judge import judge_with
 from rlvr.reward.signatures import Case
 from rlvr.service.generators.build_generator import build_judge
 from rlvr.service.http.runtime import claim_instance_name
+from rlvr.service.models.local_judge import ChatFormatter, LocalJudge, open_judge
 from rlvr.service.serve_service import build
 from rlvr.service.service_options import SessionRequest
-from rlvr.service.sessions.local_judge import ChatFormatter, LocalJudge, open_judge
 from rlvr.service.sessions.verification import build_judge_reward, build_verifiable_task
 from rlvr.service.settings import TextEndpoint, load_settings
 from rlvr.web.auth import ApiKeys

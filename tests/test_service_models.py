@@ -13,8 +13,8 @@ from rlvr.core.types import Task
 from rlvr.envs.prompt import PromptOptions, encode_prompt
 from rlvr.envs.rpn_arithmetic import RPNArithmetic
 from rlvr.service.generators.engine_generator import EngineGenerator, EngineOptions, find_unknown_words
-from rlvr.service.generators.served_models import ServedModel, check_name, open_model, train_demo
 from rlvr.service.learning.session_learner import LearnerOptions
+from rlvr.service.models.served_models import ServedModel, check_name, open_model, train_demo
 from rlvr.service.service_options import SessionRequest
 from rlvr.store.records import Status
 from tests.code_rows import chat_tokenizer, model_folder

@@ -21,11 +21,11 @@ import sqlalchemy as sa
 
 from rlvr.clients.mock.mock_client import MockTrainingClient
 from rlvr.core.types import Trajectory
-from rlvr.service.generators.shared_model import TinkerPolicyServer
 from rlvr.service.learning import shared_learner
 from rlvr.service.learning.leased_learner import MAX_LAG, LeasedLearner, LeaseLost, read_group, write_group
 from rlvr.service.learning.session_learner import LearnerOptions, SessionLearner
 from rlvr.service.learning.shared_learner import SharedLearner
+from rlvr.service.models.shared_model import TinkerPolicyServer
 from rlvr.store import ExperienceStore, Session, Status, open_store
 from rlvr.store.shared_states import NOT_LEARNED, WaitingGroup
 from rlvr.store.tables import groups

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlvr.service.learning.credit import DISCOUNT
-from rlvr.service.learning.ratings import rate
+from rlvr.service.learning.strategy_policy import rate
 from rlvr.service.service_options import SessionRequest, TrainingConfig
 from rlvr.service.sessions.jobs import NoGenerator
 from rlvr.service.settings import ServiceLimits, TextEndpoint

@@ -28,7 +28,6 @@ from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
 from rlvr.rollout import Group, play
 from rlvr.service.learning.credit import Baseline, Plateau, compute_gains, recompute_gains
-from rlvr.service.learning.ratings import rate
 from rlvr.service.learning.strategies import FIRST, MAX_QUOTED, NEXT
 from rlvr.service.learning.strategy_policy import (
     BASELINE_RATE,
@@ -42,6 +41,7 @@ from rlvr.service.learning.strategy_policy import (
     StrategyPolicy,
     StrategyPrompter,
     StrategyTable,
+    rate,
 )
 from rlvr.service.service_options import TrainingConfig
 from rlvr.store import open_store

@@ -35,14 +35,14 @@ from tiny import data, with_inputs
 
 from rlvr.core.messages import AdamParams, ModelInput, SamplingParams
 from rlvr.core.tensors import TensorData
-from rlvr.tinker_server.backend import TinkerBackend
-from rlvr.tinker_server.errors import UserError
-from rlvr.tinker_server.http import proto
+from rlvr.tinker_server.backend.request_futures import JsonResult, Pending, RequestFailure
+from rlvr.tinker_server.backend.runs.run_operations import OptimStep
+from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 from rlvr.tinker_server.http.app import create_app
-from rlvr.tinker_server.http.wire import BadRequest, parse_forward_backward
-from rlvr.tinker_server.request_futures import JsonResult, Pending, RequestFailure
-from rlvr.tinker_server.runs.run_operations import OptimStep
-from rlvr.tinker_server.server_limits import ServerLimits
+from rlvr.tinker_server.protocol import proto
+from rlvr.tinker_server.protocol.errors import UserError
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
+from rlvr.tinker_server.protocol.wire import BadRequest, parse_forward_backward
 from rlvr.web.auth import ApiKeys, owner_of
 from rlvr.web.logs import JsonLines
 

@@ -34,11 +34,11 @@ from rlvr.clients.local import LocalTrainingClient
 from rlvr.core.messages import ModelInput, SamplingParams, TensorData
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.engine.lora import lora_targets
-from rlvr.tinker_server.backend import TinkerBackend
-from rlvr.tinker_server.errors import Busy, GoneError, NotFound, UserError
-from rlvr.tinker_server.http import proto
-from rlvr.tinker_server.request_futures import JsonResult, Outcome, Pending, ProtoResult
-from rlvr.tinker_server.runs.run_operations import OptimStep, RejectedOperation, SaveForSampler, SaveWeights
+from rlvr.tinker_server.backend.request_futures import JsonResult, Outcome, Pending, ProtoResult
+from rlvr.tinker_server.backend.runs.run_operations import OptimStep, RejectedOperation, SaveForSampler, SaveWeights
+from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
+from rlvr.tinker_server.protocol import proto
+from rlvr.tinker_server.protocol.errors import Busy, GoneError, NotFound, UserError
 
 
 def test_a_run_has_the_bits_of_the_client_in_process(new_server: ServerFactory, tmp_path: Path) -> None:

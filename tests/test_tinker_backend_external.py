@@ -17,8 +17,8 @@ from tinker_backend import BackendClient, ServerFactory, assert_failed, train
 from tinker_model import write_model
 from tinker_server import TinkerServer
 
-from rlvr.tinker_server.request_futures import JsonResult
-from rlvr.tinker_server.runs.run_operations import SaveExternal
+from rlvr.tinker_server.backend.request_futures import JsonResult
+from rlvr.tinker_server.backend.runs.run_operations import SaveExternal
 
 pyrage: Any = importlib.import_module("pyrage")  # it has no types
 

@@ -17,8 +17,8 @@ from tinker_model import write_model
 from tinker_server import TinkerServer
 
 from rlvr.core.messages import ModelInput, SamplingParams
-from rlvr.tinker_server.errors import GoneError, ServerError
-from rlvr.tinker_server.request_futures import JsonResult, ProtoResult
+from rlvr.tinker_server.backend.request_futures import JsonResult, ProtoResult
+from rlvr.tinker_server.protocol.errors import GoneError, ServerError
 from tests.forked_process import run_forked
 
 

@@ -23,11 +23,11 @@ from tinker_backend import (
 from tiny import data
 
 from rlvr.core.messages import ModelInput, SamplingParams
-from rlvr.tinker_server.backend import TinkerBackend
-from rlvr.tinker_server.errors import GoneError, NotFound
-from rlvr.tinker_server.request_futures import JsonResult, Pending
-from rlvr.tinker_server.runs.run_operations import SaveForSampler, SaveWeights
-from rlvr.tinker_server.storage.paths import CheckpointPath
+from rlvr.tinker_server.backend.request_futures import JsonResult, Pending
+from rlvr.tinker_server.backend.runs.run_operations import SaveForSampler, SaveWeights
+from rlvr.tinker_server.backend.storage.paths import CheckpointPath
+from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
+from rlvr.tinker_server.protocol.errors import GoneError, NotFound
 
 
 def test_sampling_goes_on_during_training(new_server: ServerFactory) -> None:

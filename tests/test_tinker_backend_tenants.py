@@ -15,11 +15,17 @@ from tinker_backend import ADAM, MODEL, BackendClient, counters, forward_backwar
 from tiny import data
 
 from rlvr.core.messages import ModelInput, SamplingParams
-from rlvr.tinker_server.backend import TinkerBackend
-from rlvr.tinker_server.errors import GoneError, NotFound, UserError
-from rlvr.tinker_server.request_futures import JsonResult, ProtoResult, RequestFailure
-from rlvr.tinker_server.runs.run_operations import LoadWeights, OptimStep, SaveExternal, SaveForSampler, SaveWeights
-from rlvr.tinker_server.sampling.quotas import KEY_PREFIX
+from rlvr.tinker_server.backend.quotas import KEY_PREFIX
+from rlvr.tinker_server.backend.request_futures import JsonResult, ProtoResult, RequestFailure
+from rlvr.tinker_server.backend.runs.run_operations import (
+    LoadWeights,
+    OptimStep,
+    SaveExternal,
+    SaveForSampler,
+    SaveWeights,
+)
+from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
+from rlvr.tinker_server.protocol.errors import GoneError, NotFound, UserError
 from rlvr.web.auth import LOCAL_OWNER, ApiKeys, owner_of
 
 

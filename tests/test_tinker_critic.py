@@ -27,10 +27,10 @@ from value_rows import value_rows
 
 from rlvr.core.messages import AdamParams
 from rlvr.engine.engine_options import LoraConfig
-from rlvr.tinker_server.errors import UserError
-from rlvr.tinker_server.http import proto
-from rlvr.tinker_server.request_futures import JsonResult, Outcome, ProtoResult
-from rlvr.tinker_server.runs.run_operations import LoadWeights, OptimStep, SaveForSampler, SaveWeights
+from rlvr.tinker_server.backend.request_futures import JsonResult, Outcome, ProtoResult
+from rlvr.tinker_server.backend.runs.run_operations import LoadWeights, OptimStep, SaveForSampler, SaveWeights
+from rlvr.tinker_server.protocol import proto
+from rlvr.tinker_server.protocol.errors import UserError
 
 CRITIC = {"model_role": "critic"}
 LORA = LoraConfig(rank=4)

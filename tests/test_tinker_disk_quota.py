@@ -13,12 +13,12 @@ pytest.importorskip("google.protobuf")
 
 from tinker_backend import BackendClient, ServerFactory, assert_failed, counters
 
-from rlvr.tinker_server.backend import TinkerBackend
-from rlvr.tinker_server.errors import NotFound, UserError
-from rlvr.tinker_server.request_futures import JsonResult
-from rlvr.tinker_server.runs.adapter_cache import measure_adapter
-from rlvr.tinker_server.runs.run_operations import SaveExternal, SaveForSampler, SaveWeights
-from rlvr.tinker_server.storage.disk_usage import DiskUsage, format_bytes
+from rlvr.tinker_server.backend.request_futures import JsonResult
+from rlvr.tinker_server.backend.runs.adapter_cache import measure_adapter
+from rlvr.tinker_server.backend.runs.run_operations import SaveExternal, SaveForSampler, SaveWeights
+from rlvr.tinker_server.backend.storage.disk_usage import DiskUsage, format_bytes
+from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
+from rlvr.tinker_server.protocol.errors import NotFound, UserError
 
 
 def trained(backend: TinkerBackend, owner: str = "anna") -> BackendClient:

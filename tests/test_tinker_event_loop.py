@@ -20,20 +20,20 @@ pytest.importorskip("google.protobuf", reason="the extra [serve] is not installe
 
 from open_server import NAME, open_endpoints, request, text_engine, text_tokenizer
 
-from rlvr.tinker_server.errors import UserError
 from rlvr.tinker_server.http import json_routes
 from rlvr.tinker_server.http.json_routes import SMALL_BODY, dump_json
-from rlvr.tinker_server.http.schemas import (
+from rlvr.tinker_server.http.open_api import open_replies, served_text
+from rlvr.tinker_server.http.open_api.open_sampling import OpenSampling
+from rlvr.tinker_server.http.open_api.served_text import ServedText
+from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
+from rlvr.tinker_server.protocol.errors import UserError
+from rlvr.tinker_server.protocol.schemas import (
     CreateModelRequest,
     CreateSessionRequest,
     LoadWeightsRequest,
     OptimStepRequest,
 )
-from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
-from rlvr.tinker_server.open_api import open_replies, served_text
-from rlvr.tinker_server.open_api.open_sampling import OpenSampling
-from rlvr.tinker_server.open_api.served_text import ServedText
-from rlvr.tinker_server.server_limits import ServerLimits
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 from rlvr.web import json_bodies
 from rlvr.web.auth import ApiKeys
 from rlvr.web.json_bodies import has_more_parts
@@ -295,8 +295,8 @@ def test_an_answer_of_too_many_log_probs_is_refused(port: int, path: str, body: 
 
 def test_a_request_of_more_bytes_than_can_ever_wait_is_no_429(tmp_path: Path) -> None:
     from rlvr.core.messages import ModelInput, SamplingParams
-    from rlvr.tinker_server.backend import TinkerBackend
-    from rlvr.tinker_server.server_limits import ServerLimits
+    from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
+    from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
     backend = TinkerBackend({NAME: text_engine()}, tmp_path, limits=ServerLimits(owner_bytes=10_000))
     try:

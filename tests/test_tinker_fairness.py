@@ -16,11 +16,11 @@ from tinker_backend import ADAM, MODEL, BackendClient, ServerFactory, counters, 
 from tiny import data
 
 from rlvr.core.messages import ModelInput, SamplingParams
-from rlvr.tinker_server.request_futures import JsonResult, Pending, RequestFailure
-from rlvr.tinker_server.runs.adapter_cache import RunQueue
-from rlvr.tinker_server.runs.executor import RunExecutor
-from rlvr.tinker_server.runs.owner_clock import OwnerClock, StepTimes
-from rlvr.tinker_server.runs.run_operations import OptimStep
+from rlvr.tinker_server.backend.request_futures import JsonResult, Pending, RequestFailure
+from rlvr.tinker_server.backend.runs.adapter_cache import RunQueue
+from rlvr.tinker_server.backend.runs.executor import RunExecutor
+from rlvr.tinker_server.backend.runs.owner_clock import OwnerClock, StepTimes
+from rlvr.tinker_server.backend.runs.run_operations import OptimStep
 
 
 class Time:

@@ -28,9 +28,9 @@ from rlvr.clients.tinker import TinkerTrainingClient, connect
 from rlvr.clients.tinker_sdk import translate_errors
 from rlvr.core.messages import AdamParams, ModelInput, SamplingParams
 from rlvr.engine.engine_options import LoraConfig
-from rlvr.tinker_server.backend import TinkerBackend
+from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 from rlvr.tinker_server.http.app import create_app
-from rlvr.tinker_server.server_limits import ServerLimits
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 from rlvr.web.auth import ApiKeys
 
 pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(120)]

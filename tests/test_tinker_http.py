@@ -19,11 +19,11 @@ pytest.importorskip("google.protobuf", reason="the extra [serve] is not installe
 
 from tinker_server import serving
 
-from rlvr.tinker_server.backend import TinkerBackend
-from rlvr.tinker_server.client_sessions import ClientSessions
-from rlvr.tinker_server.http import proto
+from rlvr.tinker_server.backend.storage.client_sessions import ClientSessions
+from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 from rlvr.tinker_server.http.app import create_app
-from rlvr.tinker_server.server_limits import ServerLimits
+from rlvr.tinker_server.protocol import proto
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 from rlvr.web.auth import ApiKeys, owner_of
 from rlvr.web.logs import JsonLines
 

@@ -25,7 +25,7 @@ from tinker_server import TinkerServer
 
 from rlvr.core.gc_pause import CollectionPause, paused_collection
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
-from rlvr.tinker_server.server_limits import ServerLimits
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 from rlvr.web.auth import ApiKeys
 from rlvr.web.server import BackgroundServer, bind_socket
 from tests.forked_process import run_forked

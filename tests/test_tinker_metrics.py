@@ -21,10 +21,10 @@ from tinker_server import serving
 from tiny import data
 
 from rlvr.core.messages import ModelInput, SamplingParams
-from rlvr.tinker_server.backend import TinkerBackend
+from rlvr.tinker_server.backend.request_futures import ProtoResult
+from rlvr.tinker_server.backend.runs.run_operations import SaveWeights
+from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 from rlvr.tinker_server.http.app import create_app
-from rlvr.tinker_server.request_futures import ProtoResult
-from rlvr.tinker_server.runs.run_operations import SaveWeights
 from rlvr.web.auth import ApiKeys, owner_of
 
 KEY = "tml-a-secret-key"

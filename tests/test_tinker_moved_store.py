@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
-from rlvr.tinker_server.errors import ServerError
-from rlvr.tinker_server.storage.server_store import ServerStore
+from rlvr.tinker_server.backend.storage.server_store import ServerStore
+from rlvr.tinker_server.protocol.errors import ServerError
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])

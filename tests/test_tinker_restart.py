@@ -139,7 +139,7 @@ def undisturbed_records(model: Path) -> list[tuple[TrainingRecord, dict[str, Any
     from rlvr.engine.engine import Engine
     from rlvr.engine.model_loading import load_model
     from rlvr.engine.tokenizer import load_tokenizer
-    from rlvr.tinker_server.backend import TinkerBackend
+    from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
     from rlvr.tinker_server.http.app import create_app
     from rlvr.web.auth import ApiKeys
 

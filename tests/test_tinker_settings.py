@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rlvr.engine.engine_options import EngineLimits
-from rlvr.tinker_server.server_limits import ONE_REQUEST, ServerLimits, ServerSettings, load_settings
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
+from rlvr.tinker_server.server_settings import ONE_REQUEST, ServerSettings, load_settings
 
 
 def other_value(name: str, default: Any) -> Any:

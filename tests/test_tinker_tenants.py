@@ -34,7 +34,7 @@ from tinker_rows import RATIO, prompt, rows, select_inputs
 from tinker_server import TinkerServer, serving
 
 from rlvr.core.messages import Datum
-from rlvr.tinker_server.server_limits import ServerLimits
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
 # The SDK leaves its connections to the garbage collector.
 pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(240)]
@@ -274,7 +274,7 @@ def test_a_client_among_others_gets_the_numbers_of_one_alone(
     from rlvr.engine.engine import Engine
     from rlvr.engine.model_loading import load_model
     from rlvr.engine.tokenizer import load_tokenizer
-    from rlvr.tinker_server.backend import TinkerBackend
+    from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
     from rlvr.tinker_server.http.app import create_app
     from rlvr.web.auth import ApiKeys
 

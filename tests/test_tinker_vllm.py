@@ -42,14 +42,15 @@ from rlvr.cli.main import run
 from rlvr.clients.vllm.vllm_clients import connect_servers
 from rlvr.clients.vllm.vllm_options import SamplerError
 from rlvr.core.messages import Datum, ModelInput, SamplingParams
-from rlvr.tinker_server.backend import TinkerBackend
-from rlvr.tinker_server.errors import GoneError
-from rlvr.tinker_server.http import proto
+from rlvr.tinker_server.backend.request_futures import JsonResult, ProtoResult
+from rlvr.tinker_server.backend.runs.run_operations import SaveForSampler
+from rlvr.tinker_server.backend.sampling.vllm_sampling import PublishedAdapters
+from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 from rlvr.tinker_server.http.app import create_app
-from rlvr.tinker_server.request_futures import JsonResult, ProtoResult
-from rlvr.tinker_server.runs.run_operations import SaveForSampler
-from rlvr.tinker_server.sampling.published_adapters import PublishedAdapters
-from rlvr.tinker_server.server_limits import ServerLimits, ServerSamplers
+from rlvr.tinker_server.protocol import proto
+from rlvr.tinker_server.protocol.errors import GoneError
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
+from rlvr.tinker_server.server_settings import ServerSamplers
 from rlvr.web.auth import ApiKeys
 
 PROMPT = [1, 10, 2, 13]

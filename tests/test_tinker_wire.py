@@ -24,15 +24,15 @@ from tinker.types.topk_logprobs import topk_to_lists
 
 from rlvr.core.messages import ForwardBackwardOutput, SampledSequence, SampleResponse
 from rlvr.core.tensors import TensorData
-from rlvr.tinker_server.http import proto
-from rlvr.tinker_server.http.wire import (
+from rlvr.tinker_server.backend.storage.paths import CheckpointPath
+from rlvr.tinker_server.protocol import proto
+from rlvr.tinker_server.protocol.wire import (
     BadRequest,
     WireLimits,
     encode_forward_backward,
     encode_samples,
     parse_forward_backward,
 )
-from rlvr.tinker_server.storage.paths import CheckpointPath
 
 SMALL = WireLimits(body_bytes=1 << 20, datum_bytes=1 << 19, datums=64, fields=64, tokens=1 << 16, elements=1 << 16)
 
@@ -387,7 +387,7 @@ def test_garbage_is_a_bad_request_and_nothing_else(data: st.DataObject):
 
 BOMBS = """
 import resource, time, zstandard
-from rlvr.tinker_server.http.wire import BadRequest, parse_forward_backward as parse
+from rlvr.tinker_server.protocol.wire import BadRequest, parse_forward_backward as parse
 def length(n):
     out = b""
     while n > 127:

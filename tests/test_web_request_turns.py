@@ -19,13 +19,13 @@ from rlvr.core.fair_slots import LoopTurns
 from rlvr.core.messages import SampledSequence, SampleResponse
 from rlvr.core.types import StopReason
 from rlvr.engine import sampling
+from rlvr.tinker_server.backend.request_futures import ProtoResult
+from rlvr.tinker_server.backend.sampling.sample_requests import _encode_protobuf
+from rlvr.tinker_server.http.open_api.open_replies import template_messages
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
-from rlvr.tinker_server.http.wire import encode_samples
-from rlvr.tinker_server.open_api.open_replies import template_messages
-from rlvr.tinker_server.open_api.open_requests import ChatMessage
-from rlvr.tinker_server.request_futures import ProtoResult
-from rlvr.tinker_server.sampling.sample_requests import _encode_protobuf
-from rlvr.tinker_server.server_limits import ServerLimits
+from rlvr.tinker_server.protocol.open_requests import ChatMessage
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
+from rlvr.tinker_server.protocol.wire import encode_samples
 from rlvr.web.auth import ApiKeys, owner_of
 from rlvr.web.json_bodies import read_json
 

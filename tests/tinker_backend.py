@@ -29,12 +29,18 @@ from rlvr.engine.engine import Engine
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.engine.model_loading import build_model
 from rlvr.engine.tokenizer import build_tokenizer
-from rlvr.tinker_server.backend import TinkerBackend
-from rlvr.tinker_server.http import proto
-from rlvr.tinker_server.http.wire import parse_forward_backward
-from rlvr.tinker_server.request_futures import JsonResult, Outcome, Pending, ProtoResult, RequestFailure
-from rlvr.tinker_server.runs.run_operations import ForwardBackward, Operation, OptimStep, SaveForSampler, SaveWeights
-from rlvr.tinker_server.server_limits import ServerLimits
+from rlvr.tinker_server.backend.request_futures import JsonResult, Outcome, Pending, ProtoResult, RequestFailure
+from rlvr.tinker_server.backend.runs.run_operations import (
+    ForwardBackward,
+    Operation,
+    OptimStep,
+    SaveForSampler,
+    SaveWeights,
+)
+from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
+from rlvr.tinker_server.protocol import proto
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
+from rlvr.tinker_server.protocol.wire import parse_forward_backward
 
 MODEL = "tiny/model"
 ADAM = AdamParams(learning_rate=1e-2)

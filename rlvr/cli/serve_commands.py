@@ -132,7 +132,7 @@ def serve_engine(
     docs/tinker/operations.md lists the settings of `engine`, `limits`, `wire`, `sampler` and `sharding`, with defaults.
     """
     from rlvr.tinker_server.serve_engine import ServeOptions, parse_aliases, serve
-    from rlvr.tinker_server.server_limits import load_settings
+    from rlvr.tinker_server.server_settings import load_settings
 
     words = [*(words or []), *([f"sampler.urls={json.dumps(samplers)}"] if samplers else [])]
     words += [f"sampler.folder={json.dumps(str(samplers_folder))}"] if samplers_folder else []

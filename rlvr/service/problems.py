@@ -1,7 +1,4 @@
-"""Errors that the REST API names: unknown ids, and the HTTP status of each way a session can end.
-
-Exercised by tests/test_service_mistakes.py.
-"""
+"""Errors that the REST API names: unknown ids, and the HTTP status of each way a session can end."""
 
 from __future__ import annotations
 

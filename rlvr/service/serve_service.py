@@ -4,7 +4,6 @@
     rlvr serve --demo --no-dashboard
 
 Settings are checked before the port answers. A model is loaded after that; /health reports its progress.
-Exercised by tests/test_service_starts.py and, through tests/rlvr_service.py, by every test with a real service.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     metrics = ServiceMetrics()
     metrics.observe_generation(seconds=1.2, prompt_tokens=50, completion_tokens=200)
 
-Counters of this process, in a registry of their own; `rlvr.service.http.metrics_text` adds them to /metrics.
-Exercised by tests/test_service_metrics.py; docs/service/operations.md lists the names.
+Counters of this process, in a registry of their own; `rlvr.service.http.routes_read` adds them to /metrics.
+docs/service/operations.md lists the names.
 """
 
 from __future__ import annotations

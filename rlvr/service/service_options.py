@@ -1,7 +1,6 @@
 """What a session is requested with, and how the service learns from sessions: plain options, ranges and defaults.
 
-`rlvr.service.settings` reads `TrainingConfig` from YAML and the environment. Exercised by
-tests/test_service_settings.py.
+`rlvr.service.settings` reads `TrainingConfig` from YAML and the environment.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Every key can be set in the file and by an environment variable; `environment_names()` lists the variables. The message
 for an unknown key or a wrong value names the source and what was expected. Secrets are in no file: `api_key_env` names
-the variable that holds one. Exercised by tests/test_service_settings.py.
+the variable that holds one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`rlvr serve engine`: listen, load models, build a `TinkerBackend` on them, and serve it until a signal.
 
 The options are checked before anything is loaded. The server listens from then on and holds requests until the models
-are loaded. Exercised by tests/test_tinker_serve.py, tests/test_tinker_loading.py and, through tests/tinker_server.py,
-by every test that talks to a real server.
+are loaded.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from rlvr.core.gc_pause import paused_collection
 from rlvr.core.machine import free_memory
 from rlvr.core.weights_place import MODEL_CONFIG, WeightsPlace
 from rlvr.engine.gguf_files import open_gguf
-from rlvr.tinker_server.errors import TinkerServerError
-from rlvr.tinker_server.sampling.quotas import ANY_KEY, KEY_PREFIX
-from rlvr.tinker_server.sampling.served_runs import BaseOfRun, RunWeights, base_of_run, is_followed
-from rlvr.tinker_server.server_limits import ServerSamplers, ServerSettings
+from rlvr.tinker_server.backend.quotas import ANY_KEY, KEY_PREFIX
+from rlvr.tinker_server.backend.sampling.served_runs import BaseOfRun, RunWeights, base_of_run, is_followed
+from rlvr.tinker_server.protocol.errors import TinkerServerError
+from rlvr.tinker_server.server_settings import ServerSamplers, ServerSettings
 from rlvr.training.initial_weights import newest_weights
 from rlvr.web.auth import ApiKeys
 from rlvr.web.logs import parse_filter, start_logging
@@ -32,7 +31,7 @@ from rlvr.web.server import BackgroundServer, bind_socket, check_exposure, is_lo
 if TYPE_CHECKING:
     from rlvr.engine.engine import GradientSource
     from rlvr.engine.engine_options import EngineLimits
-    from rlvr.tinker_server.backend import TinkerBackend
+    from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 
 SETTINGS_OF_RUNS = ("sharding.ranks", "sharding.allow_other_ranks")  # of the section that a server has too
 EXTRA = 'pip install "rlvr[train,serve]"'
@@ -62,7 +61,7 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
     try:
         import uvicorn  # noqa: F401 - report a missing package before anything is loaded
 
-        from rlvr.tinker_server.backend import validate_aliases
+        from rlvr.tinker_server.backend.tinker_backend import validate_aliases
         from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
     except ModuleNotFoundError as error:
         raise _missing(error) from error
@@ -112,9 +111,9 @@ def load_backend(
     """Load the models, and build the backend on them and its routes."""
     try:
         from rlvr.clients.vllm.vllm_clients import connect_servers
-        from rlvr.tinker_server.backend import TinkerBackend
+        from rlvr.tinker_server.backend.sampling.vllm_sampling import PublishedAdapters
+        from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
         from rlvr.tinker_server.http.app import create_routes
-        from rlvr.tinker_server.sampling.published_adapters import PublishedAdapters
     except ModuleNotFoundError as error:
         raise _missing(error) from error
     servers = options.settings.sampler
@@ -327,7 +326,7 @@ def free_bytes(device: Any) -> int:
 
 def startup_lines(options: ServeOptions, backend: TinkerBackend, keys: ApiKeys, url: str) -> list[str]:
     """The models, the address, and how to use it."""
-    from rlvr.tinker_server.backend import group_names
+    from rlvr.tinker_server.backend.tinker_backend import group_names
 
     lines: list[str] = []
     for names in group_names(backend.engines):

@@ -1,7 +1,7 @@
 """The metrics of a server as text for Prometheus: requests and the process, and numbers that are read on each scrape.
 
-The registry is the server's own: two servers in one process do not mix. `rlvr.service.http.metrics_text` and
-`rlvr.tinker_server.http.server_metrics` say what is read.
+The registry is the server's own: two servers in one process do not mix. `rlvr.service.http.routes_read` and
+`rlvr.tinker_server.http.routes_operation` say what is read.
 """
 
 from __future__ import annotations

@@ -7,5 +7,4 @@
 
 NiceGUI is imported by the first request of a page, not before. `dashboard_data` defines what pages show, `run_source`
 and `session_source` provide it, `pages/` draws it, and `assets/` has the style sheet and our two browser components.
-Exercised by tests/test_dashboard*.py, in a real browser.
 """

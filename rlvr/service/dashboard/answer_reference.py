@@ -1,7 +1,4 @@
-"""What an answer is compared with, as titles and texts: the expected answer, the tests, the verifiers.
-
-Exercised by tests/test_dashboard_sessions.py and tests/test_dashboard_runs.py.
-"""
+"""What an answer is compared with, as titles and texts: the expected answer, the tests, the verifiers."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@
 
 Its addresses are `/`, `/ui/...` and NiceGUI's own; all others stay the application's, so a mistyped API path gets the
 application's 404. NiceGUI is imported by the first page, so a service without visitors does not pay for it. NiceGUI
-accepts websockets from pages of any origin; here `Origin` must be the requested host. Exercised by
-tests/test_dashboard_mount.py.
+accepts websockets from pages of any origin; here `Origin` must be the requested host.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 *Work* is the common name of a training run and of a session of the service: each has metrics and completions.
 Everything that a model or a user wrote
-goes through `visible_text` before it is in one of these records, so pages need not remember it. Exercised by
-tests/test_dashboard_runs.py and test_dashboard_sessions.py.
+goes through `visible_text` before it is in one of these records, so pages need not remember it.
 """
 
 from __future__ import annotations

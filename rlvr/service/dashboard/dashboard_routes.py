@@ -1,7 +1,6 @@
 """The pages in NiceGUI: an address becomes a tree, which is sent to the browser, and again when it changes.
 
-The only file that imports NiceGUI; `dashboard_app` imports it for the first page. Exercised by
-tests/test_dashboard_browser.py.
+The only file that imports NiceGUI; `dashboard_app` imports it for the first page.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
     h("p", "reward ", h("b", "0.8"), class_="dim")  ->  ["p", {"class": "dim"}, "reward ", ["b", {}, "0.8"]]
 
 `assets/tree.js` draws them; it has the lists of allowed tags and attributes and makes every text a text node.
-Exercised by tests/test_dashboard_pages.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The charts of a run and the table of its results. Metric names are those of docs/run/metrics.md.
-
-Exercised by tests/test_dashboard_runs.py.
-"""
+"""The charts of a run and the table of its results. Metric names are those of docs/run/metrics.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The files of a run folder, read again and again while a run writes them, and only what is new.
 
 A run folder may come from anywhere, be half written or damaged: lines that are not rows are skipped and counted, no
-value is trusted to have a type, and nothing is ever written. Exercised by tests/test_dashboard_runs.py.
+value is trusted to have a type, and nothing is ever written.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@
     RunSource(Path("runs/arithmetic"))  # this one
 
 Read-only, and live while a run trains. Of a checkpoint only the tokenizer is opened, never the weights.
-Exercised by tests/test_dashboard_runs.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A session solved by the best of 16 samples and one solved by its only sample are not comparable, and their mix changes
 over time. A completion is always one sample of the policy. First answers and those after feedback are apart as well:
 only tasks whose first answer failed have later ones. The database counts in stretches of answers, over all of them, and
-stretches are joined until each point has `FEWEST` completions or more. Exercised by tests/test_session_curves.py.
+stretches are joined until each point has `FEWEST` completions or more.
 """
 
 from __future__ import annotations

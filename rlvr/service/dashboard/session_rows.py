@@ -1,7 +1,6 @@
 """The dashboard's queries on the store: rows of a table without their long texts, and a few numbers.
 
-Texts are cut in the database: an answer may have a megabyte, and a table shows a line of it. Exercised by
-tests/test_dashboard_sessions.py, on SQLite and PostgreSQL.
+Texts are cut in the database: an answer may have a megabyte, and a table shows a line of it.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
     StoreSource(store, health=generator.health, learning=generator.learning, decode=generator.decode)
 
 `health` and `learning` are shown as they are; `decode` turns tokens into text, or returns None while no model is
-loaded. If the database is down, methods raise `StoreDown`, and the page says so and retries. Exercised by
-tests/test_dashboard_sessions.py.
+loaded. If the database is down, methods raise `StoreDown`, and the page says so and retries.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from rlvr.service.dashboard.dashboard_data import (
 )
 from rlvr.service.dashboard.session_curves import FEWEST, overall_charts
 from rlvr.service.dashboard.token_pieces import MOST, token_pieces
-from rlvr.service.learning.ratings import rate
+from rlvr.service.learning.strategy_policy import rate
 from rlvr.store import Experience, ExperienceStore, Session, Status
 from rlvr.store.records import UNVERIFIED
 from rlvr.tracking.console import format_metrics

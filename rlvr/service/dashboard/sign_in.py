@@ -2,7 +2,6 @@
 
 The cookie is random and holds no data. It is HttpOnly and SameSite=Strict, so no script can read it and no page of
 another site can make a browser send it. It lasts half a day, or until the service stops. The service checks the keys.
-Exercised by tests/test_dashboard_mount.py.
 """
 
 from __future__ import annotations

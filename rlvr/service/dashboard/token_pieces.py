@@ -1,7 +1,7 @@
 """The text of each token, so that an answer can be shaded by the tokens' log-probs.
 
 The `tokenizers` library alone reads a `tokenizer.json` (20 MB less than `transformers`, and no code of a model folder
-runs). Exercised by tests/test_dashboard_runs.py.
+runs).
 """
 
 from __future__ import annotations

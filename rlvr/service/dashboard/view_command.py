@@ -1,7 +1,4 @@
-"""`rlvr view RUNDIR`: the dashboard of a run or a folder of runs, on this machine. Read-only, live during training.
-
-Exercised by tests/test_dashboard_mount.py and, in a browser, by tests/test_dashboard_browser.py.
-"""
+"""`rlvr view RUNDIR`: the dashboard of a run or a folder of runs, on this machine. Read-only, live during training."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@
 
 Nothing of the service is imported, so the suite measures what any client would see. A session survives a broken
 connection; one that takes longer than `timeout_s` is cancelled and counted as an error. It uses `/evaluate`, not
-`/train`: a service that had learned the tasks would be measured wrongly. `python -m pytest
-tests/test_service_evaluation.py` exercises it.
+`/train`: a service that had learned the tasks would be measured wrongly.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@
 | error rate | all sessions: those that failed, were late or could not be judged; no other number includes them |
 
 The task is the unit: more sessions of a task make its rate more certain, but the sample no larger.
-`python -m pytest tests/test_service_evaluation_report.py` exercises it.
 """
 
 from __future__ import annotations

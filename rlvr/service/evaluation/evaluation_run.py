@@ -4,7 +4,6 @@
 
 Exit codes: 0 the thresholds hold, 1 they do not, 2 a mistake in the options, 3 no service that can run sessions,
 130 Ctrl-C. The report file is rewritten after every session, so a run that is killed leaves what it measured.
-`python -m pytest tests/test_service_evaluation.py` exercises it.
 """
 
 from __future__ import annotations

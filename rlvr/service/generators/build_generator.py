@@ -1,7 +1,4 @@
-"""Build the generator and the judge that the settings name.
-
-Exercised by tests/test_sessions.py and tests/test_service_http.py.
-"""
+"""Build the generator and the judge that the settings name."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from typing import Any
 
 from rlvr.clients.endpoint import text_endpoint
 from rlvr.service.generators.endpoint_generator import EndpointGenerator
+from rlvr.service.models.local_judge import LocalJudge, open_judge
 from rlvr.service.sessions.jobs import Generator, NoGenerator
-from rlvr.service.sessions.local_judge import LocalJudge, open_judge
 from rlvr.service.settings import Settings
 from rlvr.store import ExperienceStore
 
@@ -35,8 +32,8 @@ def build_generator(settings: Settings, store: ExperienceStore, instance: str = 
     if not (settings.model or settings.demo):
         return NoGenerator()
     from rlvr.service.generators.engine_generator import EngineGenerator, EngineOptions
-    from rlvr.service.generators.served_models import DEMO, check_name, open_model, train_demo
     from rlvr.service.learning.session_learner import LearnerOptions
+    from rlvr.service.models.served_models import DEMO, check_name, open_model, train_demo
     from rlvr.web.logs import get_logger
 
     check_name(settings.model)
@@ -57,7 +54,7 @@ def build_generator(settings: Settings, store: ExperienceStore, instance: str = 
         given = str(train_demo(settings.state, say)) if settings.demo else settings.model
         say(f"loading {given}")
         if given.startswith("tinker:") and not store.is_sqlite:  # all replicas reach the weights and the database
-            from rlvr.service.generators.shared_model import open_shared
+            from rlvr.service.models.shared_model import open_shared
 
             return open_shared(given, folder, store, instance, learner, seed=settings.seed, say=say, warn=warn)
         return open_model(given, folder, seed=settings.seed)
@@ -76,7 +73,7 @@ def build_judge(settings: Settings) -> LocalJudge | None:
     model = settings.judge.model
     if settings.judge or not model:
         return None
-    from rlvr.service.generators.served_models import check_name
+    from rlvr.service.models.served_models import check_name
     from rlvr.web.logs import get_logger
 
     check_name(model, "JUDGE_MODEL")

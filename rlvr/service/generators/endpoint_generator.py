@@ -2,7 +2,6 @@
 
 Each episode samples through its own view of one client, with strategies that all sessions share
 (`rlvr.service.learning.strategies`), and is played by the project's rollout on the service's event loop.
-`python -m pytest tests/test_sessions.py` exercises it against a scripted endpoint.
 """
 
 from __future__ import annotations

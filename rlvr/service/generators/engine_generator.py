@@ -7,8 +7,7 @@ policy (`SharedLearner`), this thread only samples, from the weights published l
 
 A conversation is refined turn by turn in one context. A model that cannot read feedback (its tokenizer has a vocabulary
 of words, as the demo's) gets the same prompt again. `rlvr.service.sessions.session_rewards` has the rewards.
-
-`python -m pytest tests/test_service_learning.py` exercises it. A session in a batch waits for the others' turns, and a
+A session in a batch waits for the others' turns, and a
 session that arrives later for the batch.
 """
 
@@ -34,10 +33,9 @@ from rlvr.envs.refine import RefineEnv
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
 from rlvr.rollout import Group, rollout
-from rlvr.service.generators.batch_queue import take_batch
-from rlvr.service.generators.served_models import Say, ServedModel
 from rlvr.service.learning.session_learner import LearnerOptions, SessionLearner
 from rlvr.service.learning.shared_learner import SharedLearner
+from rlvr.service.models.served_models import Say, ServedModel, take_batch
 from rlvr.service.sessions.jobs import (
     NOTHING_LEARNED,
     AnswerKey,

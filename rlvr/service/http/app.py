@@ -1,9 +1,4 @@
-"""The service as an ASGI application: routes, one shape for errors, the dashboard, and the middleware around them.
-
-    app = create_app(service)
-
-Exercised by tests/test_service_http.py against a real server, and by schemathesis over /openapi.json.
-"""
+"""The service as an ASGI application: routes, one shape for errors, the dashboard, and the middleware around them."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
 pydantic's schemas know neither the settings nor rules over several fields. Here each body becomes the list of its
 forms: a task with or without tests and with or without an answer, since verifiers compare with these, or with a grader;
-a rating by an experience or by a session's iteration. Exercised by tests/test_service_openapi.py.
+a rating by an experience or by a session's iteration.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ Rates have Wilson's interval over completions. It is about the tasks that were a
 the tasks differ; about other tasks it says nothing. A strategy is compared with the others by the Cochran-Mantel-
 Haenszel test: within each task, so that a strategy that was drawn for easy tasks gains nothing by it. It is `better` or
 `worse` only where p < 0.05 after Holm's correction over all comparisons of the response, and only where the normal
-approximation holds (Mantel and Fleiss 1980, https://doi.org/10.1093/oxfordjournals.aje.a112984). Exercised by
-tests/test_service_patterns.py.
+approximation holds (Mantel and Fleiss 1980, https://doi.org/10.1093/oxfordjournals.aje.a112984).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 - verifiers: the sandbox judges a program
 
 A result is shared by all requests and is at most a few seconds old. A check that takes long is not waited for: its last
-result counts, until it is late. Exercised by tests/test_service_readiness.py.
+result counts, until it is late.
 """
 
 from __future__ import annotations

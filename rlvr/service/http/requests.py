@@ -1,7 +1,7 @@
 """The request bodies as pydantic models with examples: what /openapi.json shows and what is refused.
 
 Every text, list and number has a limit, and an unknown field is an error that names it. The responses are in
-`rlvr.service.http.responses`. Exercised by tests/test_service_mistakes.py.
+`rlvr.service.http.responses`.
 """
 
 from __future__ import annotations

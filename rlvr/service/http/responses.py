@@ -1,8 +1,7 @@
 """The responses as pydantic models: the shapes that /openapi.json promises.
 
 Clients rely on the field names. A number that could not be computed is null, never a constant. Times are ISO 8601 in
-UTC. `ResponseModel`s that other parts fill may have more fields than are declared. Exercised by
-tests/test_service_http.py.
+UTC. `ResponseModel`s that other parts fill may have more fields than are declared.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Routes about sessions: the list, one session, its events, and cancellation.
-
-Exercised by tests/test_service_http.py and tests/test_service_events.py.
-"""
+"""Routes about sessions: the list, one session, its events, and cancellation."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
 from starlette.responses import StreamingResponse
 
-from rlvr.service.http import events
 from rlvr.service.http.responses import AcceptedSession, EvaluateResponse, SessionPage, SessionState
 from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
 from rlvr.service.http.strict_routes import StrictRoute
@@ -20,6 +20,7 @@ from rlvr.web.errors import HttpProblem
 
 router = APIRouter(prefix="/sessions", route_class=StrictRoute)
 PROMPT_CHARS = 2_000  # of a prompt in the list
+QUIET_SECONDS = 15.0  # after which a comment keeps the connection open: proxies close silent ones
 EVENT = {"type": "object", "properties": {key: {"type": "string"} for key in ("id", "event", "data")}}
 STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
 
@@ -64,7 +65,7 @@ async def watch(
     """Server-sent events: `status`, `iteration` with its feedback, `end`; they resume after `Last-Event-ID`."""
     await require_session(service, session_id)
     return StreamingResponse(
-        events.stream_events(service.sessions.watch(session_id), int(last_event_id or 0)),
+        stream_events(service.sessions.watch(session_id), int(last_event_id or 0)),
         media_type="text/event-stream",
         headers={"cache-control": "no-store", "x-accel-buffering": "no"},
     )
@@ -106,3 +107,37 @@ def session_row(session: Session, most: int = PROMPT_CHARS) -> dict[str, Any]:
         "converged": session.converged,
         "error": session.error,
     }
+
+
+async def stream_events(
+    events: AsyncIterator[dict[str, Any]], after: int = 0, quiet_s: float = QUIET_SECONDS
+) -> AsyncIterator[bytes]:
+    """Encode the events after number `after`. `events` always starts with the session's first event."""
+    yield b"retry: 2000\n\n"
+    number, waiting = 0, None
+    try:
+        while True:
+            waiting = waiting or asyncio.ensure_future(anext(events))
+            await asyncio.wait((waiting,), timeout=quiet_s)
+            if not waiting.done():
+                yield b": still here\n\n"
+                continue
+            try:
+                event = waiting.result()
+            except StopAsyncIteration:
+                return
+            waiting, number = None, number + 1
+            if number > after:
+                yield encode_event(number, event)
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+            with suppress(asyncio.CancelledError, StopAsyncIteration):
+                await waiting
+        await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def encode_event(number: int, event: dict[str, Any]) -> bytes:
+    """Encode one event. JSON escapes line breaks in strings, so an answer cannot end the event."""
+    name = str(event.get("event", "message"))
+    return f"id: {number}\nevent: {name}\ndata: {json.dumps(event, allow_nan=False)}\n\n".encode()

@@ -1,7 +1,6 @@
 """Routes that make work: sessions of refinement, evaluations, ratings, grades.
 
-If a client disconnects while it waits for /train, the session continues, and the list of sessions has it. Exercised by
-tests/test_service_http.py.
+If a client disconnects while it waits for /train, the session continues, and the list of sessions has it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from rlvr.service.http.requests import FeedbackBody, GradeBody, TrainBody
 from rlvr.service.http.responses import AcceptedSession, EvaluateResponse, GradeResponse, RatingResponse, TrainResponse
 from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
 from rlvr.service.http.strict_routes import StrictRoute
-from rlvr.service.learning import ratings
+from rlvr.service.learning import strategy_policy as ratings
 from rlvr.service.problems import not_found, session_problem
 from rlvr.store.records import Session, Status
 from rlvr.web.errors import HttpProblem

@@ -1,7 +1,4 @@
-"""The running service: what every route is given, and its two ways to run blocking calls.
-
-Exercised by tests/test_service_http.py.
-"""
+"""The running service: what every route is given, and its two ways to run blocking calls."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 
 from rlvr.core.files import lock_file
-from rlvr.service.http.grading_queue import GradingQueue
+from rlvr.service.http.grading import GradingQueue
 from rlvr.service.http.pattern_report import describe_patterns
 from rlvr.service.http.readiness import Readiness
 from rlvr.service.problems import NO_GENERATOR, stopping, store_unavailable
@@ -31,7 +28,7 @@ from rlvr.web.auth import ApiKeys
 from rlvr.web.errors import HttpProblem
 
 if TYPE_CHECKING:
-    from rlvr.service.sessions.local_judge import LocalJudge
+    from rlvr.service.models.local_judge import LocalJudge
     from rlvr.service.sessions.sessions import Sessions
 
 T = TypeVar("T")

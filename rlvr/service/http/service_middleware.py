@@ -1,14 +1,14 @@
 """The service's rules for the middleware: HTTP problems, rate limits, CORS, security headers, metrics.
 
 With keys a client sends one as `Authorization: Bearer` or as `X-API-Key`. The dashboard checks keys itself, in a way
-that browsers can answer. Exercised by tests/test_service_middleware.py.
+that browsers can answer.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
-from rlvr.service.http.rate_limit import RateLimit
 from rlvr.service.settings import ServiceLimits
 from rlvr.web.auth import ApiKeys
 from rlvr.web.errors import HttpProblem
@@ -30,6 +30,30 @@ JSON_HEADERS = {
 }
 BODY_SECONDS = 60.0  # a slow body holds a connection, and what has arrived of it in memory
 ARRIVING_BODIES = 32  # of the largest size, of one owner at a time
+
+
+class RateLimit:
+    """A token bucket per key, filled at a steady rate: `per_minute` requests, up to a tenth of them (at least 10) at
+    once; 0 is no limit. Buckets belong to this process: two instances behind one load balancer allow twice as much."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._speed = per_minute / 60
+        self._most = max(10.0, per_minute / 10)
+        self._clock = clock
+        self._buckets: dict[str, tuple[float, float]] = {}  # owner -> (tokens, when)
+
+    def acquire(self, owner: str) -> float:
+        """Take a token and return 0; if there is none, the seconds until there is one."""
+        if not self._speed:
+            return 0.0
+        now = self._clock()
+        tokens, when = self._buckets.get(owner, (self._most, now))
+        tokens = min(self._most, tokens + (now - when) * self._speed)
+        if tokens < 1:
+            self._buckets[owner] = (tokens, now)
+            return (1 - tokens) / self._speed
+        self._buckets[owner] = (tokens - 1, now)
+        return 0.0
 
 
 class ServiceMiddleware(Middleware):

@@ -1,7 +1,5 @@
 """Routes that drop nothing of a request without a word: no unknown query parameter, no JSON key twice. Long bodies are
 read off the event loop.
-
-Exercised by tests/test_service_mistakes.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Credit for a choice of strategy: gains, the baseline they are compared with, and the learning rate's schedule.
 
-`rlvr.service.learning.strategy_policy` learns from them. `python -m pytest tests/test_strategies.py` exercises it.
+`rlvr.service.learning.strategy_policy` learns from them.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ in halves, so one bad group does not keep the others, and all replicas, from lea
 
 Groups that older weights sampled are learned from with the importance ratio of the loss, whose clip bounds their
 effect. A learner that is slower than the replicas takes the newest groups, and lets the others become too old.
-`python -m pytest tests/test_service_shared_learner.py tests/test_service_shared_faults.py` exercises it.
 """
 
 from __future__ import annotations

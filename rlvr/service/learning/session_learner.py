@@ -14,7 +14,7 @@ previous ones and then names them in `learner.json`, so a start after a kill has
 step. A step that is not finite is refused, and the saved state is loaded again.
 
 `GroupLearner` makes the steps and `SessionLearner` saves them in a folder; `leased_learner` publishes them to replicas.
-`python -m pytest tests/test_service_learning.py` exercises it. Left out on purpose: deleting checkpoints at a Tinker
+Left out on purpose: deleting checkpoints at a Tinker
 server (they have a lifetime of their own).
 """
 

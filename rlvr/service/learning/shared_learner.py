@@ -8,7 +8,7 @@
 Every replica has two threads beside the one that samples. One renews the lease, or takes it when it has ended: the
 replica that held it was killed, stopped, or lost the database. The other makes the steps while this replica has the
 lease (`LeasedLearner`). A step that fails gives the lease back, and the next holder begins from what was published
-last. `python -m pytest tests/test_service_shared_learner.py` exercises it.
+last.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 One of `FIRST` writes the first prompt of an episode, one of `NEXT` every later one; a policy that learns draws them
 (`rlvr.service.learning.strategy_policy`). The task always comes first, verbatim, so an endpoint with prefix caching
 computes it once. Left out on purpose: strategies from a request or a file; the learned policy refers to strategies by
-name, so they are part of the program. `python -m pytest tests/test_strategies.py` exercises it.
+name, so they are part of the program.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ whatever their probabilities), and with more answers it falls towards 0: noise m
 lasts. A difference makes it grow exponentially. Counts fade, so that a policy can follow a changed endpoint.
 
 Several instances share one policy through the store: of two simultaneous updates the second is computed again on top of
-the first. `python -m pytest tests/test_strategies.py` exercises it. Left out on purpose: choosing by the task's text,
-which needs a model; a table per task, because few services see a task often enough.
+the first. Left out on purpose: choosing by the task's text, which needs a model; a table per task, because few services
+see a task often enough; steps of the weights for a rating, since they learn on policy when a session ends.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ import numpy as np
 from rlvr.clients.endpoint import EndpointSamplingClient
 from rlvr.core import rng
 from rlvr.core.types import Task
-from rlvr.service.learning.credit import Baseline
+from rlvr.service.learning.credit import Baseline, recompute_gains
 from rlvr.service.learning.strategies import FIRST, NEXT, Strategy, StrategyChoice
 from rlvr.service.service_options import TrainingConfig
+from rlvr.store import ExperienceStore
 from rlvr.store.records import Experience
 
 TAU = 0.5  # the scale of a difference in standard deviations of a gain: 20 points of a pass rate are 0.4
@@ -52,6 +53,7 @@ SAME = 1e-12  # a variance of gains that is none
 BASELINE_RATE = 0.1  # times `value_coefficient`: the step of a baseline towards a gain
 STATE, FORMAT = "strategy_evidence", 1  # the name and format version of the state in the store
 RACES = 20  # updates of other instances that may come first
+MOST_ANSWERS = 5_000  # experiences of one session that are read when an answer is rated
 
 
 @dataclass(frozen=True)
@@ -316,3 +318,18 @@ class StrategyPrompter:
         self.choices.append(choice)
         self._sampler.temperature = choice.strategy.temperature
         return choice.strategy.prompt(task, answers, feedback)
+
+
+def rate(store: ExperienceStore, id: int, owner: str, rating: float, comment: str = "") -> Experience | None:
+    """Store a rating and return the rated experience, None for an unknown id. Blocks.
+
+    If the answer has a gain, its gain and its neighbours' are recomputed. During a session gains are not known yet, and
+    a rating changes the reward only.
+    """
+    experience = store.rate(id, owner, rating, comment)
+    if experience is not None and experience.gain is not None:
+        rows = store.experiences(session_id=experience.session_id, limit=MOST_ANSWERS, tokens=False)
+        gains = recompute_gains(rows)
+        store.set_gains(gains)
+        revise_gains(store, rows, gains)
+    return experience

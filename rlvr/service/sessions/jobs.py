@@ -2,7 +2,7 @@
 
 The generator passes every verified answer to the job's `record` before it samples the next one. The two generators are
 `rlvr.service.generators.endpoint_generator` (a model behind a URL) and `rlvr.service.generators.engine_generator`
-(weights that are trained); both play the environment `rlvr.envs.refine`. Exercised by tests/test_sessions.py.
+(weights that are trained); both play the environment `rlvr.envs.refine`.
 """
 
 from __future__ import annotations

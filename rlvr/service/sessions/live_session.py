@@ -1,8 +1,8 @@
-"""A session while this process works on it: its phase, its answers so far, and its events for watchers.
+"""A session while this process works on it: its phase, its answers so far, its events for watchers, and how it ended.
 
 A session has the same events whether a client watches it live or reads it from the store later (`Sessions.watch`):
 `status` queued, `status` running, one `iteration` for each verified answer, `end`. So a client that lost its connection
-can resume by number, at another instance too. Exercised by tests/test_sessions.py.
+can resume by number, at another instance too.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any
 
-from rlvr.reward.feedback import Feedback
-from rlvr.service.sessions.jobs import AnswerKey
+from rlvr.reward.feedback import Feedback, is_request_fault
+from rlvr.service.sessions.jobs import AnswerKey, SessionOutcome
 from rlvr.service.sessions.verification import VerifiableTask
 from rlvr.store import StoreDown
 from rlvr.store.records import Experience, Session, Status
 
 Event = dict[str, Any]
+CANCELLED_ERROR = {"code": "cancelled", "message": "cancelled on request"}
 
 
 class Phase(IntEnum):
@@ -135,3 +136,30 @@ def opening_events(session: Session) -> list[Event]:
     """The events of a stored session before its first answer."""
     statuses = (Status.QUEUED,) if session.started is None else (Status.QUEUED, Status.RUNNING)
     return [status_event(session.id, status) for status in statuses]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The final status of a session, and why if it did not finish."""
+
+    status: Status
+    error: dict[str, Any] | None = None
+
+
+def decide_ending(live: LiveSession, outcome: SessionOutcome) -> Ending:
+    """The ending of a job that its generator played to the end."""
+    if "cancelled" in outcome.end_reasons.values() and live.stop_status is not None:
+        return decide_ending_of_stop(live)
+    if live.feedbacks and all(f.confidence is None and not f.is_unverified for f in live.feedbacks):
+        scores = live.feedbacks[-1].scores
+        message = f"no verifier could judge an answer: {live.feedbacks[-1].failures}"
+        is_invalid = all(is_request_fault(scores[label]) for label in live.target.blend.voters)
+        code = "task_invalid" if is_invalid else "judge_failed"  # the request's fault, or a verifier's
+        return Ending(Status.FAILED, {"code": code, "message": message[:640]})
+    return Ending(Status.DONE)
+
+
+def decide_ending_of_stop(live: LiveSession) -> Ending:
+    if live.stop_status is Status.CANCELLED:
+        return Ending(Status.CANCELLED, dict(CANCELLED_ERROR))
+    return Ending(Status.INTERRUPTED, {"code": "interrupted", "message": "the service stopped"})

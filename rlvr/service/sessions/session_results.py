@@ -2,8 +2,7 @@
 
 The final solution is the answer with the highest confidence, the earliest of equals. Its episode (an engine plays
 several at once) is the `training_data` that the series below describe; the other episodes are in the store. What cannot
-be known is None: the improvement of one iteration, the verifiers' accuracy without a known truth. `python -m pytest
-tests/test_session_results.py` exercises it.
+be known is None: the improvement of one iteration, the verifiers' accuracy without a known truth.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A session as a group of episodes to learn from: the reward of each trajectory, and what is known of its samples.
-
-Exercised by tests/test_service_learning.py.
-"""
+"""A session as a group of episodes to learn from: the reward of each trajectory, and what is known of its samples."""
 
 from __future__ import annotations
 

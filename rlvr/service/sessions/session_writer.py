@@ -2,7 +2,7 @@
 
 A write is whole or not at all, and repeating it changes nothing (an experience is identified by its session, sample and
 iteration). A session waits `PATIENCE_S` for a store that is down, then fails as `store_down`; what it could not write
-stays in memory and is written with a later heartbeat. Exercised by tests/test_sessions_failures.py.
+stays in memory and is written with a later heartbeat.
 """
 
 from __future__ import annotations

@@ -9,9 +9,7 @@
 The session's row is written before the work begins, and each answer, with the best one so far in the session's row,
 before the next one is sampled. After `kill -9` only the current iteration is lost; the next process marks the session
 interrupted. `rlvr.service.sessions.session_writer` says how writes survive a store that is down.
-
-`python -m pytest tests/test_sessions.py tests/test_sessions_failures.py` exercises it. Left out on purpose: continuing
-a session of another instance; it is marked, and the client may send the task again.
+Left out on purpose: continuing a session of another instance; it is marked, and the client may send the task again.
 """
 
 from __future__ import annotations
@@ -35,15 +33,18 @@ from rlvr.service.service_options import SessionRequest
 from rlvr.service.sessions import session_results
 from rlvr.service.sessions.jobs import CONVERGED, Generator, SessionFailure, SessionJob, SessionOutcome
 from rlvr.service.sessions.live_session import (
+    CANCELLED_ERROR,
+    Ending,
     Event,
     LiveSession,
     Phase,
+    decide_ending,
+    decide_ending_of_stop,
     end_event,
     iteration_event,
     opening_events,
     status_event,
 )
-from rlvr.service.sessions.session_endings import CANCELLED_ERROR, Ending, decide_ending, decide_ending_of_stop
 from rlvr.service.sessions.session_writer import OPEN, PATIENCE_S, SessionWriter
 from rlvr.service.sessions.verification import (
     FieldError,

@@ -16,8 +16,7 @@ verifiers and no other. It is so too where the verifier that knows the truth, or
 A request names verifiers by their registered names and sets only the options of
 `rlvr.service.sessions.verifier_options`: no path to code, no URL and no key comes from outside, and the judge is always
 the one of the service's settings. Watching verifiers do not count for the confidence: they are there to measure how
-well verifiers without the truth agree with those that know it (`verifier_accuracy`). Exercised by `python -m pytest
-tests/test_service_verification.py`.
+well verifiers without the truth agree with those that know it (`verifier_accuracy`).
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ from rlvr.reward.code.task_faults import find_test_fault
 from rlvr.reward.feedback import Feedback
 from rlvr.reward.judge import judge_with
 from rlvr.reward.registry import known_rewards
+from rlvr.service.models.local_judge import LocalJudge
 from rlvr.service.service_options import SessionRequest
-from rlvr.service.sessions.local_judge import LocalJudge
 from rlvr.service.sessions.verifier_options import OPTIONS
 from rlvr.service.settings import TextEndpoint
 

@@ -3,8 +3,7 @@
     app = create_app(backend, ApiKeys.load(None))
 
 A route reads the body, calls the backend and returns its result. Every error is JSON: the reason, whose fault it is
-and the id of the request, under a status that the SDK shows at once instead of retrying. Exercised by
-tests/test_tinker_http.py and, with the real SDK, by tests/test_tinker_sdk.py.
+and the id of the request, under a status that the SDK shows at once instead of retrying.
 
 Left out on purpose: the hosted service's accounts (projects, billing, audit, traces), refused by name.
 """
@@ -21,19 +20,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rlvr import __version__
-from rlvr.tinker_server.errors import StatusError, TinkerServerError, UserError
 from rlvr.tinker_server.http import routes_operation, routes_rest, routes_sampling, routes_session, routes_training
 from rlvr.tinker_server.http.dependencies import COMPUTATIONS
+from rlvr.tinker_server.http.open_api import open_routes
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware, internal_error
-from rlvr.tinker_server.http.wire import BadRequest
-from rlvr.tinker_server.open_api import open_routes
-from rlvr.tinker_server.server_limits import ServerLimits
+from rlvr.tinker_server.protocol.errors import StatusError, TinkerServerError, UserError
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
+from rlvr.tinker_server.protocol.wire import BadRequest
 from rlvr.web.auth import ApiKeys
 from rlvr.web.middleware import register_error_handlers
 from rlvr.web.openapi_route import add_openapi_route
 
 if TYPE_CHECKING:
-    from rlvr.tinker_server.backend import TinkerBackend
+    from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 
 
 def create_app(

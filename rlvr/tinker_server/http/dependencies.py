@@ -1,7 +1,4 @@
-"""The dependency of every route: the caller, and the backend it calls.
-
-Exercised by tests/test_tinker_http.py.
-"""
+"""The dependency of every route: the caller, and the backend it calls."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 
 from rlvr.core.gc_pause import CollectionPause
-from rlvr.tinker_server.http.long_poll import LongPolls
-from rlvr.tinker_server.server_limits import ServerLimits, WireLimits
+from rlvr.tinker_server.http.tinker_middleware import LongPolls
+from rlvr.tinker_server.protocol.server_limits import ServerLimits, WireLimits
 
 if TYPE_CHECKING:
-    from rlvr.tinker_server.backend import TinkerBackend
+    from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 
 T = TypeVar("T")
 COMPUTATIONS = 2  # at once

@@ -1,7 +1,7 @@
 """Routes whose work stays off the event loop: bodies are parsed and checked, and long answers written, on a thread.
 
 The interpreter runs one thread at a time, and a call into C keeps it until it returns, so what may be long is done in
-pieces of about a millisecond (`dump_json`). Exercised by tests/test_tinker_event_loop.py.
+pieces of about a millisecond (`dump_json`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
-from rlvr.tinker_server.errors import UserError
 from rlvr.tinker_server.http.dependencies import CallerDep
+from rlvr.tinker_server.protocol.errors import UserError
 from rlvr.web.json_bodies import has_more_parts, read_json
 
 Model = TypeVar("Model", bound=BaseModel)

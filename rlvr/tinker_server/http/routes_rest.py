@@ -1,7 +1,4 @@
-"""Routes of training runs, checkpoints and downloads, and calls that are refused by name.
-
-Exercised by tests/test_tinker_sdk.py and tests/test_tinker_http.py.
-"""
+"""Routes of training runs, checkpoints and downloads, and calls that are refused by name."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse
 from starlette.concurrency import run_in_threadpool
 
-from rlvr.tinker_server.errors import Forbidden, NotFound, StatusError
-from rlvr.tinker_server.http import schemas
 from rlvr.tinker_server.http.dependencies import CallerDep
 from rlvr.tinker_server.http.json_routes import JsonRoute
 from rlvr.tinker_server.http.tinker_middleware import SIGNED_PREFIX
+from rlvr.tinker_server.protocol import schemas
+from rlvr.tinker_server.protocol.errors import Forbidden, NotFound, StatusError
 
 router = APIRouter(route_class=JsonRoute)
 SECRET = secrets.token_bytes(32)  # new at every start, which ends earlier addresses

@@ -1,7 +1,4 @@
-"""Routes of sampling sessions, samples, and results.
-
-Exercised by tests/test_tinker_sdk.py and tests/test_tinker_http.py.
-"""
+"""Routes of sampling sessions, samples, and results."""
 
 from __future__ import annotations
 
@@ -10,12 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from rlvr.tinker_server.errors import StatusError, UserError
-from rlvr.tinker_server.http import schemas
-from rlvr.tinker_server.http.dependencies import Caller, CallerDep
-from rlvr.tinker_server.http.json_routes import JsonRoute
-from rlvr.tinker_server.http.routes_training import PROTOBUF
-from rlvr.tinker_server.request_futures import (
+from rlvr.tinker_server.backend.request_futures import (
     FinishedSamples,
     JsonResult,
     LiveOutcome,
@@ -25,6 +17,11 @@ from rlvr.tinker_server.request_futures import (
     SampleResult,
     lost_error,
 )
+from rlvr.tinker_server.http.dependencies import Caller, CallerDep
+from rlvr.tinker_server.http.json_routes import JsonRoute
+from rlvr.tinker_server.protocol import schemas
+from rlvr.tinker_server.protocol.errors import StatusError, UserError
+from rlvr.tinker_server.protocol.wire import PROTOBUF
 from rlvr.web.logs import get_logger
 
 router = APIRouter(route_class=JsonRoute)

@@ -1,7 +1,4 @@
-"""Routes of sessions, and of what a client asks before it has one: flags, capabilities, health, identity.
-
-Exercised by tests/test_tinker_sdk.py and tests/test_tinker_http.py.
-"""
+"""Routes of sessions, and of what a client asks before it has one: flags, capabilities, health, identity."""
 
 from __future__ import annotations
 
@@ -9,11 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from rlvr.tinker_server.errors import Forbidden, StatusError, UserError
-from rlvr.tinker_server.http import schemas
+from rlvr.tinker_server.backend.quotas import ANY_KEY, KEY_PREFIX
 from rlvr.tinker_server.http.dependencies import CallerDep
 from rlvr.tinker_server.http.json_routes import JsonRoute
-from rlvr.tinker_server.sampling.quotas import ANY_KEY, KEY_PREFIX
+from rlvr.tinker_server.protocol import schemas
+from rlvr.tinker_server.protocol.errors import Forbidden, StatusError, UserError
 from rlvr.web.auth import LOCAL_OWNER
 
 router = APIRouter(route_class=JsonRoute)

@@ -1,7 +1,4 @@
-"""Routes of training runs: create, load, forward_backward, optim_step, save. Each response is the id of a future.
-
-Exercised by tests/test_tinker_sdk.py and tests/test_tinker_http.py.
-"""
+"""Routes of training runs: create, load, forward_backward, optim_step, save. Each response is the id of a future."""
 
 from __future__ import annotations
 
@@ -9,16 +6,15 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from rlvr.tinker_server.errors import StatusError, UserError
-from rlvr.tinker_server.http import schemas
+from rlvr.tinker_server.backend.runs import run_operations
+from rlvr.tinker_server.backend.runs.run_operations import Operation
 from rlvr.tinker_server.http.dependencies import Caller, CallerDep
 from rlvr.tinker_server.http.json_routes import JsonRoute
-from rlvr.tinker_server.http.wire import BadRequest, parse_forward_backward
-from rlvr.tinker_server.runs import run_operations
-from rlvr.tinker_server.runs.run_operations import Operation
+from rlvr.tinker_server.protocol import schemas
+from rlvr.tinker_server.protocol.errors import StatusError, UserError
+from rlvr.tinker_server.protocol.wire import PROTOBUF, BadRequest, parse_forward_backward
 
 router = APIRouter(route_class=JsonRoute)
-PROTOBUF = "application/x-protobuf"
 
 
 async def submit(caller: Caller, model_id: str, seq_id: int, operation: Operation) -> dict[str, Any]:

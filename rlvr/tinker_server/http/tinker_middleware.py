@@ -2,23 +2,24 @@
 
 It answers from the start. Until `open` gives it the application, which needs the models, requests are held: those of
 the SDK then go on without an error. After `poll_seconds` they get 503 with `Retry-After`, which the SDK repeats.
-Exercised by tests/test_tinker_http.py and tests/test_tinker_loading.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from contextlib import suppress
+from typing import Any, TypeVar
 
-from rlvr.tinker_server.errors import Busy, LoadingError, StatusError, TinkerServerError
-from rlvr.tinker_server.http.long_poll import LongPolls
-from rlvr.tinker_server.server_limits import ServerLimits, WireLimits
+from rlvr.tinker_server.protocol.errors import Busy, LoadingError, StatusError, TinkerServerError
+from rlvr.tinker_server.protocol.server_limits import ServerLimits, WireLimits
 from rlvr.web.auth import ApiKeys
 from rlvr.web.logs import get_logger
 from rlvr.web.middleware import LOOPBACK, AsgiApp, Middleware, Receive, Scope, Send, host_name
 from rlvr.web.prometheus import Prometheus
 from rlvr.web.server import max_connections
 
+T = TypeVar("T")
 BATCH_PATH = "/api/v1/forward_backward"
 HEALTH_PATH = "/api/v1/healthz"  # a load balancer asks without a key
 METRICS_PATH = "/metrics"
@@ -26,6 +27,34 @@ SIGNED_PREFIX = "/api/v1/external/"  # downloads: the address itself is the perm
 QUIET_PATHS = (
     "/api/v1/retrieve_future", "/api/v1/retrieve_futures", "/api/v1/session_heartbeat", HEALTH_PATH, METRICS_PATH,
 )  # fmt: skip
+
+
+class LongPolls:
+    def __init__(self, poll_seconds: float) -> None:
+        self.poll_seconds = poll_seconds
+        self._polls: set[asyncio.Task[Any]] = set()
+        self.closing = False
+
+    async def hold(self, answer: Awaitable[T]) -> T | None:
+        """Wait for the answer; None if the server stops first."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._polls.add(task)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if not self.closing:
+                raise
+            task.uncancel()
+            return None
+        finally:
+            self._polls.discard(task)
+
+    def close(self) -> None:
+        """End every held poll without a result. Call it on the event loop."""
+        self.closing = True
+        for task in self._polls:
+            task.cancel()
 
 
 class TinkerMiddleware(Middleware):

@@ -1,5 +1,5 @@
 """The pages: functions from a source and an address's parameters to a tree of elements.
 
 They know neither NiceGUI nor HTTP (`rlvr.service.dashboard.dashboard_routes` does), so a test can call them. Model
-output reaches them through `visible_text` and stays text. Exercised by tests/test_dashboard_pages.py.
+output reaches them through `visible_text` and stays text.
 """

@@ -1,7 +1,4 @@
-"""Two steps of a run, or two iterations of a session, side by side: their numbers, and answers to the same tasks.
-
-Exercised by tests/test_dashboard_pages.py.
-"""
+"""Two steps of a run, or two iterations of a session, side by side: their numbers, and answers to the same tasks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What several pages share: the frame, badges, figures, tables of answers, forms, and all addresses.
-
-Exercised by tests/test_dashboard_pages.py.
-"""
+"""What several pages share: the frame, badges, figures, tables of answers, forms, and all addresses."""
 
 from __future__ import annotations
 

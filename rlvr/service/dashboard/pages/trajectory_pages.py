@@ -1,6 +1,6 @@
 """The table of all answers with its filters, and the page of one answer: prompt, tokens shaded by log-prob, verdicts.
 
-The address has the filters. Exercised by tests/test_dashboard_pages.py.
+The address has the filters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The overview of all runs or sessions, and the page of one: its state, numbers and curves.
-
-Exercised by tests/test_dashboard_pages.py.
-"""
+"""The overview of all runs or sessions, and the page of one: its state, numbers and curves."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Training runs, samples, futures, limits and storage: the Tinker server without HTTP."""
