@@ -141,6 +141,6 @@ def build_client(
         )
     request = replace(client_request(config, source), cores=core_shares(config, source))
     client = spec.build(replace(request, folder=folder, say=say, warn=warn, fresh=fresh))
-    keep = config.training.max_steps_off_policy + 2
+    keep = config.training.order.max_lag + 2
     has_adapter = config.model.lora is not None
     return config.sampler_options.attach(client, has_adapter=has_adapter, keep=keep, warn=warn)

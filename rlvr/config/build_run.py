@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rlvr.algorithms.capabilities import check_supported
 from rlvr.algorithms.losses.custom import FunctionLoss
+from rlvr.algorithms.optimizers import AdamW
 from rlvr.algorithms.terms.importance import Importance
 from rlvr.clients.custom_loss import try_custom_loss
 from rlvr.clients.registry import CLIENTS, resolve_client
@@ -27,7 +28,7 @@ from rlvr.config.run_tasks import check_completions, check_demonstrations, count
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import set_default_workers
 from rlvr.core.files import sha256, write_atomic
-from rlvr.core.protocols import Feature, TaskSource
+from rlvr.core.protocols import TaskSource
 from rlvr.core.registry import load_path
 from rlvr.envs import resolve_environment
 from rlvr.envs.chat_template import has_template
@@ -148,26 +149,29 @@ def _check_optimizers(config: RunConfig) -> None:
         used |= {"training": config.training}
         used |= {"training.critic": config.training.critic} if config.algorithm.resolve().advantage.takes_critic else {}
     client = resolve_client(config.client.name).capabilities
-    muon = [f"{name}.optimizer.name" for name, phase in used.items() if phase.optimizer.name == "muon"]
+    optimizers = {f"{name}.optimizer.name": phase.optimizer.chosen for name, phase in used.items()}
     clipped = [f"{name}.optimizer.grad_clip=0" for name, phase in used.items() if phase.optimizer.grad_clip]
-    instead = " and ".join(f"{key}=adamw" for key in muon)
     if clipped and not client.clips_gradients:
         raise ValueError(
             f"client={config.client.name} does not bound the norm of a gradient; give {' and '.join(clipped)}"
         )
-    if config.training.num_minibatches > 1 and not client.accumulates:
+    if (minibatches := config.training.order.minibatches) > 1 and not client.accumulates:
         raise ValueError(
-            f"training.num_minibatches={config.training.num_minibatches}: client={config.client.name} takes one "
+            f"training.num_minibatches={minibatches}: client={config.client.name} takes one "
             "forward-backward call for each optimizer step; leave it out"
         )
-    if muon and Feature.MUON not in client.features:
+    of_client = {key: one for key, one in optimizers.items() if not client.features.issuperset(one.needs)}
+    of_weights = {key: one for key, one in optimizers.items() if config.model.lora and one.needs_matrices}
+    for wrong in filter(None, (of_client, of_weights)):
+        (key, first), *_ = wrong.items()
+        instead = " and ".join(f"{other}={AdamW.name}" for other in wrong)
+        if wrong is of_client:
+            raise ValueError(
+                f"{key}={first.name} is not supported by client={config.client.name}, which has AdamW; use {instead}"
+            )
         raise ValueError(
-            f"{muon[0]}=muon is not supported by client={config.client.name}, which has AdamW; use {instead}"
-        )
-    if muon and config.model.lora:
-        raise ValueError(
-            f"{muon[0]}=muon with model.lora: Muon is for whole weight matrices, the factors of an adapter are not; "
-            f"use {instead}, or train all weights (leave model.lora out)"
+            f"{key}={first.name} with model.lora: {first.needs_matrices}; use {instead}, or train all weights (leave "
+            "model.lora out)"
         )
 
 
@@ -211,7 +215,7 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
         if config.sft.until and config.sft.until_each:
             goal += f" (of each kind of task {100 * config.sft.until_each:g}%)"
         lines["fine-tuning"] = (
-            f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations{goal}; {config.sft.optimizer}"
+            f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations{goal}; {config.sft.optimizer.chosen}"
         )
     if servers := config.sampler_options.servers:
         importance = algorithm.term(Importance)
@@ -230,14 +234,14 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
             "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} completions = "
             f"{t.steps * completions:,} completions, at most {tokens:,} tokens"
             f"{f' in {source.max_turns} turns' if source.max_turns > 1 else ''}{waves}{until}",
-            "updates": f"{updates} a step, {t.steps * updates} in all; {t.optimizer}",
+            "updates": f"{updates} a step, {t.steps * updates} in all; {t.optimizer.chosen}",
         }
         if algorithm.advantage.takes_critic:
             kind = (
                 "a second adapter" if config.model.lora or config.client_options.trains_adapters else "a second model"
             )
             alone = f", alone for {t.critic.warmup_steps} steps" if t.critic.warmup_steps else ""
-            lines["critic"] = f"{kind}{alone}; {t.critic.optimizer}"
+            lines["critic"] = f"{kind}{alone}; {t.critic.optimizer.chosen}"
         if tasks := count_tasks(source):
             lines["epochs"] = f"{t.steps * t.prompts_per_step / tasks:.3g} over {tasks:,} training tasks"
     heldout, interim = heldout_split(source, e, has_interim=has_interim(config))

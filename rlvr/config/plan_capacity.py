@@ -104,11 +104,11 @@ def describe_work(config: RunConfig, cluster: ClusterOptions) -> StepWork:
         longest_completion=longest,
         dtype=dtype,
         lora=config.model.lora,
-        optimizer=training.optimizer.name,
+        optimizer=training.optimizer.chosen,
         epochs=training.ppo_epochs,
         updates=training.ppo_epochs * training.num_substeps,
         references=int(any(term.needs_reference for term in config.algorithm.resolve().terms)),
-        ahead=bool(training.max_steps_off_policy),
+        ahead=bool(training.order.max_lag),
     )
 
 

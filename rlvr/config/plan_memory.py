@@ -71,8 +71,8 @@ def describe_memory(config: RunConfig) -> str:
         row_tokens=prompt + (config.rollout.max_tokens or 0),
         rows=training.prompts_per_step * training.group_size,
         lora=model.lora,
-        optimizer=training.optimizer.name,
-        copies=config.algorithm.resolve().needs_reference + bool(training.max_steps_off_policy),
+        optimizer=training.optimizer.chosen,
+        copies=config.algorithm.resolve().needs_reference + bool(training.order.max_lag),
         critic=config.algorithm.resolve().advantage.takes_critic,
     )
     if config.client_options.shares_weights:
