@@ -36,7 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("", "training.critic.warmup_steps=2", "takes no critic"),
         ("", "training.critic.optimizer.learning_rate=0.1", "takes no critic"),
         ("", "training.critic.optimizer.momentum=0.9 algorithm.name=ppo_critic", "adamw has no momentum"),
-        ("", "experiment_name=x", "neither tracking.wandb nor tracking.mlflow is true"),
+        ("", "experiment_name=x", "neither tracking.mlflow nor tracking.wandb is true"),
         ("", "tracking.wandb_tags=[a]", "tracking.wandb is false"),
         ("", "curriculum.highest=4", "curriculum.by is not threshold"),
         ("", "tracking.mlflow_uri=x", "tracking.mlflow is false"),

@@ -35,7 +35,6 @@ from rlvr.envs.chat_template import has_template
 from rlvr.envs.prompt import PromptOptions
 from rlvr.envs.prompted_source import PromptedSource, apply_prompt_options
 from rlvr.reward import Reward, resolve_reward
-from rlvr.tracking.tracker import mask_settings
 from rlvr.tracking.trackers import Trackers
 from rlvr.training import journal
 from rlvr.training.compatibility import check_compatibility, check_temperatures
@@ -342,14 +341,4 @@ def build(config: RunConfig, folder: Path, say: Callable[[str], None], warn: Cal
 def build_trackers(
     config: RunConfig, folder: Path, say: Callable[[str], None], warn: Callable[[str], None]
 ) -> Trackers:
-    settings, recorder = read(folder / "resolved.yaml"), None
-    if config.tracking.store:
-        try:
-            from rlvr.store.run_recorder import RunRecorder
-        except ModuleNotFoundError as error:
-            raise ValueError(f"tracking.store needs {error.name}: pip install 'rlvr[serve]'") from error
-        try:
-            recorder = RunRecorder(config.tracking.store, folder, folder.name, mask_settings(settings), warn)
-        except ValueError as error:
-            raise ValueError(f"tracking.store: {error}") from error
-    return Trackers(config.tracking, folder, folder.name, settings, warn, recorder=recorder, say=say)
+    return Trackers(config.tracking, folder, folder.name, read(folder / "resolved.yaml"), warn, say=say)

@@ -165,12 +165,7 @@ def find_unused(config: RunConfig) -> UnusedKeys:
                 (f"evaluation.{key}", "neither evaluation.every nor sft.until needs an interim evaluation")
                 for key in ("interim_tasks", "interim_samples")
             ]
-    if not config.tracking.mlflow:
-        idle.append(("tracking.mlflow_uri", "tracking.mlflow is false"))
-        if not config.tracking.wandb:
-            idle.append(("tracking.experiment", "neither tracking.wandb nor tracking.mlflow is true"))
-    if not config.tracking.wandb:
-        idle.append(("tracking.wandb_tags", "tracking.wandb is false"))
+    idle += config.tracking.unread().items()
     schedule = config.training.order
     idle += list_options_of_others("training.schedule", SCHEDULES, schedule.name)
     idle += [(f"training.schedule.{option}", why) for option, why in schedule.unread().items()]

@@ -20,7 +20,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Optional, TypeVar, get_type_hints
 
-from rlvr.core.registry import did_you_mean, load_object
+from rlvr.core.registry import check_kwargs, did_you_mean, load_object
 
 
 @dataclass(frozen=True)
@@ -217,6 +217,10 @@ class Variants(Generic[V]):
         )
 
 
+# The field of a section for the options of a variant that does not come with the package.
+KWARGS = ("kwargs", dict[str, Any], field(default_factory=dict[str, Any]))
+
+
 class Section:
     """The part of a config that chooses a variant: its name, and the options of all variants (`make_section`).
 
@@ -252,9 +256,28 @@ class Section:
     @cached_property
     def chosen(self) -> Any:
         """The variant that is chosen, with its options; ValueError for what it cannot be."""
-        variant = self.registry.find(self.choose_name())
-        options = [option.name for option in fields(variant) if option.name in self.__dict__]
-        return variant(**{option: getattr(self, option) for option in options})
+        name = self.choose_name()
+        variant = self.registry.find(name)
+        kwargs: Mapping[str, Any] | None = self.__dict__.get(KWARGS[0])
+        if name in self.registry or kwargs is None:
+            options = [option.name for option in fields(variant) if option.name in self.__dict__]
+            return variant(**{option: getattr(self, option) for option in options})
+        check_kwargs(f"{variant.kind} {name!r}", variant, kwargs)
+        return variant(**kwargs)
+
+    def list_others(self) -> dict[str, Any]:
+        """The options that are given, and that the variant which is chosen does not have."""
+        own = {self.tag, *(option.name for option in fields(type(self.chosen)))}
+        if self.choose_name() not in self.registry:
+            own.add(KWARGS[0])
+        options: dict[str, Field[Any]] = {
+            name: one for name, one in self.__dataclass_fields__.items() if name not in own
+        }
+        left_out = {
+            name: one.default if one.default_factory is MISSING else one.default_factory()
+            for name, one in options.items()
+        }
+        return {name: value for name in options if (value := getattr(self, name)) != left_out[name]}
 
 
 def make_section(
