@@ -68,6 +68,7 @@ def case(setting: BenchSettings, shape: StepShape) -> BenchmarkCase:
 
 
 def ours(setting: BenchSettings, shape: StepShape) -> TrainerTurn:
+    from rlvr.algorithms.optimizers import OptimizerSection
     from rlvr.algorithms.registry import resolve_algorithm
     from rlvr.core.messages import SamplingParams
     from rlvr.reward import resolve_reward
@@ -77,7 +78,7 @@ def ours(setting: BenchSettings, shape: StepShape) -> TrainerTurn:
     from rlvr.training.schedules.sync import Synchronous
     from rlvr.training.trainer import Trainer
     from rlvr.training.training_job import freeze_collector
-    from rlvr.training.training_options import LearningRateSchedule, TrainingOptions
+    from rlvr.training.training_options import TrainingOptions
 
     folder = start_folder(setting, shape)
     client, engine = local_client(folder, setting.dtype, setting.threads, setting.scratch, shape.lora)
@@ -87,7 +88,7 @@ def ours(setting: BenchSettings, shape: StepShape) -> TrainerTurn:
         steps=1 << 20,
         prompts_per_step=shape.groups,
         group_size=shape.size,
-        optimizer=LearningRateSchedule(learning_rate=shape.learning_rate, beta1=BETA1, beta2=BETA2, grad_clip=0.0),
+        optimizer=OptimizerSection(learning_rate=shape.learning_rate, beta1=BETA1, beta2=BETA2, grad_clip=0.0),
     )
     parts = TrainerParts(
         client,

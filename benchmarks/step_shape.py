@@ -103,15 +103,13 @@ def main_job_start(setting: BenchSettings, shape: StepShape) -> Path:
 
 def fine_tune(folder: Path, steps: int, threads: int) -> None:
     """Supervised fine-tuning on sums, until some completions are right and some are not; writes to the folder."""
+    from rlvr.algorithms.optimizers import OptimizerSection
     from rlvr.training.curriculum import Curriculum, CurriculumOptions
     from rlvr.training.sft import SftOptions, sft_step
-    from rlvr.training.training_options import LearningRateSchedule
 
     client, engine = local_client(folder, "float32", threads, folder)
     source = OrderedPrompts("sums", sums(8192)[::-1], [], "", demonstrations="answer")
-    options = SftOptions(
-        steps=steps, batch_size=64, optimizer=LearningRateSchedule(learning_rate=1e-3, warmup_steps=20)
-    )
+    options = SftOptions(steps=steps, batch_size=64, optimizer=OptimizerSection(learning_rate=1e-3, warmup_steps=20))
     curriculum = Curriculum(source, CurriculumOptions(), seed=0)
     for step in range(steps):
         sft_step(client, source, curriculum, options, step, seed=0)

@@ -304,6 +304,7 @@ def _names(names: Iterable[str]) -> str:
 
 def memory() -> str:
     """What known models take, and the smallest usual GPU for each, under the conditions of docs/scale/capacity.md."""
+    from rlvr.algorithms.optimizers import AdamW, Muon
     from rlvr.engine.capacity import KNOWN_MODELS
     from rlvr.engine.engine_options import EngineLimits, LoraConfig
     from rlvr.engine.memory import GIB, estimate_memory, read_shape
@@ -315,7 +316,7 @@ def memory() -> str:
         assert shape is not None
         adapter, adamw, muon = (
             estimate_memory(shape, limits, dtype="bfloat16", row_tokens=1024, rows=64, lora=lora, optimizer=optimizer)
-            for lora, optimizer in ((LoraConfig(32), "adamw"), (None, "adamw"), (None, "muon"))
+            for lora, optimizer in ((LoraConfig(32), AdamW()), (None, AdamW()), (None, Muon(matrix_learning_rate=0.02)))
         )
         cells = [name, f"{shape.parameters / 1e9:.2f} B"]
         for total in (estimate.total / GIB for estimate in (adapter, adamw, muon)):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.algorithms import resolve_algorithm
+from rlvr.algorithms.optimizers import OptimizerSection
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import TaskSource
@@ -18,10 +19,11 @@ from rlvr.training.curriculum import Curriculum, CurriculumOptions
 from rlvr.training.journal import Journal
 from rlvr.training.monitor import Monitor
 from rlvr.training.parts import StepBatch, TrainerParts
+from rlvr.training.schedules import ScheduleSection
 from rlvr.training.schedules.fixed_lag import FixedLag
 from rlvr.training.schedules.sync import Synchronous
 from rlvr.training.trainer import Trainer
-from rlvr.training.training_options import LearningRateSchedule, TrainingOptions
+from rlvr.training.training_options import TrainingOptions
 
 
 class Letters(TaskSource):
@@ -60,8 +62,11 @@ def make_trainer(
     **settings: Any,
 ) -> Trainer:
     source = source or Letters()
+    names = {"max_steps_off_policy": "lag", "num_minibatches": "num_minibatches", "stale": "stale"}
+    of_schedule = {own: settings.pop(flat) for flat, own in names.items() if flat in settings}
+    settings["schedule"] = ScheduleSection(name=settings.get("schedule"), **of_schedule)
     options = TrainingOptions(
-        **{"prompts_per_step": 6, "group_size": 4, "optimizer": LearningRateSchedule(learning_rate=0.1), **settings}
+        **{"prompts_per_step": 6, "group_size": 4, "optimizer": OptimizerSection(learning_rate=0.1), **settings}
     )
     parts = TrainerParts(
         client or MockTrainingClient(TablePolicy(["say", "a", "b"])),

@@ -11,6 +11,7 @@ from table_trainer import make_trainer
 
 from rlvr.algorithms import resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
+from rlvr.algorithms.optimizers import OptimizerSection
 from rlvr.algorithms.terms.distillation import add_teacher_advantages, measure_teacher_kl
 from rlvr.algorithms.update import Passes, UpdateInputs, make_datum, update
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
@@ -18,7 +19,6 @@ from rlvr.core.futures import LazyFuture
 from rlvr.core.messages import AdamParams, ModelInput
 from rlvr.core.types import Trajectory
 from rlvr.training.schedules.sync import Synchronous
-from rlvr.training.training_options import LearningRateSchedule
 
 
 class Scripted:
@@ -93,7 +93,7 @@ def test_a_policy_becomes_its_teacher() -> None:
     """No reward is learned from: the divergence from a teacher that says b falls from above 0.7 to below 0.05."""
     teacher = TablePolicy(["say", "a", "b"])
     teacher.logits[teacher.tokenizer.ids["b"]] += 3.0
-    trainer = make_trainer(algorithm="distillation", steps=60, optimizer=LearningRateSchedule(learning_rate=0.1))
+    trainer = make_trainer(algorithm="distillation", steps=60, optimizer=OptimizerSection(learning_rate=0.1))
     parts = trainer.parts
     object.__setattr__(parts, "teacher", MockTrainingClient(teacher).create_sampling_client())
     schedule = Synchronous(trainer)

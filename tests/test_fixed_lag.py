@@ -248,12 +248,12 @@ def test_a_checkpoint_whose_answers_are_damaged_does_not_count(tmp_path: Path) -
 
 def test_stale_answers_do_not_pass_for_a_gap_between_sampler_and_trainer(tmp_path: Path) -> None:
     """A rate that moves the policy far in a step: the drift is warned of once, and no run is stopped for it."""
-    from rlvr.training.training_options import LearningRateSchedule
+    from rlvr.algorithms.optimizers import OptimizerSection
 
     warnings: list[str] = []
     t = make_trainer(
         MockTrainingClient(table()), warnings=warnings, steps=6, prompts_per_step=4, max_steps_off_policy=2,
-        optimizer=LearningRateSchedule(learning_rate=0.8), kl_warn=99.0,
+        optimizer=OptimizerSection(learning_rate=0.8), kl_warn=99.0,
     )  # fmt: skip
     rows = run_fixed_lag(t, tmp_path)
     assert max(row.get("sampling/sampling_logp_difference/mean", 0.0) for row in rows) > t.options.gap_stop

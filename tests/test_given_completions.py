@@ -10,6 +10,7 @@ import pytest
 from table_trainer import Letters, make_trainer, table
 from tiny_run import attempt, stored_steps
 
+from rlvr.algorithms.optimizers import OptimizerSection
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.core.types import Task
@@ -19,7 +20,6 @@ from rlvr.runs.run_plan import plan
 from rlvr.runs.run_tasks import fit_prompts
 from rlvr.training.given_completions import check_contents, check_lengths, read_completions
 from rlvr.training.schedules.sync import Synchronous
-from rlvr.training.training_options import LearningRateSchedule
 
 
 class Pairs(Letters):
@@ -35,7 +35,7 @@ def learn_from_given(
     """The metrics of the first and the last of 20 steps, the first step's batch, and the client."""
     trainer = make_trainer(
         algorithm=algorithm, source=source, group_size=group_size, completions="given", steps=20,
-        optimizer=LearningRateSchedule(learning_rate=0.1), sampling={"max_tokens": 4},
+        optimizer=OptimizerSection(learning_rate=0.1), sampling={"max_tokens": 4},
     )  # fmt: skip
     client: Any = trainer.parts.client
     trainer.reference = client.save_weights_and_get_sampling_client()

@@ -14,6 +14,7 @@ import pytest
 import torch
 from peak_memory import make_engine, make_rows
 
+from rlvr.algorithms.optimizers import AdamW, Muon
 from rlvr.core.messages import AdamParams, Datum, ModelInput, MuonParams, TensorData
 from rlvr.engine.capacity import KNOWN_MODELS
 from rlvr.engine.engine import Engine
@@ -104,7 +105,7 @@ def test_weights_gradients_and_optimizer_state_are_exact(dtype: str, how: str, t
     masters = [m for name, m in policy.masters.items() if m is not policy.parameters[name]]
     estimate = estimate_memory(
         shape_of(config), engine.limits, dtype=dtype, row_tokens=8, rows=2, lora=lora,
-        optimizer="muon" if how == "muon" else "adamw",
+        optimizer=Muon(matrix_learning_rate=0.02) if how == "muon" else AdamW(),
     )  # fmt: skip
     low = 2 * sum(p.numel() for p in masters)  # gradients in the weights' dtype, gone by now
     assert estimate.weights == count_bytes(engine.model.module.parameters())

@@ -13,6 +13,7 @@ import torch
 from tiny import data
 from torch import nn
 
+from rlvr.algorithms.optimizers import OptimizerSection
 from rlvr.clients.mock.mock_client import MockTrainingClient
 from rlvr.clients.mock.tabular_policy import TablePolicy
 from rlvr.config import load
@@ -23,7 +24,6 @@ from rlvr.engine.engine_options import LoraConfig
 from rlvr.engine.muon import hidden_matrices, muon_step, orthogonalize
 from rlvr.runs.assembly import assemble
 from rlvr.runs.run_plan import plan
-from rlvr.training.training_options import LearningRateSchedule
 
 
 def test_orthogonalized_matrices_have_the_polynomial_of_each_singular_value() -> None:
@@ -264,7 +264,7 @@ def test_a_client_without_muon_says_so() -> None:
         ([MUON, RATE], "training.optimizer.name=muon is not supported by client=mock, which has AdamW; use training"),
         (["sft.optimizer={name: muon, matrix_learning_rate: 0.1}", "sft.steps=3"], "sft.optimizer.name=muon is not"),
         ([MUON, RATE, "client=local", "model.lora.rank=4"], "with model.lora: Muon is for whole"),
-        (["training.optimizer.name=sgd"], "name='sgd'; expected adamw or muon"),
+        (["training.optimizer.name=sgd"], "name='sgd' is unknown; known: adamw, muon"),
         (["training.optimizer.momentum=1"], "momentum=1.*expected 0 to below 1"),
         (["training.optimizer.matrix_learning_rate=0"], "matrix_learning_rate=0.*expected a number above 0"),
     ],
@@ -277,17 +277,17 @@ def test_configs_that_cannot_be(words: list[str], message: str, tmp_path: Path) 
 
 
 def test_the_schedule_scales_both_rates() -> None:
-    schedule = LearningRateSchedule(
+    schedule = OptimizerSection(
         learning_rate=1.0, warmup_steps=1, decay="linear", name="muon", matrix_learning_rate=10.0, momentum=0.7
     )
-    steps = [schedule.at(step, 5) for step in range(5)]
+    steps = [schedule.chosen.at(step, 5) for step in range(5)]
     assert all(isinstance(p, MuonParams) and p.momentum == 0.7 for p in steps)
     assert np.allclose([p.learning_rate for p in steps], [0.5, 1.0, 0.75, 0.5, 0.25])
     assert np.allclose([vars(p)["matrix_learning_rate"] for p in steps], [5.0, 10.0, 7.5, 5.0, 2.5])
-    assert type(LearningRateSchedule().at(0, 5)) is AdamParams
+    assert type(OptimizerSection().chosen.at(0, 5)) is AdamParams
 
 
 def test_the_plan_names_the_optimizer_in_effect() -> None:
-    both = LearningRateSchedule(learning_rate=0.1, name="muon", matrix_learning_rate=0.2)
-    assert str(both) == "Muon at 0.2 for matrices, AdamW at 0.1 for the rest"
-    assert str(replace(both, name="adamw")) == "AdamW at 0.1"
+    both = OptimizerSection(learning_rate=0.1, name="muon", matrix_learning_rate=0.2)
+    assert str(both.chosen) == "Muon at 0.2 for matrices, AdamW at 0.1 for the rest"
+    assert str(replace(both, name="adamw").chosen) == "AdamW at 0.1"

@@ -20,12 +20,12 @@ from torch import Tensor
 from rlvr.algorithms import Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.losses.preferences import Pairing, mismatch_completions
+from rlvr.algorithms.optimizers import OptimizerSection
 from rlvr.algorithms.update import Passes, UpdateInputs, make_datum, update
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.messages import AdamParams, Datum
 from rlvr.core.types import Trajectory
 from rlvr.training.schedules.sync import Synchronous
-from rlvr.training.training_options import LearningRateSchedule
 
 SIGMOID_1 = 1 / (1 + math.exp(-1.0))
 
@@ -226,7 +226,7 @@ def test_the_gradient_of_an_update_is_that_of_the_paper(name: str, client: Calla
 @pytest.mark.parametrize(("name", "rate"), [("dpo", 0.1), ("ipo", 0.1), ("kto", 0.1), ("raft", 0.2)])
 def test_a_policy_learns_what_the_verifier_accepts(name: str, rate: float) -> None:
     """A table of logits over four words, of which one is right: from a third of the completions to nearly all."""
-    trainer = make_trainer(algorithm=name, optimizer=LearningRateSchedule(learning_rate=rate), steps=30)
+    trainer = make_trainer(algorithm=name, optimizer=OptimizerSection(learning_rate=rate), steps=30)
     trainer.reference = trainer.parts.client.save_weights_and_get_sampling_client()
     schedule = Synchronous(trainer)
     rewards = [schedule.learn(step)[0]["reward"] for step in range(30)]

@@ -9,6 +9,7 @@ import pytest
 from table_trainer import Letters, make_trainer
 
 from rlvr.algorithms import resolve_algorithm
+from rlvr.algorithms.optimizers import OptimizerSection
 from rlvr.algorithms.update import make_datum
 from rlvr.core.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from rlvr.core.protocols import StepResult
@@ -16,7 +17,6 @@ from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory
 from rlvr.reward import resolve_reward
 from rlvr.rollout import Group, rollout, score
 from rlvr.training.schedules.sync import Synchronous
-from rlvr.training.training_options import LearningRateSchedule
 
 
 def episode(rollout: str, reward: float | None, turns: list[float], lengths: list[int], **more: Any) -> Trajectory:
@@ -163,7 +163,7 @@ def test_a_policy_learns_from_the_rewards_of_its_turns() -> None:
     """From about a third of the words to nearly all; one turn's luck is not the other's praise."""
     trainer = make_trainer(
         algorithm="grpo_process", source=TwoTurns(), reward=resolve_reward("environment"), steps=30,
-        optimizer=LearningRateSchedule(learning_rate=0.1),
+        optimizer=OptimizerSection(learning_rate=0.1),
     )  # fmt: skip
     schedule = Synchronous(trainer)
     rows = [schedule.learn(step) for step in range(30)]

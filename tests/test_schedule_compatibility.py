@@ -17,6 +17,8 @@ from rlvr.core.types import Trajectory, TrajectoryBatch
 from rlvr.reward import resolve_reward
 from rlvr.training.journal import Checkpoint, Journal, Position, newest_checkpoint, store_remote_path, weights_path
 from rlvr.training.metrics import answer_statistics
+from rlvr.training.schedules import ScheduleSection
+from rlvr.training.schedules.schedule_options import CompletionOptions, FixedLagOptions, SyncOptions
 from rlvr.training.training_options import TrainingOptions, scaled_learning_rate
 
 STREAMED: dict[str, Any] = {"num_minibatches": 2, "cells": {"reduction": "constant"}}
@@ -43,12 +45,15 @@ STREAMED: dict[str, Any] = {"num_minibatches": 2, "cells": {"reduction": "consta
         ),
         ({"schedule": "completion", "dynamic_sampling": 1}, "dynamic_sampling=1.*schedule=completion"),
         ({"max_steps_off_policy": 1, "algorithm": "importance_sampling"}, "no bound.*ppo or cispo.*importance_cap"),
-        ({"max_steps_off_policy": 1, "schedule": "sync"}, "schedule=sync samples a batch and then learns"),
-        ({**STREAMED, "schedule": "sync"}, "need fixed_lag or completion"),
+        ({"max_steps_off_policy": 1, "schedule": "sync"}, "the schedule 'sync' has no max_steps_off_policy.*fixed_lag"),
+        (
+            {**STREAMED, "schedule": "sync"},
+            "num_minibatches=2 has no effect: the schedule 'sync'.*completion, fixed_lag",
+        ),
         ({"max_steps_off_policy": -1}, "max_steps_off_policy=-1, expected at least 0"),
-        ({"schedule": "fixed"}, "schedule='fixed'; expected sync, fixed_lag, completion or null"),
+        ({"schedule": "fixed"}, r"schedule='fixed' is unknown.*known: sync, fixed_lag, completion; or null"),
         ({"num_minibatches": 0}, "num_minibatches=0, expected at least 1"),
-        ({"stale": "keep"}, "expected pace or discard"),
+        ({"stale": "keep"}, "stale='keep' is unknown; known: pace, discard"),
     ],
 )
 def test_contradictory_options_are_refused_with_the_remedy(change: dict[str, Any], message: str) -> None:
@@ -97,7 +102,7 @@ def test_streamed_batches_have_a_constant_denominator_by_default() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["training.stale=discard"], "stale.*schedule is not completion"),
+        (["training.stale=discard"], "stale.*schedule=sync has no stale, an option of completion"),
         (["training.stale=discard", "training.schedule=completion"], "stale.*max_steps_off_policy is 0"),
         (
             ["training.dynamic_sampling=2", "training.max_steps_off_policy=1"],
@@ -111,10 +116,11 @@ def test_a_typed_option_that_does_nothing_is_an_error(words: list[str], message:
 
 
 def test_the_order_follows_from_the_numbers() -> None:
-    assert TrainingOptions().order == "sync"
-    assert TrainingOptions(max_steps_off_policy=1).order == "fixed_lag" == TrainingOptions(num_minibatches=2).order
-    assert TrainingOptions(schedule="completion").order == "completion"
-    assert TrainingOptions(prompts_per_step=4, max_steps_off_policy=2).slots == 12
+    assert TrainingOptions().order == SyncOptions()
+    assert TrainingOptions(schedule=ScheduleSection(lag=1)).order == FixedLagOptions(1)
+    assert TrainingOptions(schedule=ScheduleSection(num_minibatches=2)).order == FixedLagOptions(0, 2)
+    assert TrainingOptions(schedule=ScheduleSection.of("completion")).order == CompletionOptions()
+    assert TrainingOptions(prompts_per_step=4, schedule=ScheduleSection.of(FixedLagOptions(2))).slots == 12
 
 
 def test_the_rate_grows_with_the_root_of_the_batch() -> None:

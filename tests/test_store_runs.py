@@ -63,7 +63,8 @@ class Place:
 
     def trackers(self, url: str = "") -> Trackers:
         options = TrackingOptions(store=url or self.url)
-        return Trackers(options, self.folder, "mine", {}, self.warnings.append, recorder=self.recorder(url))
+        settings = {"seed": 3, "tracking": {"store": "postgresql://me:secret@x/y"}}
+        return Trackers(options, self.folder, "mine", settings, self.warnings.append)
 
 
 @pytest.fixture

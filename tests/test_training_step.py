@@ -9,12 +9,12 @@ import pytest
 from table_trainer import Letters, collect, make_trainer
 
 from rlvr.algorithms import ALGORITHMS, resolve_algorithm
+from rlvr.algorithms.optimizers import OptimizerSection
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.futures import Future, LazyFuture
 from rlvr.core.messages import Datum, ForwardBackwardOutput
 from rlvr.reward import resolve_reward
 from rlvr.training.errors import TrainingStoppedError
-from rlvr.training.training_options import LearningRateSchedule
 
 
 @pytest.mark.slow
@@ -69,11 +69,11 @@ def test_minibatches_and_epochs_use_every_trajectory_and_count_their_updates() -
 
 def test_target_kl_ends_the_step_before_the_next_forward_backward() -> None:
     """A huge rate moves the policy past the limit in the first update; the remaining updates are skipped."""
-    far = {"optimizer": LearningRateSchedule(learning_rate=5.0), "ppo_epochs": 8}
+    far = {"optimizer": OptimizerSection(learning_rate=5.0), "ppo_epochs": 8}
     unlimited, limited = make_trainer(**far), make_trainer(**far, target_kl=0.05)
     assert unlimited.update(0, collect(unlimited, 0))["updates"] == 8
     assert limited.update(0, collect(limited, 0))["updates"] == 1
-    two = make_trainer(optimizer=LearningRateSchedule(learning_rate=5.0), ppo_epochs=2, target_kl=0.05)
+    two = make_trainer(optimizer=OptimizerSection(learning_rate=5.0), ppo_epochs=2, target_kl=0.05)
     assert two.update(0, collect(two, 0))["updates"] == 1, "the limit must hold with two updates a step, too"
 
 
@@ -193,7 +193,7 @@ def test_a_large_policy_change_is_warned_of() -> None:
     """A step that ends further than kl_warn is a warning with its remedies, after one update or several, and once."""
     for options in ({}, {"ppo_epochs": 3}, {"ppo_epochs": 3, "target_kl": 0.05}):
         warnings: list[str] = []
-        t = make_trainer(optimizer=LearningRateSchedule(learning_rate=5.0), warnings=warnings, **options)
+        t = make_trainer(optimizer=OptimizerSection(learning_rate=5.0), warnings=warnings, **options)
         t.update(0, collect(t, 0))
         assert len(warnings) == 1 and "large policy change" in warnings[0], options
         assert "training.kl_warn=0.1" in warnings[0]
@@ -235,8 +235,8 @@ def test_the_moving_baseline_outlives_a_restart() -> None:
 
 def test_schedules_by_hand() -> None:
     """Warm-up over 3 steps, then down: literals."""
-    linear = LearningRateSchedule(learning_rate=1.0, warmup_steps=3, decay="linear", final_rate=0.1)
-    rates = [linear.at(step, 13).learning_rate for step in (0, 1, 2, 3, 8, 13)]
+    linear = OptimizerSection(learning_rate=1.0, warmup_steps=3, decay="linear", final_rate=0.1)
+    rates = [linear.chosen.at(step, 13).learning_rate for step in (0, 1, 2, 3, 8, 13)]
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 0.55, 0.1])
-    cosine = LearningRateSchedule(learning_rate=1.0, decay="cosine")
-    assert [cosine.at(s, 10).learning_rate for s in (0, 5, 10)] == pytest.approx([1.0, 0.5, 0.0], abs=1e-12)
+    cosine = OptimizerSection(learning_rate=1.0, decay="cosine")
+    assert [cosine.chosen.at(s, 10).learning_rate for s in (0, 5, 10)] == pytest.approx([1.0, 0.5, 0.0], abs=1e-12)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from table_trainer import make_trainer
 
+from rlvr.algorithms.optimizers import OptimizerSection
 from rlvr.core.types import Outcome, Score, Task, Trajectory, mean
 from rlvr.training.schedules.sync import Synchronous
-from rlvr.training.training_options import LearningRateSchedule, TrainingOptions
+from rlvr.training.training_options import TrainingOptions
 from rlvr.training.verifier_noise import add_noise
 
 
@@ -76,7 +77,7 @@ def test_all_trajectories_of_a_rollout_have_one_verdict() -> None:
 def test_a_run_learns_from_the_noisy_rewards_and_reports_the_true_ones() -> None:
     """With 40 % false positives a policy still learns the right word, and what fails is not in `env/all/correct`."""
     trainer = make_trainer(
-        steps=40, optimizer=LearningRateSchedule(learning_rate=0.1), false_positives=0.4, noise_correction=True
+        steps=40, optimizer=OptimizerSection(learning_rate=0.1), false_positives=0.4, noise_correction=True
     )
     schedule = Synchronous(trainer)
     rows = [schedule.learn(step)[0] for step in range(40)]
@@ -91,7 +92,7 @@ def test_a_baseline_and_adamw_leave_nothing_of_the_correction(advantage: str, is
     logits: list[Any] = []
     for is_corrected in (False, True):
         trainer = make_trainer(
-            steps=10, optimizer=LearningRateSchedule(learning_rate=0.1), cells={"advantage": advantage},
+            steps=10, optimizer=OptimizerSection(learning_rate=0.1), cells={"advantage": advantage},
             false_positives=0.2, false_negatives=0.2, noise_correction=is_corrected,
         )  # fmt: skip
         schedule = Synchronous(trainer)

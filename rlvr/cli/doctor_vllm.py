@@ -86,7 +86,7 @@ def _check_adapters(paths: dict[str, Any], lora: Any, config: RunConfig | None) 
     rank, count = lora.get("max_lora_rank") or 0, lora.get("max_loras") or 0
     said = f"rank up to {rank} (model.lora.rank), {count} at once (training.max_steps_off_policy + 2)"
     if config and asked:
-        versions = config.training.max_steps_off_policy + 2
+        versions = config.training.order.max_lag + 2
         if asked.rank > rank:
             return Check("fails", "adapters", f"{said}: the run has rank {asked.rank}; --max-lora-rank {asked.rank}")
         if versions > count:

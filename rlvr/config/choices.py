@@ -10,9 +10,9 @@ options.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass, make_dataclass, replace
-from typing import Any, Optional, get_type_hints
+from typing import Any
 
 from rlvr.algorithms.advantages import ADVANTAGES
 from rlvr.algorithms.losses import LOSSES
@@ -20,47 +20,30 @@ from rlvr.algorithms.registry import ALGORITHMS
 from rlvr.algorithms.terms import TERMS
 from rlvr.clients.client_options import ClientOptions
 from rlvr.clients.registry import CLIENTS, make_options, resolve_client
-from rlvr.clients.sampler_options import SamplerOptions
 from rlvr.clients.samplers import SAMPLERS
 from rlvr.config.compose import move_keys
-from rlvr.core.variants import Variant, Variants, setting_of
+from rlvr.core.variants import KWARGS, Section, Variant, Variants, make_overrides, make_section, setting_of
+from rlvr.training.schedules import SCHEDULES
 
 # Where a bare word stands for the name of a variant.
-SHORTHANDS = ("algorithm.advantage", "algorithm.loss", "client", "sampler")
+SHORTHANDS = (
+    "algorithm.advantage", "algorithm.loss", "client", "sampler", "training.schedule", "training.optimizer",
+    "training.critic.optimizer", "sft.optimizer",
+)  # fmt: skip
 
 FORMER_SECTIONS = ("sharding",)  # what they held is elsewhere now
-
-
-def make_section(name: str, variants: Iterable[type[Variant]], *, named: bool = True) -> Any:
-    """A dataclass with every option of the variants, None by default: what the spec has that it overrides."""
-    options: dict[str, Any] = {"name": str} if named else {}
-    for variant in variants:
-        hints = get_type_hints(variant)
-        for option in fields(variant):
-            options.setdefault(option.name, hints[option.name])
-    made = [(option, Optional[kind], None) for option, kind in options.items()]  # noqa: UP045
-    return make_dataclass(name, made, frozen=True, namespace={"variants": tuple(variants)})
-
-
-def make_default_section(name: str, variants: Variants[Any], first: str, *more: Any) -> Any:
-    """A dataclass with every option of the variants, and the default that they give it, and `more` fields. `first` is
-    the variant that is meant if none is named."""
-    made: dict[str, Any] = {"name": ("name", str, first)}
-    for variant in variants.classes():
-        hints = get_type_hints(variant)
-        for option in fields(variant):
-            factory: Any = option.default_factory
-            if (same := made.get(option.name)) and (same[1], same[2].default) != (hints[option.name], option.default):
-                raise TypeError(f"{name}: {option.name} has another type or default in {variant.__name__}")
-            default = field(default=option.default, default_factory=factory, repr=option.repr)  # type: ignore[call-overload]
-            made[option.name] = (option.name, hints[option.name], default)
-    namespace = {"variants": tuple(variants.classes())}
-    return make_dataclass(name, [*made.values(), *more], frozen=True, namespace=namespace)
 
 
 def make_client_section(name: str) -> Any:
     """The section of a client with its defaults."""
     return ClientSection(name=name)
+
+
+class _ChosenLater(Section):
+    """A section that is checked with the rest of a run's config."""
+
+    def __post_init__(self) -> None:
+        pass
 
 
 def choose_client(section: Any) -> ClientOptions:
@@ -69,13 +52,11 @@ def choose_client(section: Any) -> ClientOptions:
     return make_options(section.name, {name: getattr(section, name) for name in taken}, section.kwargs)
 
 
-AdvantageOptions = make_section("AdvantageOptions", ADVANTAGES.classes())
-LossOptions = make_section("LossOptions", LOSSES.classes())
-# `kwargs` are the options of a client that does not come with the package.
-_KWARGS = ("kwargs", dict[str, Any], field(default_factory=dict[str, Any]))
-ClientSection = make_default_section("ClientSection", CLIENTS, "local", _KWARGS)
-SamplerSection = make_default_section("SamplerSection", SAMPLERS, "trainer")
-_OF_TERMS = {term.name: make_section(f"{term.__name__}Options", [term], named=False) for term in TERMS.classes()}
+AdvantageOptions = make_overrides("AdvantageOptions", ADVANTAGES.classes())
+LossOptions = make_overrides("LossOptions", LOSSES.classes())
+ClientSection = make_section("ClientSection", CLIENTS, ("name", str, "local"), KWARGS, base=_ChosenLater)
+SamplerSection = make_section("SamplerSection", SAMPLERS, ("name", str, "trainer"), base=_ChosenLater)
+_OF_TERMS = {term.name: make_overrides(f"{term.__name__}Options", [term], named=False) for term in TERMS.classes()}
 TermOptions = make_dataclass(
     "TermOptions",
     [(name, section, field(default_factory=section)) for name, section in _OF_TERMS.items()],
@@ -97,16 +78,11 @@ def list_secret_keys(name: str) -> list[str]:
     ]
 
 
-def choose_sampler(section: Any) -> SamplerOptions:
-    """The options of the sampler that a section names."""
-    sampler = SAMPLERS.find(section.name)
-    return sampler(**{option.name: getattr(section, option.name) for option in fields(sampler)})
-
-
 def _list_flat() -> dict[str, str]:
     """Each flat key, and the key that it stands for."""
     keys: dict[str, str] = {}
     variants: list[type[Variant]] = [*LOSSES.classes(), *ADVANTAGES.classes(), *TERMS.classes(), *CLIENTS.classes()]
+    variants += SCHEDULES.classes()
     for variant in variants:
         for option in fields(variant):
             if flat := setting_of(option).flat:

@@ -16,13 +16,14 @@ from rlvr.clients.client_options import ClientOptions, ModelOptions
 from rlvr.clients.registry import check_client
 from rlvr.clients.sampler_options import SamplerOptions
 from rlvr.clients.teacher import TeacherOptions
-from rlvr.config.choices import FLAT, choose_client, choose_sampler, list_given, make_client_section
+from rlvr.config.choices import FLAT, choose_client, list_given, make_client_section
 from rlvr.core.messages import SamplingParams
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.envs.prompt import PromptOptions
 from rlvr.tracking import TrackingOptions
 from rlvr.training.curriculum import CurriculumOptions
 from rlvr.training.evaluate import EvaluationOptions
+from rlvr.training.schedules import SCHEDULES
 from rlvr.training.sft import SftOptions
 from rlvr.training.training_job import RunOptions
 from rlvr.training.training_options import TrainingOptions
@@ -127,10 +128,11 @@ class RunConfig:
             )
         if self.evaluation.report == "best" and not self.run.keep_best:
             raise ValueError("evaluation.report=best needs the best checkpoint; leave run.keep_best=false out")
-        if self.curriculum.replay and self.training.order == "completion":
+        if self.curriculum.replay and self.training.order.depends_on_time:
+            in_order = [schedule.name for schedule in SCHEDULES.classes() if not schedule.depends_on_time]
             raise ValueError(
-                f"curriculum.replay={self.curriculum.replay:g} with training.schedule=completion: which tasks are "
-                "unsolved would depend on time; use schedule=sync or fixed_lag"
+                f"curriculum.replay={self.curriculum.replay:g} with training.schedule={self.training.order.name}: "
+                f"which tasks are unsolved would depend on time; use schedule={' or '.join(in_order)}"
             )
         given: Any = self.client
         if isinstance(given, str):
@@ -154,4 +156,4 @@ class RunConfig:
     @property
     def sampler_options(self) -> SamplerOptions:
         """The options of the sampler that is chosen."""
-        return choose_sampler(self.sampler)
+        return self.sampler.chosen

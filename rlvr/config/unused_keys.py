@@ -13,6 +13,7 @@ from typing import Any
 
 from rlvr.algorithms.advantages import ADVANTAGES
 from rlvr.algorithms.losses import LOSSES
+from rlvr.algorithms.optimizers import OPTIMIZERS
 from rlvr.algorithms.registry import find_algorithm
 from rlvr.algorithms.terms import TERMS
 from rlvr.algorithms.terms.importance import Importance
@@ -26,6 +27,7 @@ from rlvr.core.variants import Variants
 from rlvr.envs.registry import known_environments
 from rlvr.envs.registry import options_of as environment_options
 from rlvr.reward import known_rewards, options_of
+from rlvr.training.schedules import SCHEDULES
 from rlvr.training.training_options import TrainingOptions
 
 UnusedKeys = list[tuple[str, str]]
@@ -67,7 +69,7 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
     if why := _without_dynamic_sampling(config):
         idle.append(("training.dynamic_sampling", why))
         config = replace(config, training=replace(config.training, dynamic_sampling=0))
-    if config.training.num_minibatches > 1 and given.reduction is None and spec.reduction == "token_mean":
+    if config.training.order.minibatches > 1 and given.reduction is None and spec.reduction == "token_mean":
         # The tokens of a batch that is still arriving cannot be counted, so the denominator is constant.
         config = replace(config, algorithm=replace(config.algorithm, reduction="constant"))
     if _needs_importance_cap(config):
@@ -93,7 +95,7 @@ def _needs_importance_cap(config: RunConfig) -> bool:
     training = config.training
     if not config.sampler_options.correction or training.mode != "rlvr":
         return False
-    if training.num_minibatches > 1 and training.num_substeps > 1:  # `rlvr.training.compatibility` refuses both
+    if training.order.minibatches > 1 and training.num_substeps > 1:  # `rlvr.training.compatibility` refuses both
         return False
     algorithm = config.algorithm.resolve()
     return algorithm.term(Importance) is None and not algorithm.loss.compares_completions
@@ -103,8 +105,10 @@ def _without_dynamic_sampling(config: RunConfig) -> str:
     """Why groups without signal cannot be replaced in this run, '' if they can."""
     if not config.training.dynamic_sampling:
         return ""
-    if config.training.order != "sync":
-        return f"under training.schedule={config.training.order} the next prompts are drawn before a batch is sampled"
+    if config.training.order.samples_ahead:
+        return (
+            f"under training.schedule={config.training.order.name} the next prompts are drawn before a batch is sampled"
+        )
     algorithm = config.algorithm.resolve()
     if algorithm.has_group_baseline and algorithm.drop_equal_groups:
         return ""
@@ -145,9 +149,7 @@ def find_unused(config: RunConfig) -> UnusedKeys:
         idle += [(f"sft.{key}", "sft.steps is 0") for key in decided]
     phases = {"sft": config.sft, "training": config.training, "training.critic": config.training.critic}
     for phase, options in phases.items():
-        if options.optimizer.name != "muon":
-            muon = ("matrix_learning_rate", "momentum")
-            idle += [(f"{phase}.optimizer.{key}", f"{phase}.optimizer.name is not muon") for key in muon]
+        idle += list_options_of_others(f"{phase}.optimizer", OPTIMIZERS, options.optimizer.name)
     if config.curriculum.by != "pass_rate":
         idle += [(f"curriculum.{key}", "curriculum.by is not pass_rate") for key in ("floor", "decay")]
     if config.curriculum.by != "threshold":
@@ -163,16 +165,10 @@ def find_unused(config: RunConfig) -> UnusedKeys:
                 (f"evaluation.{key}", "neither evaluation.every nor sft.until needs an interim evaluation")
                 for key in ("interim_tasks", "interim_samples")
             ]
-    if not config.tracking.mlflow:
-        idle.append(("tracking.mlflow_uri", "tracking.mlflow is false"))
-        if not config.tracking.wandb:
-            idle.append(("tracking.experiment", "neither tracking.wandb nor tracking.mlflow is true"))
-    if not config.tracking.wandb:
-        idle.append(("tracking.wandb_tags", "tracking.wandb is false"))
-    if config.training.order != "completion":
-        idle.append(("training.stale", "training.schedule is not completion: no group is ever too old"))
-    elif config.training.max_steps_off_policy == 0:
-        idle.append(("training.stale", "training.max_steps_off_policy is 0: every group is waited for"))
+    idle += config.tracking.unread().items()
+    schedule = config.training.order
+    idle += list_options_of_others("training.schedule", SCHEDULES, schedule.name)
+    idle += [(f"training.schedule.{option}", why) for option, why in schedule.unread().items()]
     if config.training.completions == "given":
         keys = ("training.dynamic_sampling", "algorithm.mask_truncated", "rollout.top_p")
         keys += ("curriculum.replay", "curriculum.hint_step")

@@ -9,16 +9,18 @@
 
 A variant is a frozen dataclass with a `name`; its fields are its options. What an option may be is declared with it and
 nowhere else: the check, the key in a config, its help and the refusal of an option that another variant has all follow.
+A `Section` is the part of a config that chooses a variant.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Optional, TypeVar, get_type_hints
 
-from rlvr.core.registry import did_you_mean, load_object
+from rlvr.core.registry import check_kwargs, did_you_mean, load_object
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ class Variant:
     @classmethod
     def flat_names(cls) -> dict[str, str]:
         """Each option and its shortest key in the section."""
-        return {option.name: setting_of(option).flat or f"{cls.place()}.{option.name}" for option in fields(cls)}
+        prefix = f"{cls.place()}." if cls.place() else ""
+        return {option.name: setting_of(option).flat or f"{prefix}{option.name}" for option in fields(cls)}
 
     @classmethod
     def read_flat(cls, flat: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,3 +215,102 @@ class Variants(Generic[V]):
             f"{variant.full_key(key)}={value} has no effect: the {variant.kind} {variant.name!r} has no {key}; leave "
             f"it out, or use one that has: {takers}"
         )
+
+
+# The field of a section for the options of a variant that does not come with the package.
+KWARGS = ("kwargs", dict[str, Any], field(default_factory=dict[str, Any]))
+
+
+class Section:
+    """The part of a config that chooses a variant: its name, and the options of all variants (`make_section`).
+
+    `tag` is the field with the name. The options of variants that are not chosen have to be what they may be, too.
+    """
+
+    registry: ClassVar[Variants[Any]]
+    variants: ClassVar[tuple[type[Variant], ...]]
+    tag: ClassVar[str] = "name"
+
+    if TYPE_CHECKING:  # the fields of each are made of its variants
+
+        def __init__(self, *options: Any, **named: Any) -> None: ...
+        def __getattr__(self, option: str) -> Any: ...
+
+    @classmethod
+    def of(cls, given: Any) -> Any:
+        """The section itself, or the one that says what a name or a variant does."""
+        if isinstance(given, Variant):
+            return cls(**{cls.tag: given.name}, **given.options)
+        return cls(**{cls.tag: given}) if given is None or isinstance(given, str) else given
+
+    def __post_init__(self) -> None:
+        for variant in self.variants:
+            for option in fields(variant):
+                variant.check_option(option.name, getattr(self, option.name))
+        _ = self.chosen
+
+    def choose_name(self) -> str:
+        """The name of the variant that is chosen."""
+        return getattr(self, self.tag)
+
+    @cached_property
+    def chosen(self) -> Any:
+        """The variant that is chosen, with its options; ValueError for what it cannot be."""
+        name = self.choose_name()
+        variant = self.registry.find(name)
+        kwargs: Mapping[str, Any] | None = self.__dict__.get(KWARGS[0])
+        if name in self.registry or kwargs is None:
+            options = [option.name for option in fields(variant) if option.name in self.__dict__]
+            return variant(**{option: getattr(self, option) for option in options})
+        check_kwargs(f"{variant.kind} {name!r}", variant, kwargs)
+        return variant(**kwargs)
+
+    def list_others(self) -> dict[str, Any]:
+        """The options that are given, and that the variant which is chosen does not have."""
+        own = {self.tag, *(option.name for option in fields(type(self.chosen)))}
+        if self.choose_name() not in self.registry:
+            own.add(KWARGS[0])
+        options: dict[str, Field[Any]] = {
+            name: one for name, one in self.__dataclass_fields__.items() if name not in own
+        }
+        left_out = {
+            name: one.default if one.default_factory is MISSING else one.default_factory()
+            for name, one in options.items()
+        }
+        return {name: value for name in options if (value := getattr(self, name)) != left_out[name]}
+
+
+def make_section(
+    name: str,
+    registry: Variants[Any],
+    tag: tuple[str, Any, Any],
+    *more: Any,
+    base: type = Section,
+    defaults: Mapping[str, Any] | None = None,
+) -> Any:
+    """A `Section` with every option of the variants, and the default that they give it unless `defaults` has another.
+
+    `tag` is the field with the name: its name, its type, and the variant that is meant if none is named.
+    """
+    made: dict[str, Any] = {tag[0]: tag}
+    for variant in registry.classes():
+        hints = get_type_hints(variant)
+        for option in fields(variant):
+            default, factory = (defaults or {}).get(option.name, option.default), option.default_factory
+            if (same := made.get(option.name)) and (same[1], same[2].default) != (hints[option.name], default):
+                raise TypeError(f"{name}: {option.name} has another type or default in {variant.__name__}")
+            stated: Any = field(default=default, default_factory=factory, repr=option.repr)  # type: ignore[call-overload]
+            made[option.name] = (option.name, hints[option.name], stated)
+    namespace = {"registry": registry, "variants": tuple(registry.classes()), "tag": tag[0]}
+    return make_dataclass(name, [*made.values(), *more], frozen=True, bases=(base,), namespace=namespace)
+
+
+def make_overrides(name: str, variants: Iterable[type[Variant]], *, named: bool = True) -> Any:
+    """A dataclass with every option of the variants, null by default: what else has them (a spec) is overridden."""
+    options: dict[str, Any] = {"name": str} if named else {}
+    for variant in variants:
+        hints = get_type_hints(variant)
+        for option in fields(variant):
+            options.setdefault(option.name, hints[option.name])
+    made = [(option, Optional[kind], None) for option, kind in options.items()]  # noqa: UP045
+    return make_dataclass(name, made, frozen=True, namespace={"variants": tuple(variants)})

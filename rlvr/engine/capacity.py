@@ -18,8 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from rlvr.algorithms.optimizers import Optimizer
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
-from rlvr.engine.memory import DTYPE_BYTES, FP32, GIB, ModelShape, count_gathered, estimate_memory, read_shape
+from rlvr.engine.memory import ADAMW, DTYPE_BYTES, FP32, GIB, ModelShape, count_gathered, estimate_memory, read_shape
 
 # GiB of memory that a program sees, 10^12 FLOP/s of dense bfloat16, 10^9 bytes/s of memory, by the makers' data sheets.
 DEVICES: Mapping[str, tuple[float, float, float]] = {
@@ -135,7 +136,7 @@ class StepWork:
     longest_completion: float
     dtype: str = "bfloat16"
     lora: LoraConfig | None = None
-    optimizer: str = "adamw"
+    optimizer: Optimizer = ADAMW
     epochs: int = 1
     updates: int = 1
     references: int = 0

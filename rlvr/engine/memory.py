@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlvr.algorithms.optimizers import AdamW, Optimizer
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
 
 GIB = 2**30
@@ -22,6 +23,7 @@ FP32 = 4
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 # What the `transformers` class has that the config does not say: biases of queries, keys and values; norms of heads.
 FAMILIES = {"llama": (False, False), "mistral": (False, False), "qwen2": (True, False), "qwen3": (False, True)}
+ADAMW = AdamW()
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
@@ -151,7 +153,7 @@ def estimate_memory(
     row_tokens: int,
     rows: int,
     lora: LoraConfig | None = None,
-    optimizer: str = "adamw",
+    optimizer: Optimizer = ADAMW,
     copies: int = 0,
     critic: bool = False,
 ) -> MemoryEstimate:
@@ -163,7 +165,7 @@ def estimate_memory(
     size = DTYPE_BYTES[dtype]
     trained = shape.count_adapter(lora) if lora else shape.parameters
     is_low = lora is None and size < FP32  # an adapter is fp32 itself
-    moments = 2 * trained * (1 + critic) - (shape.matrices if optimizer == "muon" else 0)
+    moments = optimizer.count_states(trained, shape.matrices) + critic * ADAMW.count_states(trained, shape.matrices)
     at_once = min(rows, limits.max_rows)
     places = at_once * row_tokens
     if limits.cache_tokens:

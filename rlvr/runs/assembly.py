@@ -96,7 +96,7 @@ class Assembly:
                 "watch sampling/sampling_logp_difference/mean, and use rollout.temperature=1 unless you know better"
             )
         request = replace(self.request, cores=self.core_shares, folder=folder, say=say, warn=warn, fresh=fresh)
-        keep, has_adapter = config.training.max_steps_off_policy + 2, config.model.lora is not None
+        keep, has_adapter = config.training.order.max_lag + 2, config.model.lora is not None
         return config.sampler_options.attach(spec.build(request), has_adapter=has_adapter, keep=keep, warn=warn)
 
     def build_sampler(

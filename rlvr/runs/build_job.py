@@ -16,7 +16,6 @@ from rlvr.runs.assembly import Assembly
 from rlvr.runs.run_folder import prompt_options
 from rlvr.runs.run_tasks import check_completions, fit_prompts
 from rlvr.runs.weights import open_to_teach
-from rlvr.tracking.tracker import mask_settings
 from rlvr.tracking.trackers import Trackers
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.hints import make_hint_writer
@@ -84,17 +83,7 @@ def build_job(assembly: Assembly, folder: Path, say: Callable[[str], None], warn
 def build_trackers(
     config: RunConfig, folder: Path, say: Callable[[str], None], warn: Callable[[str], None]
 ) -> Trackers:
-    settings, recorder = read(folder / SETTINGS), None
-    if config.tracking.store:
-        try:
-            from rlvr.store.run_recorder import RunRecorder
-        except ModuleNotFoundError as error:
-            raise ValueError(f"tracking.store needs {error.name}: pip install 'rlvr[serve]'") from error
-        try:
-            recorder = RunRecorder(config.tracking.store, folder, folder.name, mask_settings(settings), warn)
-        except ValueError as error:
-            raise ValueError(f"tracking.store: {error}") from error
-    return Trackers(config.tracking, folder, folder.name, settings, warn, recorder=recorder, say=say)
+    return Trackers(config.tracking, folder, folder.name, read(folder / SETTINGS), warn, say=say)
 
 
 def build_teacher(assembly: Assembly, tokenizer: Any, say: Callable[[str], None]) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 
 from rlvr.algorithms.capabilities import check_supported
 from rlvr.algorithms.losses.custom import FunctionLoss
+from rlvr.algorithms.optimizers import AdamW
 from rlvr.algorithms.terms.importance import Importance
 from rlvr.clients.custom_loss import try_custom_loss
 from rlvr.clients.registry import resolve_client
@@ -25,7 +26,6 @@ from rlvr.config.build_config import build_config
 from rlvr.config.schema import RunConfig
 from rlvr.config.validate import validate
 from rlvr.core.machine import free_memory
-from rlvr.core.protocols import Feature
 from rlvr.engine.capacity import (
     KNOWN_MODELS,
     ClusterOptions,
@@ -91,7 +91,7 @@ def plan(assembly: Assembly) -> dict[str, str]:
         if config.sft.until and config.sft.until_each:
             goal += f" (of each kind of task {100 * config.sft.until_each:g}%)"
         lines["fine-tuning"] = (
-            f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations{goal}; {config.sft.optimizer}"
+            f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations{goal}; {config.sft.optimizer.chosen}"
         )
     if servers := config.sampler_options.servers:
         importance = algorithm.term(Importance)
@@ -110,14 +110,14 @@ def plan(assembly: Assembly) -> dict[str, str]:
             "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} completions = "
             f"{t.steps * completions:,} completions, at most {tokens:,} tokens"
             f"{f' in {source.max_turns} turns' if source.max_turns > 1 else ''}{waves}{until}",
-            "updates": f"{updates} a step, {t.steps * updates} in all; {t.optimizer}",
+            "updates": f"{updates} a step, {t.steps * updates} in all; {t.optimizer.chosen}",
         }
         if algorithm.advantage.takes_critic:
             kind = (
                 "a second adapter" if config.model.lora or config.client_options.trains_adapters else "a second model"
             )
             alone = f", alone for {t.critic.warmup_steps} steps" if t.critic.warmup_steps else ""
-            lines["critic"] = f"{kind}{alone}; {t.critic.optimizer}"
+            lines["critic"] = f"{kind}{alone}; {t.critic.optimizer.chosen}"
         if tasks := count_tasks(source):
             lines["epochs"] = f"{t.steps * t.prompts_per_step / tasks:.3g} over {tasks:,} training tasks"
     heldout, interim = heldout_split(source, e, has_interim=has_interim(config))
@@ -135,26 +135,29 @@ def _check_optimizers(assembly: Assembly) -> None:
         used |= {"training": config.training}
         used |= {"training.critic": config.training.critic} if assembly.algorithm.advantage.takes_critic else {}
     client = assembly.spec.capabilities
-    muon = [f"{name}.optimizer.name" for name, phase in used.items() if phase.optimizer.name == "muon"]
+    optimizers = {f"{name}.optimizer.name": phase.optimizer.chosen for name, phase in used.items()}
     clipped = [f"{name}.optimizer.grad_clip=0" for name, phase in used.items() if phase.optimizer.grad_clip]
-    instead = " and ".join(f"{key}=adamw" for key in muon)
     if clipped and not client.clips_gradients:
         raise ValueError(
             f"client={config.client.name} does not bound the norm of a gradient; give {' and '.join(clipped)}"
         )
-    if config.training.num_minibatches > 1 and not client.accumulates:
+    if (minibatches := config.training.order.minibatches) > 1 and not client.accumulates:
         raise ValueError(
-            f"training.num_minibatches={config.training.num_minibatches}: client={config.client.name} takes one "
+            f"training.num_minibatches={minibatches}: client={config.client.name} takes one "
             "forward-backward call for each optimizer step; leave it out"
         )
-    if muon and Feature.MUON not in client.features:
+    of_client = {key: one for key, one in optimizers.items() if not client.features.issuperset(one.needs)}
+    of_weights = {key: one for key, one in optimizers.items() if config.model.lora and one.needs_matrices}
+    for wrong in filter(None, (of_client, of_weights)):
+        (key, first), *_ = wrong.items()
+        instead = " and ".join(f"{other}={AdamW.name}" for other in wrong)
+        if wrong is of_client:
+            raise ValueError(
+                f"{key}={first.name} is not supported by client={config.client.name}, which has AdamW; use {instead}"
+            )
         raise ValueError(
-            f"{muon[0]}=muon is not supported by client={config.client.name}, which has AdamW; use {instead}"
-        )
-    if muon and config.model.lora:
-        raise ValueError(
-            f"{muon[0]}=muon with model.lora: Muon is for whole weight matrices, the factors of an adapter are not; "
-            f"use {instead}, or train all weights (leave model.lora out)"
+            f"{key}={first.name} with model.lora: {first.needs_matrices}; use {instead}, or train all weights (leave "
+            "model.lora out)"
         )
 
 
@@ -220,8 +223,8 @@ def describe_memory(config: RunConfig) -> str:
         row_tokens=prompt + (config.rollout.max_tokens or 0),
         rows=training.prompts_per_step * training.group_size,
         lora=model.lora,
-        optimizer=training.optimizer.name,
-        copies=config.algorithm.resolve().needs_reference + bool(training.max_steps_off_policy),
+        optimizer=training.optimizer.chosen,
+        copies=config.algorithm.resolve().needs_reference + bool(training.order.max_lag),
         critic=config.algorithm.resolve().advantage.takes_critic,
     )
     if config.client_options.shares_weights:
@@ -341,11 +344,11 @@ def describe_work(config: RunConfig, cluster: ClusterOptions) -> StepWork:
         longest_completion=longest,
         dtype=dtype,
         lora=config.model.lora,
-        optimizer=training.optimizer.name,
+        optimizer=training.optimizer.chosen,
         epochs=training.ppo_epochs,
         updates=training.ppo_epochs * training.num_substeps,
         references=int(any(term.needs_reference for term in config.algorithm.resolve().terms)),
-        ahead=bool(training.max_steps_off_policy),
+        ahead=bool(training.order.max_lag),
     )
 
 

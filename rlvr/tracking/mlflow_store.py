@@ -4,7 +4,6 @@
 
 The default store is a folder, which `mlflow-skinny` can write without a server or a database. In it a metric is a file,
 and `rl/reward` cannot be a file and a folder at once, so the slashes after the phase's become dots: `rl/reward.min`.
-Exercised by `python -m pytest tests/test_trackers.py`.
 """
 
 from __future__ import annotations
@@ -14,10 +13,20 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvr.tracking.tracker import MetricRow, RunMemory, Status, mask_settings, without_passwords
+from rlvr.core.variants import setting
+from rlvr.tracking.tracker import (
+    MetricRow,
+    RunMemory,
+    Status,
+    TrackedRun,
+    TrackerOptions,
+    mask_settings,
+    without_passwords,
+)
 
 # Only where the user has not said otherwise. Telemetry stays off. MLflow calls its folder store "maintained only" and
 # asks for this word. A server that does not answer may hold up a training step for seconds, not for minutes.
@@ -30,6 +39,21 @@ _ENVIRONMENT = {
 _METRICS, _PARAMS = 1000, 100  # the most that one call may carry
 _LONGEST = 500  # characters of a parameter's value; what is longer is whole in resolved.yaml
 _IN_EVERY_ROW = "time/step"
+
+
+@dataclass(frozen=True)
+class MlflowOptions(TrackerOptions):
+    """MLflow: the store at `uri` (None: a local one, `mlruns` in the run's root), under `experiment`."""
+
+    name = "mlflow"
+    switch = "mlflow"
+
+    uri: str | None = setting(None, flat="mlflow_uri")
+    experiment: str = setting("rlvr", flat="experiment")
+
+    def open(self, run: TrackedRun) -> MlflowStore:
+        uri = self.uri or (run.folder.parent / "mlruns").absolute().as_uri()
+        return MlflowStore(uri, self.experiment, run.name, run.config, run.folder)
 
 
 class MlflowStore:

@@ -3,7 +3,7 @@
     tensorboard --logdir runs/arithmetic/tensorboard
 
 Each phase has a folder, because a resumed phase takes back its own later steps: a new file says from which step on
-everything before it is void. Exercised by `python -m pytest tests/test_trackers.py`.
+everything before it is void.
 """
 
 from __future__ import annotations
@@ -13,9 +13,21 @@ import io
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from rlvr.tracking.tracker import MetricRow, Status
+from rlvr.tracking.tracker import MetricRow, Status, TrackedRun, TrackerOptions
+
+
+@dataclass(frozen=True)
+class TensorBoardOptions(TrackerOptions):
+    """Event files for TensorBoard in the run's folder."""
+
+    name = "tensorboard"
+    switch = "tensorboard"
+
+    def open(self, run: TrackedRun) -> TensorBoardFiles:
+        return TensorBoardFiles(run.folder / "tensorboard")
 
 
 class TensorBoardFiles:

@@ -1,17 +1,18 @@
-"""What a tracker is: one more destination of the metrics of a run."""
+"""What a tracker is: one more destination of the metrics of a run, and its options."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from rlvr.core.files import write_atomic
 from rlvr.core.types import Trajectory
+from rlvr.core.variants import Variant
 
 Status = Literal["FINISHED", "KILLED", "FAILED"]  # MLflow's words
 # Whole words between underscores: `key` and `token` as the last one, so neither `max_tokens` nor `key_points`.
@@ -51,10 +52,45 @@ class Tracker(Protocol):
     def close(self, status: Status) -> None: ...
 
 
+@runtime_checkable
 class Recorder(Tracker, Protocol):
     """A tracker that also gets the completions of each step, before the step's metrics."""
 
     def keep(self, step: int, trajectories: Sequence[Trajectory]) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """The run that a tracker shows. `config` is the content of `resolved.yaml`; trackers show it by `mask_settings`.
+
+    `say` takes where a tracker shows the run, `warn` what went wrong.
+    """
+
+    folder: Path
+    name: str
+    config: Mapping[str, Any]
+    warn: Callable[[str], None] = print
+    say: Callable[[str], None] = lambda text: None
+
+
+@dataclass(frozen=True)
+class TrackerOptions(Variant):
+    """The options of a tracker. A new one is a class with `open` and its entry in `TRACKERS`.
+
+    `switch` is a key of the section `tracking` that asks for it too; the flat keys of its options stand beside that.
+    """
+
+    kind = "tracker"
+    section = "tracking"
+    switch: ClassVar[str] = ""
+
+    @classmethod
+    def place(cls) -> str:
+        return "trackers"
+
+    def open(self, run: TrackedRun) -> Tracker:
+        """The tracker of a run. ValueError for what is not installed or cannot be; it connects to nothing."""
+        raise NotImplementedError
 
 
 class RunMemory:

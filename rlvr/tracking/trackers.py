@@ -6,40 +6,102 @@
         trackers.finish(summary)
 
 `metrics.jsonl` is complete whatever happens: if a tracker fails (disk full, no server), there is one warning, its rows
-wait and are sent again, and training goes on. Exercised by `python -m pytest tests/test_trackers.py`. Left out on
-purpose:
-uploads of weights and pictures.
+wait and are sent again, and training goes on. Left out on purpose: uploads of weights and pictures.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+from rlvr.core.registry import load_path
 from rlvr.core.types import Trajectory
-from rlvr.tracking.tracker import MetricRow, Recorder, Status, Tracker, without_passwords
+from rlvr.core.variants import KWARGS, Section, Variants, make_section, setting
+from rlvr.tracking.mlflow_store import MlflowOptions
+from rlvr.tracking.tensorboard_files import TensorBoardOptions
+from rlvr.tracking.tracker import (
+    MetricRow,
+    Recorder,
+    Status,
+    TrackedRun,
+    Tracker,
+    TrackerOptions,
+    mask_settings,
+    without_passwords,
+)
+from rlvr.tracking.wandb_run import WandbOptions
 
 _FIRST_RETRY, _LAST_RETRY = 30.0, 600.0  # seconds; a failing call may be slow, so the pause grows
 
 
 @dataclass(frozen=True)
-class TrackingOptions:
-    """Trackers beside `metrics.jsonl`.
-
-    `tensorboard` writes event files into the run's folder. `mlflow` logs to the store at `mlflow_uri` (None: a local
-    one, `mlruns` in the run's root) under `experiment`. `wandb` logs to the project `experiment` of Weights & Biases,
-    with `wandb_tags`; the other settings are its own variables (WANDB_ENTITY, WANDB_MODE=offline). `store` is the URL
-    of a database (SQLite, PostgreSQL) that gets the run and all of its completions, to be read and analysed together
-    with those of the service.
+class StoreOptions(TrackerOptions):
+    """The service's store: the database at `url` (SQLite, PostgreSQL) gets the run and all of its completions, to be
+    read and analysed together with those of the service.
     """
 
+    name = "store"
+    switch = "store"
+
+    url: str = setting("", flat="store")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.url:
+            raise ValueError("tracking.store is empty; expected sqlite:///path or postgresql://user@host/database")
+
+    def open(self, run: TrackedRun) -> Recorder:
+        try:
+            recorder = load_path("tracking.store", "rlvr.store.run_recorder:RunRecorder")  # SQL is loaded where needed
+        except ModuleNotFoundError as error:
+            raise ValueError(f"tracking.store needs {error.name}: pip install 'rlvr[serve]'") from error
+        try:
+            return cast(Recorder, recorder(self.url, run.folder, run.name, mask_settings(run.config), run.warn))
+        except ValueError as error:
+            raise ValueError(f"tracking.store: {error}") from error
+
+
+TRACKERS = Variants(
+    "tracker", TrackerOptions, StoreOptions, TensorBoardOptions, MlflowOptions, WandbOptions,
+    or_else="; or a path 'package.module:Class'",
+)  # fmt: skip
+
+
+class TrackerChoice(Section):
+    """An entry of the list of trackers."""
+
+    def __post_init__(self) -> None:
+        for option, value in self.list_others().items():
+            takers = ", ".join(TRACKERS.list_takers(option)) or "a class of your own"
+            raise ValueError(
+                f"tracking.trackers: {option}={value} has no effect: the tracker {self.choose_name()!r} has no "
+                f"{option}, an option of {takers}; leave it out"
+            )
+        _ = self.chosen
+
+
+if TYPE_CHECKING:  # it is made of the trackers that there are
+    TrackerSection = TrackerChoice
+else:
+    TrackerSection = make_section("TrackerSection", TRACKERS, ("name", str, MISSING), KWARGS, base=TrackerChoice)
+
+
+@dataclass(frozen=True)
+class TrackingOptions:
+    """Trackers beside `metrics.jsonl`: `trackers` are their names, or records of a name and options.
+
+    The other keys stand for a tracker too, or for an option of one: `tensorboard=true`, `mlflow=true` with `mlflow_uri`
+    and `experiment`, `wandb=true` with `experiment`, its project, and `wandb_tags`, and `store=URL`.
+    """
+
+    trackers: list[TrackerSection | str] = field(default_factory=list[Any])
     tensorboard: bool = False
     mlflow: bool = False
     mlflow_uri: str | None = None
@@ -49,8 +111,27 @@ class TrackingOptions:
     store: str | None = None
 
     def __post_init__(self) -> None:
-        if self.store == "":
-            raise ValueError("tracking.store is empty; expected sqlite:///path or postgresql://user@host/database")
+        _ = self.chosen
+
+    @cached_property
+    def chosen(self) -> list[TrackerOptions]:
+        """The trackers of a run, with their options."""
+        switched = [one for one in TRACKERS.classes() if one.switch]
+        by_switch = [one for one in switched if getattr(self, one.switch) not in (None, False)]
+        flat = [one(**{name: getattr(self, key) for name, key in one.flat_names().items()}) for one in by_switch]
+        listed = [TrackerSection.of(given).chosen for given in self.trackers]
+        return [*flat, *(one for one in listed if one not in flat)]
+
+    def unread(self) -> dict[str, str]:
+        """Keys that have no effect, and why."""
+        flat = TRACKERS.flat_options()
+        unread: dict[str, str] = {}
+        for key in (one.name for one in fields(self)):
+            switches = [one.switch for one in TRACKERS.classes() if one.name in flat.get(key, ())]
+            if switches and key not in switches and not any(getattr(self, switch) for switch in switches):
+                named = " nor ".join(f"tracking.{switch}" for switch in switches)
+                unread[f"tracking.{key}"] = f"neither {named} is true" if len(switches) > 1 else f"{named} is false"
+        return unread
 
 
 class Trackers:
@@ -64,31 +145,12 @@ class Trackers:
         config: Mapping[str, Any],
         warn: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
-        recorder: Recorder | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`config` is the content of `resolved.yaml`; trackers show it by `mask_settings`.
-
-        `say` takes where a tracker shows the run.
-        `recorder` is what `options.store` asks for (`rlvr.store.run_recorder`).
-        """
-        self._recorder = recorder
-        trackers: list[Tracker] = [recorder] if recorder else []
-        if options.tensorboard:
-            from rlvr.tracking.tensorboard_files import TensorBoardFiles
-
-            trackers.append(TensorBoardFiles(folder / "tensorboard"))
-        if options.mlflow:
-            from rlvr.tracking.mlflow_store import MlflowStore
-
-            uri = options.mlflow_uri or (folder.parent / "mlruns").absolute().as_uri()
-            trackers.append(MlflowStore(uri, options.experiment, run_name, config, folder))
-        if options.wandb:
-            from rlvr.tracking.wandb_run import WandbRun
-
-            is_default = options.experiment == TrackingOptions.experiment
-            project = None if is_default and "WANDB_PROJECT" in os.environ else options.experiment
-            trackers.append(WandbRun(project, run_name, options.wandb_tags, config, folder, say))
+        """`config`, `warn` and `say` are those of `TrackedRun`."""
+        run = TrackedRun(folder, run_name, config, warn, say)
+        trackers = [one.open(run) for one in options.chosen]
+        self._recorders = [tracker for tracker in trackers if isinstance(tracker, Recorder)]
         self._feeds = [_Feed(tracker, warn, clock) for tracker in trackers]
 
     @contextmanager
@@ -123,8 +185,8 @@ class Trackers:
 
     def keep(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Record the completions that a step learned from, before its metrics."""
-        if self._recorder:
-            self._recorder.keep(step, trajectories)
+        for recorder in self._recorders:
+            recorder.keep(step, trajectories)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Log the numbers of `summary.json` as metrics of a phase `summary`: `summary/final/pass@1` and so on."""

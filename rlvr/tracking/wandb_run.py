@@ -6,18 +6,20 @@
 A row of `metrics.jsonl` is a step there, by its number in that file; the charts of a phase have its own steps as their
 axis (`rl/step`). A row whose number is there already is not sent, so steps that are done again after a kill show once.
 W&B cannot read an offline run back: a resumed one writes a new folder, with the same id and every row from the first.
-Exercised by `python -m pytest tests/test_wandb.py`.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlvr.core.variants import setting
 from rlvr.tracking.run_report import comparison_rows
-from rlvr.tracking.tracker import MetricRow, RunMemory, Status, mask_settings
+from rlvr.tracking.tracker import MetricRow, RunMemory, Status, TrackedRun, TrackerOptions, mask_settings
 
 _EXIT_CODES: Mapping[Status, int] = {"FINISHED": 0, "FAILED": 1, "KILLED": 255}
 _SETTINGS: Mapping[str, Any] = {
@@ -29,6 +31,26 @@ _SETTINGS: Mapping[str, Any] = {
     "x_disable_meta": True,  # it has the command line, where a secret may stand
     "save_code": False,
 }
+
+
+@dataclass(frozen=True)
+class WandbOptions(TrackerOptions):
+    """Weights & Biases: a run in `project`, with `tags`.
+
+    If `project` has its default, the variable WANDB_PROJECT counts; the other settings are its own variables
+    (WANDB_ENTITY, WANDB_MODE=offline).
+    """
+
+    name = "wandb"
+    switch = "wandb"
+
+    project: str = setting("rlvr", flat="experiment")
+    tags: tuple[str, ...] = setting((), flat="wandb_tags")
+
+    def open(self, run: TrackedRun) -> WandbRun:
+        is_default = self.project == type(self).project
+        project = None if is_default and "WANDB_PROJECT" in os.environ else self.project
+        return WandbRun(project, run.name, self.tags, run.config, run.folder, run.say)
 
 
 class WandbRun:

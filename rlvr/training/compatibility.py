@@ -12,7 +12,10 @@ from rlvr.algorithms.terms.importance import Importance
 from rlvr.algorithms.terms.overlong import Overlong
 from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import ClientCapabilities
+from rlvr.training.schedules import SCHEDULES
 from rlvr.training.training_options import TrainingOptions
+
+_IN_TURNS = " or ".join(f"schedule={one.name}" for one in SCHEDULES.classes() if not one.samples_ahead)
 
 
 def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: TrainingOptions) -> None:
@@ -77,7 +80,7 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
         )
     _check_sizes(options)
     _check_staleness(algorithm, options)
-    if options.num_minibatches > 1:
+    if options.order.minibatches > 1:
         _check_streaming(algorithm, options)
 
 
@@ -120,8 +123,8 @@ def _check_given(algorithm: Algorithm, options: TrainingOptions) -> None:
             f"algorithm.overlong_buffer={overlong.buffer} lowers the reward of long completions, which can "
             "make a preferred one count as not preferred (leave it out)"
         )
-    if options.order != "sync":
-        wrong.append(f"training.schedule={options.order} samples ahead, and nothing is sampled (use schedule=sync)")
+    if options.order.samples_ahead:
+        wrong.append(f"training.schedule={options.order.name} samples ahead, and nothing is sampled (use {_IN_TURNS})")
     if options.temperature_end is not None:
         wrong.append("training.temperature_end changes how completions are sampled (leave it out)")
     if wrong:
@@ -129,10 +132,10 @@ def _check_given(algorithm: Algorithm, options: TrainingOptions) -> None:
 
 
 def _check_temperatures(params: SamplingParams, options: TrainingOptions) -> None:
-    if options.order != "sync":
+    if options.order.samples_ahead:
         raise ValueError(
-            f"training.temperature_end={options.temperature_end:g} with schedule={options.order}: a batch would hold "
-            "completions of several temperatures; use schedule=sync, or leave it out"
+            f"training.temperature_end={options.temperature_end:g} with schedule={options.order.name}: a batch would "
+            f"hold completions of several temperatures; use {_IN_TURNS}, or leave it out"
         )
     if options.temperature_end == params.temperature:
         raise ValueError(
@@ -153,7 +156,7 @@ def check_temperatures(options: TrainingOptions, client: ClientCapabilities) -> 
 def _check_sizes(options: TrainingOptions) -> None:
     """Check that all optimizer steps of a batch, and all minibatches of one, have the same size."""
     completions = options.prompts_per_step * options.group_size
-    streams = options.num_minibatches > 1
+    streams = (minibatches := options.order.minibatches) > 1
     whole, of = (options.prompts_per_step, "groups") if streams else (completions, "completions")
     if whole % options.num_substeps:
         raise ValueError(
@@ -161,9 +164,9 @@ def _check_sizes(options: TrainingOptions) -> None:
             f"({options.prompts_per_step} prompts x {options.group_size} completions); possible: {_divisors(whole)}"
         )
     substep = whole // options.num_substeps
-    if streams and substep % options.num_minibatches:
+    if streams and substep % minibatches:
         raise ValueError(
-            f"training.num_minibatches={options.num_minibatches} does not divide the {substep} groups of an optimizer "
+            f"training.num_minibatches={minibatches} does not divide the {substep} groups of an optimizer "
             f"step (prompts_per_step={options.prompts_per_step} / num_substeps={options.num_substeps}); "
             f"possible: {_divisors(substep)}"
         )
@@ -176,22 +179,18 @@ def _divisors(total: int) -> str:
 
 
 def _check_staleness(algorithm: Algorithm, options: TrainingOptions) -> None:
-    lag, order = options.max_steps_off_policy, options.order
-    if order == "sync" and (lag or options.num_minibatches > 1):
-        raise ValueError(
-            f"training.schedule=sync samples a batch and then learns from it; max_steps_off_policy={lag} and "
-            f"num_minibatches={options.num_minibatches} need fixed_lag or completion: leave schedule out, or choose one"
-        )
-    if lag and algorithm.loss.has_unbounded_ratio and algorithm.term(Importance) is None:
+    order = options.order
+    options.schedule.check()
+    if (lag := order.max_lag) and algorithm.loss.has_unbounded_ratio and algorithm.term(Importance) is None:
         raise ValueError(
             f"training.max_steps_off_policy={lag} with algorithm.loss={algorithm.loss.name}: on stale completions its "
             "importance weights have no bound; use a loss that clips them (algorithm.name=ppo or cispo), or give "
             "algorithm.importance_cap=2"
         )
-    if options.dynamic_sampling and order != "sync":
+    if options.dynamic_sampling and order.samples_ahead:
         raise ValueError(
             f"training.dynamic_sampling={options.dynamic_sampling} replaces groups once a whole batch is "
-            f"sampled; schedule={order} draws the next prompts before that: leave dynamic_sampling out"
+            f"sampled; schedule={order.name} draws the next prompts before that: leave dynamic_sampling out"
         )
 
 
@@ -224,7 +223,7 @@ def _check_streaming(algorithm: Algorithm, options: TrainingOptions) -> None:
     if algorithm.term(Importance) is not None and options.num_substeps > 1:
         wrong.append("algorithm.importance_cap compares with the policy before the first of the num_substeps")
     if wrong:
-        raise ValueError(f"training.num_minibatches={options.num_minibatches}: {'; '.join(wrong)}")
+        raise ValueError(f"training.num_minibatches={options.order.minibatches}: {'; '.join(wrong)}")
 
 
 def list_advice(algorithm: Algorithm, params: SamplingParams) -> list[str]:

@@ -35,7 +35,7 @@ from rlvr.training.metric_values import get_value
 from rlvr.training.parts import StepBatch
 from rlvr.training.run_checkpoints import RunCheckpoints
 from rlvr.training.run_diagnosis import read_form, stored_groups
-from rlvr.training.schedules import make_schedule
+from rlvr.training.schedules import SyncOptions
 from rlvr.training.sft import sft_step
 from rlvr.training.training_job import TrainingJob, freeze_collector
 
@@ -66,7 +66,8 @@ class TrainingLoop:
             has_interim=bool(job.sft.until or job.evaluation.every),
         )
         self.phases = PHASES[parts.options.mode]
-        self.schedule = make_schedule(job.trainer, journal)
+        schedule = parts.options.order if parts.options.mode == "rlvr" else SyncOptions()  # which samples nothing ahead
+        self.schedule = schedule.make(job.trainer, journal)
         steps = {phase: {"sft": job.sft.steps, "rl": parts.options.steps}.get(phase, 0) for phase in self.phases}
         self.trained = self.phases[-2]  # the phase between the two evaluations
         self.steps_to_train = steps[self.trained]

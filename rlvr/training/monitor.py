@@ -102,7 +102,7 @@ class Monitor:
         difference in log-probs.
         """
         v1, v2 = (metrics.get(f"optim/kl_sample_train_{v}", 0.0) for v in ("v1", "v2"))
-        stale, several = self.options.max_steps_off_policy > 0, self.options.num_substeps > 1
+        stale, several = self.options.order.max_lag > 0, self.options.num_substeps > 1
         has_gap = not stale and metrics.get("sampling/sampling_logp_difference/mean", 0.0) > self.options.gap_warn
         if max(abs(v1), v2) <= KL_SAMPLE_TRAIN or (several and not stale) or has_gap:
             return

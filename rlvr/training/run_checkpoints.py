@@ -26,7 +26,7 @@ from rlvr.training.journal import (
     store_remote_path,
     weights_path,
 )
-from rlvr.training.schedules import Schedule
+from rlvr.training.schedules.base import Schedule
 from rlvr.training.training_job import TrainingJob
 
 REFERENCE = "reference"  # the checkpoint that a KL or a preference loss compares with

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlvr.algorithms.optimizers import OptimizerSection
 from rlvr.core import rng
 from rlvr.core.messages import Datum
 from rlvr.core.protocols import TaskSource, TrainingClient
 from rlvr.core.types import Task
 from rlvr.envs.prompt import encode_prompts, encode_texts
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
-from rlvr.training.training_options import LearningRateSchedule
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,11 @@ class SftOptions:
     until: float = 0.0
     until_each: float = 0.0
     check_every: int = 50
-    optimizer: LearningRateSchedule = field(default_factory=LearningRateSchedule)
+    optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     curriculum: CurriculumOptions = field(default_factory=CurriculumOptions)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", OptimizerSection.of(self.optimizer))
         if self.steps < 0 or self.batch_size < 1:
             raise ValueError(f"sft: steps={self.steps}, batch_size={self.batch_size}; expected >= 0 and >= 1")
         if not 0 <= self.until <= 1 or self.check_every < 1:
@@ -78,7 +79,7 @@ def sft_step(
         for prompt, (tokens, mask) in zip(prompts, completions, strict=True)
     ]
     output = client.forward_backward(data, "cross_entropy").result()
-    adam = options.optimizer.at(step, options.steps)
+    adam = options.optimizer.chosen.at(step, options.steps)
     stepped = client.optim_step(adam).result()
     return {
         "loss": output.metrics["loss:sum"],

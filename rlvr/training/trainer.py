@@ -12,6 +12,7 @@ from typing import Any
 
 from rlvr.algorithms.capabilities import check_supported
 from rlvr.algorithms.critic import ValueCritic
+from rlvr.algorithms.optimizers import Optimizer
 from rlvr.algorithms.update import (
     Passes,
     StreamPlan,
@@ -41,7 +42,6 @@ from rlvr.training.metrics import (
 )
 from rlvr.training.monitor import Monitor
 from rlvr.training.parts import StepBatch, TrainerParts
-from rlvr.training.training_options import LearningRateSchedule
 
 
 class Trainer:
@@ -80,7 +80,7 @@ class Trainer:
             self.parts.client,
             self.parts.algorithm,
             collected.batch,
-            self._adam(step, self.options.optimizer),
+            self._adam(step, self.options.optimizer.chosen),
             self.passes,
             self._update_inputs(step),
             check=lambda first: self._check_gap(step, first.gap, collected.batch),
@@ -89,7 +89,7 @@ class Trainer:
 
     def learn_from(self, step: int, arriving: Iterable[Sequence[Trajectory]]) -> tuple[dict[str, float], StepBatch]:
         """Update from a batch that arrives in parts: part by part with `num_minibatches`, else once it is whole."""
-        if self.options.num_minibatches > 1:
+        if self.options.order.minibatches > 1:
             metrics, collected = self._update_streamed(step, arriving)
             self.accept(step, collected.all)
             return metrics, collected
@@ -103,21 +103,21 @@ class Trainer:
     ) -> tuple[dict[str, float], StepBatch]:
         """`update` from minibatches that are still arriving, and what they were in the end."""
         batch = self.current_batch = list[Trajectory]()
-        o = self.options
+        o, minibatches = self.options, self.options.order.minibatches
 
         def record_parts() -> Iterator[Sequence[Trajectory]]:
             for number, part in enumerate(arriving, 1):
                 batch.extend(part)
-                if number % o.num_minibatches == 0:  # the last one before an optimizer step
+                if number % minibatches == 0:  # the last one before an optimizer step
                     self._check_error_budget(step, TrajectoryBatch(batch))
                 yield part
 
-        stream = StreamPlan(o.num_substeps, o.num_minibatches, o.prompts_per_step * o.group_size // o.num_substeps)
+        stream = StreamPlan(o.num_substeps, minibatches, o.prompts_per_step * o.group_size // o.num_substeps)
         statistics = update_streamed(
             self.parts.client,
             self.parts.algorithm,
             record_parts(),
-            self._adam(step, self.options.optimizer),
+            self._adam(step, self.options.optimizer.chosen),
             stream,
             self._update_inputs(step),
             check=lambda first: self._check_gap(step, first.gap, batch),
@@ -130,12 +130,12 @@ class Trainer:
             return None
         options = self.options.critic
         alone = step < options.warmup_steps
-        return ValueCritic(self.critic, self._adam(step, options.optimizer), options.value_clip, alone)
+        return ValueCritic(self.critic, self._adam(step, options.optimizer.chosen), options.value_clip, alone)
 
-    def _adam(self, step: int, rates: LearningRateSchedule) -> Callable[[int], AdamParams]:
+    def _adam(self, step: int, optimizer: Optimizer) -> Callable[[int], AdamParams]:
         per_step = self.options.ppo_epochs * self.options.num_substeps
         steps = self.options.steps * per_step
-        return lambda number: rates.at(step * per_step + number, steps)
+        return lambda number: optimizer.at(step * per_step + number, steps)
 
     def _update_inputs(self, step: int) -> UpdateInputs:
         return UpdateInputs(

@@ -1,9 +1,8 @@
 """The options of RL training: sizes, limits, the schedule of sampling, and the learning rate.
 
 Three sizes are easily confused. A step's batch is cut into `num_substeps` optimizer steps; each of these may be made of
-`num_minibatches` forward-backward calls, as their groups arrive; and the batch is used `ppo_epochs` times.
-Exercised by `python -m pytest tests/test_compatibility.py`. What these options may not be combined with is in
-`rlvr.training.compatibility`.
+the schedule's `num_minibatches` forward-backward calls, as their groups arrive; and the batch is used `ppo_epochs`
+times. What these options may not be combined with is in `rlvr.training.compatibility`.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from rlvr.core.messages import AdamParams, MuonParams
+from rlvr.algorithms.optimizers import CriticOptimizerSection, OptimizerSection
+from rlvr.training.schedules import ScheduleSection
+from rlvr.training.schedules.schedule_options import ScheduleOptions
 
-SCHEDULES = ("sync", "fixed_lag", "completion")
 CONTROLS = ("none", "random_reward", "equal_rewards")
 LONG_PROMPTS = ("filter", "truncate_left", "error")
 
@@ -32,78 +32,6 @@ def scaled_learning_rate(base: float, base_batch: int, batch: int) -> float:
 
 
 @dataclass(frozen=True)
-class LearningRateSchedule:
-    """An optimizer and its rate over a phase of `steps` steps: linear warm-up, then constant, linear or cosine decay.
-
-    A `warmup_steps` below 1 is a share of the steps, rounded up. The rate decays to `final_rate` x `learning_rate`.
-    `grad_clip` is the largest global norm, 0 for none. `name` is adamw, or muon (all weights of a model in this
-    process): then the matrices inside the model take `matrix_learning_rate` (required), with the same warm-up and
-    decay, and `momentum`; all other weights take AdamW's.
-    """
-
-    learning_rate: float = 1e-5
-    warmup_steps: int | float = 0
-    decay: str = "constant"
-    final_rate: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0
-    name: str = "adamw"
-    matrix_learning_rate: float | None = None
-    momentum: float = 0.95
-
-    def __post_init__(self) -> None:
-        if self.name not in ("adamw", "muon"):
-            raise ValueError(f"name={self.name!r}; expected adamw or muon")
-        if self.decay not in ("constant", "linear", "cosine"):
-            raise ValueError(f"decay={self.decay!r}; expected constant, linear or cosine")
-        if self.name == "muon" and self.matrix_learning_rate is None:
-            raise ValueError("name=muon needs matrix_learning_rate: 0.01 to 0.03 from random weights, else far less")
-        for key in ("learning_rate", "matrix_learning_rate"):
-            value = getattr(self, key)
-            if value is not None and not value > 0:
-                raise ValueError(f"{key}={value}, expected a number above 0")
-        if self.warmup_steps < 0 or (self.warmup_steps > 1 and self.warmup_steps % 1):
-            raise ValueError(f"warmup_steps={self.warmup_steps}, expected a whole number, or a share below 1")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum}, expected 0 to below 1")
-        if not self.eps > 0:
-            raise ValueError(f"eps={self.eps}, expected a number above 0: AdamW divides by it if there is no gradient")
-        if not 0 <= self.final_rate <= 1:
-            raise ValueError(f"final_rate={self.final_rate}, expected 0 to 1 (a share of learning_rate)")
-        if self.decay == "constant" and self.final_rate:
-            raise ValueError(f"final_rate={self.final_rate} has no effect with decay=constant; use linear or cosine")
-
-    def __str__(self) -> str:
-        adam = f"AdamW at {self.learning_rate:g}"
-        return (
-            f"Muon at {self.matrix_learning_rate:g} for matrices, {adam} for the rest" if self.name == "muon" else adam
-        )
-
-    def at(self, step: int, steps: int) -> AdamParams:
-        """The parameters of optimizer step `step` (from 0) of `steps`."""
-        warmup = math.ceil(self.warmup_steps * steps) if self.warmup_steps < 1 else self.warmup_steps
-        share = min(1.0, (step + 1) / (warmup + 1))
-        if step >= warmup and self.decay != "constant":
-            through = (step - warmup) / max(1, steps - warmup)
-            left = 1 - through if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * through))
-            share = self.final_rate + (1 - self.final_rate) * left
-        adam = (share * self.learning_rate, self.beta1, self.beta2, self.eps, self.weight_decay, self.grad_clip)
-        if self.name == "muon" and self.matrix_learning_rate is not None:
-            return MuonParams(*adam, matrix_learning_rate=share * self.matrix_learning_rate, momentum=self.momentum)
-        return AdamParams(*adam)
-
-
-@dataclass(frozen=True)
-class CriticSchedule(LearningRateSchedule):
-    """The same for a critic, whose rate is ten times the policy's default: its head begins at zero."""
-
-    learning_rate: float = 1e-4
-
-
-@dataclass(frozen=True)
 class CriticOptions:
     """The critic of an algorithm with one (`algorithm.advantage=gae`): a second adapter, or a second model.
 
@@ -115,9 +43,10 @@ class CriticOptions:
 
     warmup_steps: int = 0
     value_clip: float | None = 0.2
-    optimizer: CriticSchedule = field(default_factory=CriticSchedule)
+    optimizer: CriticOptimizerSection = field(default_factory=CriticOptimizerSection)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", CriticOptimizerSection.of(self.optimizer))
         if self.warmup_steps < 0:
             raise ValueError(f"training.critic.warmup_steps={self.warmup_steps}, expected at least 0")
         if self.value_clip is not None and not 0 < self.value_clip < math.inf:
@@ -143,13 +72,10 @@ class TrainingOptions:
     `rollout.max_tokens`) is left out of training and evaluation (`long_prompts=filter`), loses its beginning
     (`truncate_left`), or is an error before the run starts (`error`).
 
-    With `num_minibatches` above 1 every optimizer step adds up the gradients of that many forward-backward calls, each
-    made as soon as its groups are sampled. With `max_steps_off_policy` above 0 a completion may be that many steps
-    older than the policy that learns from it, so sampling never waits for training. `schedule` is sync (sample a batch,
-    learn from it), fixed_lag (batch b is sampled by version max(0, b - max_steps_off_policy), in order: a resumed run
-    is the same to the bit) or completion (what is sampled first is learned from first; nothing is older than
-    `max_steps_off_policy`). None means sync if both numbers have their minimum, else fixed_lag. Under completion a
-    group that would become too old is waited for (`stale=pace`) or discarded (`stale=discard`).
+    With a `schedule` that samples ahead a completion may be some steps older than the policy that learns from it, so
+    sampling never waits for training: sync (sample a batch, learn from it), fixed_lag or completion, each with options
+    of its own (`rlvr.training.schedules`). Without a name it is sync, or fixed_lag if `lag` is above 0 or
+    `num_minibatches` above 1.
 
     With `completions=given` nothing is sampled: a group is what its task brings along. For dpo and ipo that is a pair
     of completions (`meta["chosen"]` and `meta["rejected"]`), for kto one with a label (`meta["completion"]` and
@@ -178,11 +104,8 @@ class TrainingOptions:
     group_size: int = 8
     dynamic_sampling: int = 0
     num_substeps: int = 1
-    num_minibatches: int = 1
     ppo_epochs: int = 1
-    max_steps_off_policy: int = 0
-    schedule: str | None = None
-    stale: str = "pace"
+    schedule: ScheduleSection = field(default_factory=ScheduleSection)
     target_kl: float = 0.0
     max_prompt_tokens: int | None = None
     long_prompts: str = "filter"
@@ -196,16 +119,16 @@ class TrainingOptions:
     gap_warn: float = 0.01
     gap_stop: float = 0.1
     error_budget: float = 0.05
-    optimizer: LearningRateSchedule = field(default_factory=LearningRateSchedule)
+    optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     critic: CriticOptions = field(default_factory=CriticOptions)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", OptimizerSection.of(self.optimizer))
+        object.__setattr__(self, "schedule", ScheduleSection.of(self.schedule))
         choices: dict[str, tuple[str | None, ...]] = {
             "mode": ("rlvr", "sft"),
             "completions": ("sampled", "given"),
             "control": CONTROLS,
-            "schedule": (*SCHEDULES, None),
-            "stale": ("pace", "discard"),
             "long_prompts": LONG_PROMPTS,
         }
         for name, known in choices.items():
@@ -218,8 +141,8 @@ class TrainingOptions:
             raise ValueError(f"training.epochs={self.epochs}, expected a number above 0, or null for training.steps")
         if not self.kl_warn > 0:
             raise ValueError(f"training.kl_warn={self.kl_warn}, expected a divergence above 0")
-        least = dict.fromkeys(("steps", "patience", "dynamic_sampling", "max_steps_off_policy"), 0) | dict.fromkeys(
-            ("prompts_per_step", "group_size", "num_substeps", "num_minibatches", "ppo_epochs"), 1
+        least = dict.fromkeys(("steps", "patience", "dynamic_sampling"), 0) | dict.fromkeys(
+            ("prompts_per_step", "group_size", "num_substeps", "ppo_epochs"), 1
         )
         for name, low in least.items():
             if getattr(self, name) < low:
@@ -268,12 +191,11 @@ class TrainingOptions:
         return self.control != "none" or self.has_noise
 
     @property
-    def order(self) -> str:
-        """The schedule in effect: `schedule`, or the one that the other options imply."""
-        streams = self.max_steps_off_policy > 0 or self.num_minibatches > 1
-        return self.schedule or ("fixed_lag" if streams else "sync")
+    def order(self) -> ScheduleOptions:
+        """The schedule in effect: the one that is named, or that its numbers imply."""
+        return self.schedule.chosen
 
     @property
     def slots(self) -> int:
         """The most groups in flight: sampled or being sampled, and not yet learned from."""
-        return self.prompts_per_step * (self.max_steps_off_policy + 1)
+        return self.prompts_per_step * (self.order.max_lag + 1)

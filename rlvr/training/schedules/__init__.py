@@ -1,28 +1,27 @@
 """Schedules: when sampling and training take turns.
 
-A new schedule is a class with the methods of `base.Schedule` in a file here, an entry in `SCHEDULES` below, and its
-name in `rlvr.training.training_options.SCHEDULES`.
+A new schedule is a class with the methods of `base.Schedule` in a file here, and the class of its options in
+`schedule_options.py` with its entry in `SCHEDULES` below.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
 
-from rlvr.training.journal import Journal
-from rlvr.training.schedules.base import Schedule
-from rlvr.training.schedules.completion_order import CompletionOrder
-from rlvr.training.schedules.fixed_lag import FixedLag
-from rlvr.training.schedules.sync import Synchronous
-from rlvr.training.trainer import Trainer
+from typing import TYPE_CHECKING, Optional
 
-__all__ = ["SCHEDULES", "Schedule", "make_schedule"]
+from rlvr.core.variants import Variants, make_section
+from rlvr.training.schedules.schedule_options import (
+    CompletionOptions,
+    FixedLagOptions,
+    ScheduleChoice,
+    ScheduleOptions,
+    SyncOptions,
+)
 
-SCHEDULES: dict[str, Callable[[Trainer, Journal], Schedule]] = {
-    "sync": Synchronous,
-    "fixed_lag": FixedLag,
-    "completion": CompletionOrder,
-}
+SCHEDULES = Variants(
+    "training.schedule", ScheduleOptions, SyncOptions, FixedLagOptions, CompletionOptions, or_else="; or null"
+)
 
-
-def make_schedule(trainer: Trainer, journal: Journal) -> Schedule:
-    """The schedule that `training.schedule` names; supervised learning alone samples nothing and gets `sync`."""
-    name = trainer.options.order if trainer.options.mode == "rlvr" else "sync"
-    return SCHEDULES[name](trainer, journal)
+if TYPE_CHECKING:  # it is made of the schedules that there are
+    ScheduleSection = ScheduleChoice
+else:
+    ScheduleSection = make_section("ScheduleSection", SCHEDULES, ("name", Optional[str], None), base=ScheduleChoice)  # noqa: UP045

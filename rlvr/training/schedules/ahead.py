@@ -137,9 +137,8 @@ class SamplingAhead(Schedule, ABC):
         self.trainer, self.collector, self.options = trainer, trainer.collector, trainer.options
         self.journal = journal
         self.lengths = LengthStatistics()
-        self.num_parts = self.options.num_substeps * self.options.num_minibatches
-        if self.options.num_minibatches == 1:
-            self.num_parts = 1
+        minibatches = self.options.order.minibatches
+        self.num_parts = self.options.num_substeps * minibatches if minibatches > 1 else 1
         self._producer = producer
 
     @abstractmethod

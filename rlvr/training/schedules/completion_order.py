@@ -1,6 +1,6 @@
-"""Completion order: what is sampled first is learned from first, and nothing is older than `max_steps_off_policy`.
+"""Completion order: what is sampled first is learned from first, and nothing is older than `lag` steps.
 
-A group takes one of prompts_per_step x (max_steps_off_policy + 1) slots before it is sampled, by the newest policy, and
+A group takes one of prompts_per_step x (lag + 1) slots before it is sampled, by the newest policy, and
 frees it when it has been learned from. A batch is what has arrived, the oldest version first. A group that would become
 too old is waited for (`stale=pace`: the step begins once no later step would have to exceed the limit), or discarded
 (`stale=discard`). So the time that a completion takes decides when it is learned from: two runs differ, and short
@@ -52,6 +52,7 @@ class CompletionOrder(SamplingAhead):
         self._recorded: dict[tuple[int, int], list[int]] = {}  # (step, part) -> groups, by such an attempt
         self._trained: dict[int, int] = {}  # number -> step, as long as the group is on disk
         self._next_number = 0
+        self._discards = self.options.order.options["stale"] == "discard"
         self._part_size = self.options.prompts_per_step // self.num_parts
 
     def _request(self, step: int) -> float:
@@ -96,9 +97,9 @@ class CompletionOrder(SamplingAhead):
             self._write_arrived_groups(wait=True)
         arrived = sorted(self._on_disk, key=lambda n: self._outstanding[n].version)  # stable: then as they arrived
         chosen = arrived[: self._part_size]
-        oldest = step + 1 - self.options.max_steps_off_policy
+        oldest = step + 1 - self.options.order.max_lag
         discarded: list[int] = []
-        if part + 1 == self.num_parts and self.options.stale == "discard":
+        if part + 1 == self.num_parts and self._discards:
             discarded = [n for n, g in self._outstanding.items() if n not in chosen and g.version < oldest]
         self.journal.write("batch", step=step, part=part, groups=chosen, discarded=discarded)
         for number in discarded:
@@ -119,12 +120,12 @@ class CompletionOrder(SamplingAhead):
         """
         if len(self._on_disk) < self._part_size:
             return False
-        if self.options.stale == "discard":
+        if self._discards:
             return True
         outstanding = [group.version for group in self._outstanding.values()]
         arrived = [self._outstanding[n].version for n in self._on_disk]
         for version in set(outstanding):
-            places = (version + self.options.max_steps_off_policy - step) * self.options.prompts_per_step + places_left
+            places = (version + self.options.order.max_lag - step) * self.options.prompts_per_step + places_left
             need = sum(v <= version for v in outstanding) - places
             if sum(v <= version for v in arrived) < need:
                 return False

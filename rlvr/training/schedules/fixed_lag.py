@@ -1,7 +1,7 @@
-"""A fixed lag: batch b is sampled by version max(0, b - k), k being `training.max_steps_off_policy`.
+"""A fixed lag: batch b is sampled by version max(0, b - k), k being the schedule's `lag`.
 
 Version v is the policy after v steps. Nothing depends on time, so a run that was killed ends with the same bits, and
-with k = 0 and one minibatch it is the synchronous schedule. With `training.num_minibatches` a batch is learned from in
+with k = 0 and one minibatch it is the synchronous schedule. With `num_minibatches` a batch is learned from in
 parts, in the order of its groups. Exercised by `python -m pytest tests/test_fixed_lag.py`.
 """
 
@@ -29,7 +29,7 @@ class FixedLag(SamplingAhead):
 
     def _request(self, step: int) -> float:
         began = time.perf_counter()
-        last = min(step + self.options.max_steps_off_policy, self.options.steps - 1)
+        last = min(step + self.options.order.max_lag, self.options.steps - 1)
         if self._requested <= last:
             sampler = self.collector.current_sampler()
             for number in range(self._requested, last + 1):

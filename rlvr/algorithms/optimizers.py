@@ -1,0 +1,139 @@
+"""Optimizers: what steps the weights once their gradient is there, its rate over a phase, and its options.
+
+A new one is a class of `Optimizer` here and its entry in `OPTIMIZERS`. No torch: the clients compute the steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from rlvr.core.messages import AdamParams, MuonParams
+from rlvr.core.protocols import Feature
+from rlvr.core.variants import Section, Variant, Variants, make_section, setting
+
+DECAYS = ("constant", "linear", "cosine")
+
+
+@dataclass(frozen=True)
+class Optimizer(Variant):
+    """An optimizer and its rate over a phase of `steps` steps: linear warm-up, then constant, linear or cosine decay.
+
+    A `warmup_steps` below 1 is a share of the steps, rounded up. The rate decays to `final_rate` x `learning_rate`.
+    `grad_clip` is the largest global norm, 0 for none.
+    """
+
+    kind = "optimizer"
+
+    title: ClassVar[str] = ""
+    """Its name for people."""
+    needs: ClassVar[tuple[Feature, ...]] = ()
+    """What a client must have for it."""
+    needs_matrices: ClassVar[str] = ""
+    """Why it cannot step an adapter; "" if it can."""
+
+    learning_rate: float = setting(1e-5, low=math.ulp(0.0), expected="a number above 0", may_be_infinite=True)
+    warmup_steps: int | float = setting(0, low=0, expected="a whole number, or a share below 1", may_be_infinite=True)
+    decay: str = setting("constant", choices=DECAYS)
+    final_rate: float = setting(0.0, low=0, high=1, expected="0 to 1 (a share of learning_rate)")
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = setting(
+        1e-8,
+        low=math.ulp(0.0),
+        expected="a number above 0: AdamW divides by it if there is no gradient",
+        may_be_infinite=True,
+    )
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+
+    @classmethod
+    def place(cls) -> str:
+        """Several sections hold one: its keys begin with theirs."""
+        return ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warmup_steps > 1 and self.warmup_steps % 1:
+            raise ValueError(f"warmup_steps={self.warmup_steps}, expected a whole number, or a share below 1")
+        if self.decay == "constant" and self.final_rate:
+            raise ValueError(f"final_rate={self.final_rate} has no effect with decay=constant; use linear or cosine")
+
+    def __str__(self) -> str:
+        return f"{self.title} at {self.learning_rate:g}"
+
+    def at(self, step: int, steps: int) -> AdamParams:
+        """The parameters of optimizer step `step` (from 0) of `steps`."""
+        warmup = math.ceil(self.warmup_steps * steps) if self.warmup_steps < 1 else self.warmup_steps
+        share = min(1.0, (step + 1) / (warmup + 1))
+        if step >= warmup and self.decay != "constant":
+            through = (step - warmup) / max(1, steps - warmup)
+            left = 1 - through if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * through))
+            share = self.final_rate + (1 - self.final_rate) * left
+        adam = AdamParams(
+            share * self.learning_rate, self.beta1, self.beta2, self.eps, self.weight_decay, self.grad_clip
+        )
+        return self.make_params(adam, share)
+
+    def count_states(self, weights: int, matrices: int) -> int:
+        """How many numbers it keeps for that many weights, of which `matrices` are in the matrices inside the model."""
+        return 2 * weights
+
+    def make_params(self, adam: AdamParams, share: float) -> AdamParams:
+        """The parameters of a step, from those of AdamW; `share` of each rate is in effect."""
+        return adam
+
+
+@dataclass(frozen=True)
+class AdamW(Optimizer):
+    """AdamW for all weights."""
+
+    name = "adamw"
+    title = "AdamW"
+
+
+@dataclass(frozen=True)
+class Muon(Optimizer):
+    """Muon for the matrices inside the model, AdamW for all other weights.
+
+    It needs all weights of a model in this process. The matrices take `matrix_learning_rate` (required), with the same
+    warm-up and decay, and `momentum`.
+    """
+
+    name = "muon"
+    title = "Muon"
+    needs = (Feature.MUON,)
+    needs_matrices = "Muon is for whole weight matrices, the factors of an adapter are not"
+
+    matrix_learning_rate: float | None = setting(
+        None, low=math.ulp(0.0), expected="a number above 0", may_be_infinite=True
+    )
+    momentum: float = setting(0.95, low=0, high=math.nextafter(1.0, 0.0), expected="0 to below 1")
+
+    def __post_init__(self) -> None:
+        if self.matrix_learning_rate is None:
+            raise ValueError("name=muon needs matrix_learning_rate: 0.01 to 0.03 from random weights, else far less")
+        super().__post_init__()
+
+    def __str__(self) -> str:
+        return f"Muon at {self.matrix_learning_rate:g} for matrices, AdamW at {self.learning_rate:g} for the rest"
+
+    def count_states(self, weights: int, matrices: int) -> int:
+        return 2 * weights - matrices
+
+    def make_params(self, adam: AdamParams, share: float) -> AdamParams:
+        assert self.matrix_learning_rate is not None
+        rate = share * self.matrix_learning_rate
+        return MuonParams(**vars(adam), matrix_learning_rate=rate, momentum=self.momentum)
+
+
+OPTIMIZERS = Variants("name", Optimizer, AdamW, Muon)
+
+if TYPE_CHECKING:  # they are made of the optimizers that there are
+    OptimizerSection = CriticOptimizerSection = Section
+else:
+    _NAME = ("name", str, AdamW.name)
+    OptimizerSection = make_section("OptimizerSection", OPTIMIZERS, _NAME)
+    # The rate of a critic is ten times the policy's default: its head begins at zero.
+    CriticOptimizerSection = make_section("CriticOptimizerSection", OPTIMIZERS, _NAME, defaults={"learning_rate": 1e-4})
