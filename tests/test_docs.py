@@ -297,6 +297,26 @@ def test_each_listed_choice_of_a_key_is_accepted_and_another_word_is_not(key: st
     assert known - ({"pass_rate"} if key == "sft.curriculum.by" else set()) == set(words), "none is left out"
 
 
+FIXED = ("custom_loss_quickstart.md", "loss-functions.md", "dev/baseline.md")  # pages elsewhere link to them there
+SECTIONS = {"Development": "dev"}  # folders that are not the section's name in small letters
+
+
+def test_a_section_of_the_navigation_is_a_folder() -> None:
+    """Also: the index has at most sixteen lines of what to read, a user's own data first, and pages are few."""
+    lines = re.findall(r"^(  +)- (.*?): ?(\S*\.md)?$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
+    section = ""
+    shown: list[str] = []
+    for indent, title, page in lines:
+        section = section if len(indent) > 2 else SECTIONS.get(title, title.lower())
+        if page:
+            shown.append(page)
+            assert page in (*FIXED, "index.md", "api/rlvr.md") or page.startswith(f"{section}/"), page
+    assert len(shown) == len(set(shown)) <= 45
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    rows = [row for row in re.findall(r"^\| (.*) \|$", index.partition("## Try it")[0], re.M) if ".md)" in row]
+    assert len(rows) <= 16 and "your-own-data.md" in rows[0]
+
+
 # ---- the site
 
 
