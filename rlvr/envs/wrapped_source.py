@@ -1,7 +1,7 @@
 """Task sources around another one: `WrappedSource` changes some members, `NestedSource` has episodes of its own.
 
-Prompts as the model reads them (`prompted_source`) and prompts that fit (`long_prompts`) are of the first kind; `refine`
-and `tools` are of the second.
+Prompts as the model reads them (`prompted_source`) and prompts that fit (`long_prompts`) are of the first kind;
+`refine` and `tools` are of the second.
 """
 
 from __future__ import annotations
