@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlvr.cli.user_messages import announce_if_slow, mask_secrets, print_message
+from rlvr.core.weights_place import CHECKPOINTS
 
 if TYPE_CHECKING:
     from rlvr.config import LoadedConfig
@@ -119,7 +120,7 @@ def train(
                 close_client(job.parts.client)
             console.table(summary)
             if (best := summary.get("best")) and best["step"] < summary["steps"] and summary["report"] == "last":
-                rate, place = best["pass_rate"]["value"], folder / "checkpoints" / best["checkpoint"]
+                rate, place = best["pass_rate"]["value"], folder / CHECKPOINTS / best["checkpoint"]
                 console.note(
                     f"best interim evaluation: {100 * rate:.1f}% of {best['tasks']} tasks after step {best['step']}, "
                     f"weights in {place}"

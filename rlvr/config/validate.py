@@ -3,8 +3,6 @@
 The schema consists of the dataclasses of the lower layers, with their defaults. Values keep their type: "3" is not a
 number and 1 is not a truth value; the exceptions are
 integers where a float is wanted, and text such as `1e-5`, which YAML 1.1 does not read as a number.
-
-Exercised by `python -m pytest tests/test_config.py`.
 """
 
 from __future__ import annotations
@@ -15,18 +13,36 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
 from pydantic import TypeAdapter, ValidationError
 
+from rlvr.config import compose
 from rlvr.config.choices import FLAT
 from rlvr.config.compose import CLI
 from rlvr.config.interpolate import mask_secrets
 
 T = TypeVar("T")
 _FLOAT = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?\.?(inf|nan)", re.IGNORECASE)
+
+
+def load_settings(
+    schema: type[T],
+    words: Sequence[str],
+    file: Path | None = None,
+    defaults: Mapping[str, Mapping[str, Any]] | None = None,
+) -> T:
+    """Settings beside those of a run: `key=value` words over a YAML file over the `defaults` of its sections over those
+    of the `schema`; ValueError names every wrong one."""
+    loaded = compose.load(None, None if file is None else str(file), words)
+    for section, given in (defaults or {}).items():
+        held = loaded.values.get(section)
+        if held is None or isinstance(held, dict):
+            loaded.values[section] = {**given, **(held or {})}
+    return validate(loaded.values, schema, loaded.origin, loaded.typed)
 
 
 def validate(

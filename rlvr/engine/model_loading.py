@@ -13,6 +13,7 @@ from rlvr.core import rng
 from rlvr.core.error_text import first_line
 from rlvr.core.hub_status import describe_hub, reads_cache_only
 from rlvr.core.machine import describe_processor
+from rlvr.core.weights_place import is_model
 from rlvr.engine.gguf_files import describe_origin, open_gguf, read_origin
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.model_probe import probe
@@ -136,7 +137,7 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
     where = pick_device(device)
     name = open_gguf(name)
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
-    if looks_local and not (Path(name).expanduser() / "config.json").exists():
+    if looks_local and not is_model(Path(name).expanduser()):
         raise ValueError(f"model.name={name!r}: no such model folder (no config.json there)")
     source = str(Path(name).expanduser()) if Path(name).expanduser().exists() else name
     cache_only = reads_cache_only(source)

@@ -18,6 +18,7 @@ from rlvr.core.types import Task
 from rlvr.envs.chat_template import has_template, render_chat
 from rlvr.envs.prompt import encode_prompt, encode_texts
 from rlvr.envs.turns import join_turns
+from rlvr.envs.wrapped_source import WrappedSource
 
 _MANY = 20_000  # texts whose tokens take a while to count
 _BATCH = 4096
@@ -154,17 +155,7 @@ def _about(id: str, length: int, limit: int, key: str) -> str:
     )
 
 
-class _WrappedSource:
-    """A source of which some members are changed; everything else is that of `source`."""
-
-    def __init__(self, source: TaskSource) -> None:
-        self._source = source
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-
-class FittingSource(_WrappedSource):
+class FittingSource(WrappedSource):
     """A source of generated tasks that draws each again until its prompt fits."""
 
     def __init__(
@@ -176,7 +167,7 @@ class FittingSource(_WrappedSource):
 
     def train(self, seed: int, index: int, level: str) -> Task:
         for draw in range(_DRAWS):
-            task = self._source.train(rng.key("fitting", seed, draw) if draw else seed, index, level)
+            task = self.inner.train(rng.key("fitting", seed, draw) if draw else seed, index, level)
             length = len(encode_prompt(task, self._tokenizer))  # kept there for the episode
             if length <= self._limit:
                 return task
@@ -188,7 +179,7 @@ class FittingSource(_WrappedSource):
         )
 
     def heldout(self, count: int | None) -> list[Task]:
-        tasks = self._source.heldout(count)
+        tasks = self.inner.heldout(count)
         fitting = self._fit(tasks)
         if not self._counted:
             self._counted, kept = True, {task.id for task in fitting}
@@ -197,7 +188,7 @@ class FittingSource(_WrappedSource):
         return fitting
 
     def extra_heldout(self, count: int) -> dict[str, list[Task]]:
-        return {name: self._fit(tasks) for name, tasks in self._source.extra_heldout(count).items()}
+        return {name: self._fit(tasks) for name, tasks in self.inner.extra_heldout(count).items()}
 
     def _fit(self, tasks: list[Task]) -> list[Task]:
         long = find_long(tasks, self._tokenizer, self._limit)
@@ -206,7 +197,7 @@ class FittingSource(_WrappedSource):
         return [task for task in tasks if task.id not in long]
 
 
-class TruncatedSource(_WrappedSource):
+class TruncatedSource(WrappedSource):
     """A source whose episodes show the last `prompt_limit` tokens of a prompt."""
 
     def __init__(self, source: TaskSource, limit: int) -> None:
@@ -214,7 +205,7 @@ class TruncatedSource(_WrappedSource):
         self.prompt_limit = limit
 
     def env(self, task: Task, tokenizer: Any) -> Env:
-        return TruncatedEnv(self._source.env(task, tokenizer), self.prompt_limit)
+        return TruncatedEnv(self.inner.env(task, tokenizer), self.prompt_limit)
 
 
 class TruncatedEnv:

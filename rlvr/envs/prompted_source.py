@@ -18,33 +18,32 @@ from rlvr.core.types import Task
 from rlvr.envs.chat_template import has_template, list_variables, render_chat, thinking_arguments
 from rlvr.envs.prompt import PromptExample, PromptOptions, PromptWriter, build_turns, encode_prompt
 from rlvr.envs.turns import join_turns
+from rlvr.envs.wrapped_source import WrappedSource
 
 _FAR = 1_000_003  # a prime: also a source that takes its tasks in a circle has another one so far on
 _TRIES = 100
 
 
-class PromptedSource:
-    """A task source whose tasks have a `Task.shown_prompt`; everything else is that of `source`."""
+class PromptedSource(WrappedSource):
+    """A task source whose tasks have a `Task.shown_prompt`; everything else is that of `inner`."""
 
     def __init__(self, source: TaskSource, writer: PromptWriter) -> None:
-        self._source, self.writer = source, writer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
+        super().__init__(source)
+        self.writer = writer
 
     def train(self, seed: int, index: int, level: str) -> Task:
         """The source's task; if that is one of the examples, a task far on: its answer would be in its own prompt."""
         for attempt in range(_TRIES):
-            task = self._source.train(seed, index + attempt * _FAR, level)
+            task = self.inner.train(seed, index + attempt * _FAR, level)
             if not self._is_example(task):
-                return write_prompt(self._source, self.writer, task)
+                return write_prompt(self.inner, self.writer, task)
         raise ValueError(f"prompt.examples: all training tasks of level {level!r} are examples; give fewer")
 
     def heldout(self, count: int | None) -> list[Task]:
-        return self._write(self._source.heldout(count))
+        return self._write(self.inner.heldout(count))
 
     def extra_heldout(self, count: int) -> dict[str, list[Task]]:
-        return {name: self._write(tasks) for name, tasks in self._source.extra_heldout(count).items()}
+        return {name: self._write(tasks) for name, tasks in self.inner.extra_heldout(count).items()}
 
     def _write(self, heldout: list[Task]) -> list[Task]:
         for task in heldout:
@@ -53,13 +52,13 @@ class PromptedSource:
                     f"prompt.examples: an example is the held-out task {task.id!r}, whose answer would be in its own "
                     "prompt; give another example"
                 )
-        return [write_prompt(self._source, self.writer, task) for task in heldout]
+        return [write_prompt(self.inner, self.writer, task) for task in heldout]
 
     def _is_example(self, task: Task) -> bool:
         if not self.writer.examples:
             return False
-        shown = write_prompt(self._source, PromptWriter(self.writer.is_chat), task)
-        asked = build_turns(self._source.example_prompt(shown))
+        shown = write_prompt(self.inner, PromptWriter(self.writer.is_chat), task)
+        asked = build_turns(self.inner.example_prompt(shown))
         return any(asked == build_turns(example.prompt) for example in self.writer.examples)
 
 

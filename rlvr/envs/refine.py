@@ -36,7 +36,7 @@ from rlvr.envs.critics import Attempt, BlendCritic, BlendJudge, Critic, feedback
 from rlvr.envs.prompt import encode_prompt, special_token_texts
 from rlvr.envs.registry import register_environment
 from rlvr.envs.turns import decode_turn, encode_between, has_room, render_between
-from rlvr.envs.wrapped_source import WrappedSource
+from rlvr.envs.wrapped_source import NestedSource
 from rlvr.reward import register_reward
 from rlvr.reward.blend import Blend
 from rlvr.reward.feedback import strip_special
@@ -150,7 +150,7 @@ _PLACEHOLDER = re.compile(r"\{(\w*)\}")
 
 
 @register_environment("refine")
-class RefineSource(WrappedSource):
+class RefineSource(NestedSource):
     """The tasks of the environment `inner`, made with `inner_kwargs`, in episodes of up to `max_turns` attempts.
 
     `verifiers` are names, or {name, weight, kwargs} as in the reward `composite`; by default the inner environment's

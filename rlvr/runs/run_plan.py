@@ -24,7 +24,7 @@ from rlvr.clients.registry import resolve_client
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.config.schema import RunConfig
-from rlvr.config.validate import validate
+from rlvr.config.validate import load_settings
 from rlvr.core.machine import free_memory
 from rlvr.engine.capacity import (
     KNOWN_MODELS,
@@ -280,8 +280,7 @@ def read_words(
     """Read the arguments: `cluster.KEY=VALUE` for the cluster, the others as settings of a run for `rlvr train`."""
     ours = [word for word in words if word.startswith("cluster.")]
     others = [word for word in words if word not in ours]
-    loaded = load(None, None, ours)
-    options = validate(loaded.values, PlanOptions, loaded.origin, loaded.typed)
+    options = load_settings(PlanOptions, ours)
     if config_name is None and config is None and not any(word.startswith("env") for word in others):
         others.append("env.name=dataset")  # a run has tasks; which ones says nothing about its capacity
     run = build_config(load(config_name, config, others), warn)

@@ -11,6 +11,7 @@ from rlvr.config import difference, read
 from rlvr.config.build_config import add_defaults
 from rlvr.core.machine import describe_machine
 from rlvr.core.types import mean
+from rlvr.core.weights_place import SETTINGS
 from rlvr.runs.run_folder import CONNECTION_KEYS
 from rlvr.study.run_log import read_failure
 from rlvr.study.seed_statistics import compare_pairs, spread
@@ -117,7 +118,7 @@ def _read_entropy(rows: Sequence[Mapping[str, Any]]) -> float | None:
 
 def find_changes(plan: StudyPlan, run: StudyRun) -> list[str]:
     """The keys in which a run's own config differs from its variant's: a config file may change while a study runs."""
-    stored = add_defaults(read(plan.folder / run.name / "resolved.yaml"))
+    stored = add_defaults(read(plan.folder / run.name / SETTINGS))
     expected = run.variant.config
     if start := plan.find_start(run.seed):
         expected = {**expected, "model": {**expected["model"], "start_from": start}}

@@ -61,11 +61,6 @@ def load_settings(words: Sequence[str], file: Path | None = None) -> ServerSetti
     """The settings of `key=value` words and a YAML file, which they override; ValueError names every wrong one."""
     if not words and file is None:
         return ServerSettings()
-    from rlvr.config.compose import load
-    from rlvr.config.validate import validate
+    from rlvr.config.validate import load_settings as load_sections
 
-    loaded = load(None, None if file is None else str(file), words)
-    engine = loaded.values.get("engine")
-    if engine is None or isinstance(engine, dict):
-        loaded.values["engine"] = {"one_request": ONE_REQUEST, **(engine or {})}
-    return validate(loaded.values, ServerSettings, loaded.origin)
+    return load_sections(ServerSettings, words, file, {"engine": {"one_request": ONE_REQUEST}})

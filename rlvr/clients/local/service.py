@@ -15,6 +15,7 @@ from typing import Any
 from rlvr.clients.local.clients import LocalSamplingClient, LocalTrainingClient, make_async
 from rlvr.clients.local.types import GetServerCapabilitiesResponse, SupportedModel
 from rlvr.core.files import find_damage, read_json
+from rlvr.core.weights_place import ADAPTER_CONFIG
 from rlvr.engine.checkpoint import PEFT_PREFIX, load_policy
 from rlvr.engine.engine import Engine
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
@@ -139,9 +140,9 @@ def _base_of(folder: Path) -> str:
     """The base model of a saved adapter."""
     if wrong := find_damage(folder):
         raise ValueError(f"no whole checkpoint at {folder}: {wrong}; {_CURE}")
-    config = read_json(folder / "adapter_config.json", "the config of an adapter", _CURE)
+    config = read_json(folder / ADAPTER_CONFIG, "the config of an adapter", _CURE)
     if not isinstance(name := config.get("base_model_name_or_path"), str):
-        raise ValueError(f"{folder / 'adapter_config.json'} names no base model; give base_model=")
+        raise ValueError(f"{folder / ADAPTER_CONFIG} names no base model; give base_model=")
     return name
 
 
@@ -149,7 +150,7 @@ def _lora_of(folder: Path) -> LoraConfig:
     """Rank, scale and adapted layers of a saved adapter."""
     from safetensors import SafetensorError, safe_open
 
-    config: dict[str, Any] = read_json(folder / "adapter_config.json", "the config of an adapter", _CURE)
+    config: dict[str, Any] = read_json(folder / ADAPTER_CONFIG, "the config of an adapter", _CURE)
     try:
         with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
             names = [str(key).removeprefix(PEFT_PREFIX) for key in file.keys()]  # noqa: SIM118 (no mapping)

@@ -21,7 +21,7 @@ from rlvr.envs.tools.builtin_tools import TOOL_FORMS, resolve_tools
 from rlvr.envs.tools.environment_class import EnvironmentClass
 from rlvr.envs.tools.tool import Toolbox
 from rlvr.envs.tools.tool_env import ToolBudget, ToolEnv
-from rlvr.envs.wrapped_source import WrappedSource
+from rlvr.envs.wrapped_source import NestedSource
 
 _PROBE = "\u2063result\u2063"
 
@@ -44,7 +44,7 @@ def find_call_format(tokenizer: Any, toolbox: Toolbox) -> ToolCallFormat:
 
 
 @register_environment("tools")
-class ToolSource(WrappedSource):
+class ToolSource(NestedSource):
     """The tasks of the environment `inner`, made with `inner_kwargs`; its reward judges the last turn.
 
     `tools` are names (`python`, `search`, `mcp`), paths `package.module:function`, or {name, kwargs}; by default
