@@ -7,11 +7,12 @@ Standard library only. Exercised by `python -m pytest tests/test_sandbox_rpc.py 
 
 from __future__ import annotations
 
-from functools import cmp_to_key
+from functools import cmp_to_key, partial
 from operator import attrgetter, itemgetter, methodcaller
-from types import BuiltinMethodType, FunctionType
+from types import BuiltinFunctionType, BuiltinMethodType, FunctionType
 from typing import Any
 
+from rlvr.sandbox.operators import BINARY, COMPARISONS
 from rlvr.sandbox.remote import library_path
 
 REVEALING = {"sub", "truediv", "floordiv", "mod", "and_", "or_", "xor", "lshift", "rshift"}
@@ -29,6 +30,9 @@ JUDGES = {
     "match", "fullmatch", "search", "fnmatch", "fnmatchcase",
     "isclose", "eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not", "contains", "countOf", "indexOf",
     "compare_digest", "SequenceMatcher", "get_close_matches",
+}  # fmt: skip
+OF_OPERATORS = {
+    *BINARY, *COMPARISONS, "is_", "is_not", "not_", "truth", "contains", "countOf", "indexOf",
 }  # fmt: skip
 WHOLE = {
     "max", "min", "sorted", "sum", "list", "tuple", "set", "frozenset", "dict", "Counter", "reduce", "deque", "join",
@@ -56,6 +60,19 @@ KEY_WRAPPER = type(cmp_to_key(lambda left, right: 0))
 GETTERS = (attrgetter, itemgetter, methodcaller)
 IDENTITY = {"heappush", "heappop", "heapify", "heappushpop", "heapreplace", "insort", "insort_left", "insort_right",
             "shuffle", "copy", "deepcopy", "setattr", "delattr", "next", "iter", "id"}  # fmt: skip
+
+
+def is_operator(value: Any) -> bool:
+    """Whether it is a function of the module `operator` that compares, or stands for an operator with two operands."""
+    is_one = type(value) is BuiltinFunctionType and getattr(value, "__module__", "") == "_operator"
+    return is_one and value.__name__ in OF_OPERATORS
+
+
+def judges(value: Any) -> bool:
+    """Whether it is a function that compares as `operator.eq` does, or what `partial` makes of one."""
+    if type(value) is partial:
+        return judges(value.func)
+    return is_operator(value) and value.__name__ in JUDGES
 
 
 def executes(value: Any) -> bool:

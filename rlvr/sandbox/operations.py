@@ -23,7 +23,7 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from functools import cmp_to_key, partial
+from functools import cache, cmp_to_key, partial
 from io import StringIO
 from operator import attrgetter, methodcaller
 from pathlib import PurePosixPath
@@ -47,6 +47,8 @@ from rlvr.sandbox.function_kinds import (
     STRUCTURAL,
     WHOLE,
     executes,
+    is_operator,
+    judges,
 )
 from rlvr.sandbox.operators import COMPARISONS, OPERATORS, in_place
 from rlvr.sandbox.order_questions import OrderQuestions
@@ -384,7 +386,15 @@ class Operations:
             return None
         return places[0]
 
-    def call(self, function: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
+    def call(
+        self,
+        function: Any,
+        args: tuple[Any, ...],
+        words: dict[str, Any],
+        other: Callable[[int], Any] | None = None,
+        side: str = "",
+    ) -> Any:
+        """`function(*args, **words)`. `other`, `side`: as in `compare`, if the function may be one that compares."""
         if type(function) is Remote:
             return self.link.call(function, args, words)
         kind: Any = type(function)
@@ -397,10 +407,12 @@ class Operations:
         if (kind is type and function.__module__ == TEST) or kind.__module__ == TEST:
             return function(*args, **words)
         if kind is partial:
-            return self.call(function.func, (*function.args, *args), {**function.keywords, **words})
+            return self.call(function.func, (*function.args, *args), {**function.keywords, **words}, other, side)
         name = getattr(function, "__name__", "")
+        if is_operator(function) and find_remotes(list(args)):
+            return self.operate(name, args, other, side)
         if function is map or function is filter:
-            return self.lazily(function, *args)
+            return self.lazily(function, args[0], *args[1:], other=other, side=side)
         if name in ("zip", "enumerate") and find_remotes(list(args)):
             return function(*args, **words)  # which iterate over a reference as a loop does
         if function is len and args and type(args[0]) is Remote:
@@ -415,6 +427,12 @@ class Operations:
             return function(*args, **{**words, "key": self.sort_key(words["key"])})
         if name in WHOLE and any(type(one) is GeneratorType for one in args):
             args = tuple(list(one) if type(one) is GeneratorType else one for one in args)
+        judged = any(map(judges, [*args, *words.values()]))
+        if judged and function is partial:
+            return partial(*args, **words)
+        if judged:  # `starmap(operator.eq, pairs)`: each pair is compared here
+            args = tuple(self.make_local(one) if judges(one) else one for one in args)
+            words = {key: self.make_local(one) if judges(one) else one for key, one in words.items()}
         remotes = find_remotes([list(args), words])
         if name in CAPTURING:
             return self.expect(function, name, args, words)
@@ -454,16 +472,37 @@ class Operations:
         if path == "math:isclose":  # which takes the number of an object, as every function of `math` does
             args = tuple(map(self.link.to_number, args))
             remotes = find_remotes([*args, *words.values()])
-        judged = any(getattr(one, "__module__", "") == "_operator" and one.__name__ in JUDGES for one in args)
         if name in JUDGES and all(self.link.data(one)[0] for one in remotes):
             return function(*map(self.localize, args), **{key: self.localize(one) for key, one in words.items()})
-        judged |= name in JUDGES
         reveals = not self.uses_objects and name not in STRUCTURAL | IDENTITY and has_data([*args, *words.values()])
-        if path and not judged and not reveals:
+        if path and not (judged or name in JUDGES or reveals):
             return self.link.call_library(path, args, words)
-        if path and not all(self.link.data(one)[0] or self.is_callable(one) for one in remotes):
+        if path and not judged and not all(self.link.data(one)[0] or self.is_callable(one) for one in remotes):
             raise self.refuse(*remotes)
         return self.call_here(function, args, words)
+
+    def make_local(self, function: Any) -> Any:
+        """A function of the test that calls another one as the test's text does."""
+
+        def called(*args: Any, **words: Any) -> Any:
+            return self.call(function, args, words)
+
+        called.__module__ = TEST
+        return called
+
+    def operate(
+        self, name: str, args: tuple[Any, ...], other: Callable[[int], Any] | None, side: str
+    ) -> Any:
+        """A function of the module `operator` on objects of the answer: what its operator does in the test's text."""
+        if name in (*COMPARISONS, "is_", "is_not"):
+            return self.compare(name, *args, other, side)
+        if name in ("not_", "truth"):
+            return bool(args[0]) is (name == "truth")
+        if name == "contains":
+            return self.contains(*args)
+        if name in ("countOf", "indexOf"):
+            return self.search(list(self.iterate(args[0])), name.removesuffix("Of"), args[1])
+        return self.binary(name, *args)
 
     def call_here(self, function: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
         """Call what must not run beside the answer: `random.Random(0).choice(xs)`, a library's function that judges.
@@ -572,10 +611,14 @@ class Operations:
             and name not in NATIVE_LOCALLY_FINE
         )
 
-    def lazily(self, function: Any, first: Any, *iterables: Any) -> Iterator[Any]:
+    def lazily(
+        self, function: Any, first: Any, *iterables: Any, other: Callable[[int], Any] | None = None, side: str = ""
+    ) -> Iterator[Any]:
         """`map` and `filter`, with the items computed here: the answer cannot end them early."""
-        for items in zip(*(self.iterate(one) for one in iterables), strict=False):
-            value = self.call(first, items, {}) if first is not None else items[0]
+        others = cache(lambda k: list(self.iterate(other(k)))) if other else None
+        for place, items in enumerate(zip(*(self.iterate(one) for one in iterables), strict=False)):
+            part = (lambda k, place=place: others(k)[place]) if others else None
+            value = self.call(first, items, {}, part, side) if first is not None else items[0]
             if function is map:
                 yield value
             elif value:
