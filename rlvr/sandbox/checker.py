@@ -223,7 +223,7 @@ class CheckerRun:
         if plan.makes_files and not has_folder():
             raise BadTest("the tests make files, and this tier has no folder for them; use the tier namespaces")
         link = Link(self.channel, MODULES if forked else LIGHT_MODULES)
-        operations = Operations(link, plan.uses_objects, plan.captures_output)
+        operations = Operations(link, plan.uses_objects, plan.captures_output, not plan.reads_attributes)
         names: dict[str, Any] = {"__builtins__": Names(link), "__name__": TEST, **SUPPLIED, OPERATIONS: operations}
         self.link, self.names = link, names
         try:

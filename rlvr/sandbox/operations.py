@@ -58,10 +58,13 @@ from rlvr.sandbox.value_flow import CAPTURING, DISPATCHING
 
 
 class Operations:
-    """The operations of a test. `uses_objects`: by its own text, the test works with objects of the answer."""
+    """The operations of a test. `uses_objects`: by its own text, the test works with objects of the answer.
 
-    def __init__(self, link: Link, uses_objects: bool, captures: bool = False) -> None:
-        self.link, self.uses_objects, self.captures = link, uses_objects, captures
+    `asks_back`: of two objects it may also ask for the order the other way round, which the test cannot notice.
+    """
+
+    def __init__(self, link: Link, uses_objects: bool, captures: bool = False, asks_back: bool = True) -> None:
+        self.link, self.uses_objects, self.captures, self.asks_back = link, uses_objects, captures, asks_back
         self.orders = OrderQuestions()
 
     # Names and definitions
@@ -215,7 +218,7 @@ class Operations:
         if not both and not self.uses_objects:
             raise self.refuse(left, right)
         if name not in ("eq", "ne"):
-            return self.ask(name, left, right) if both else self.orders.ask(self, name, left, right)
+            return (self.orders.of_two if both else self.orders.ask)(self, name, left, right)
         if type(left) is type(right) and type(left) in (list, tuple, dict):
             return self.is_equal_by_parts(left, right, other, side) is (name == "eq")
         if not both:

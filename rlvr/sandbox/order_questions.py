@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from rlvr.sandbox.counter_values import COLLISIONS, WINDOW, far_values, shuffle_range, vary
@@ -52,6 +53,15 @@ class OrderQuestions:
         if result is True and below and above and max(above) > min(below):
             raise operations.link.fail("opaque", "an object of the answer is both above and below the same values")
         return result
+
+    def of_two(self, operations: Any, name: str, left: Any, right: Any) -> Any:
+        """`left < right` of two objects of the answer, which must not hold the other way round too."""
+        says = operations.ask(name, left, right)
+        if says is True and name in ("lt", "gt") and operations.asks_back:
+            with suppress(Exception):
+                if operations.ask(name, right, left) is True:
+                    raise operations.link.fail("opaque", "two objects of the answer are each below the other")
+        return says
 
     def contains(self, operations: Any, container: Any, item: Any) -> bool:
         """`item in container` for an object that must not hold every item of the kind."""

@@ -412,6 +412,12 @@ def has_assertion(node: ast.AST) -> bool:
     return False
 
 
+def reads_attributes(trees: list[ast.Module], tainted: set[str]) -> bool:
+    """Whether tests read attributes or call methods of the answer's objects, which could count what they are asked."""
+    attributes = (node for tree in trees for node in nodes(tree) if isinstance(node, ast.Attribute))
+    return any(node.attr not in OF_DATA and used_names(node.value) & tainted for node in attributes)
+
+
 def works_with_objects(trees: list[ast.Module], free: set[str], tainted: set[str]) -> bool:
     """Whether tests use objects of the answer by their own text: attributes and methods, contexts, classes.
 
