@@ -5,7 +5,7 @@ an expression over plain data without side effects. All other tests are `Stateme
 and call the answer as they go. A name that neither the test nor its setup binds belongs to the answer, and is requested
 when it is used; but not where a call is compared with it, because an expected value never comes from an answer. That,
 and any other fault of a test that does not depend on the answer, is a `BadTest`, and the verdict `invalid`.
-Standard library only. `python -m pytest tests/test_sandbox_checker.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations

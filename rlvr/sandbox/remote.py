@@ -5,7 +5,7 @@ travel. Plain immutable data arrives as itself. Anything else arrives as a `Remo
 it has any, which is read again once anything else was asked. An exception of the answer is raised here as one that a
 test can catch by the classes it names: builtin and library classes as themselves, its own as a mirror with the same
 bases, one for each class object (`exception_class`).
-Standard library only. `python -m pytest tests/test_sandbox_checker.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations

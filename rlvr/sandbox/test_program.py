@@ -7,7 +7,7 @@ does to a value (a call, an operator, a comparison, `with`, `except`, `await`) b
 that no value of the answer can reach (`find_tainted`) stays as it is. Definitions that a process must run as a whole
 (generators, coroutines without assertions, classes) go to the answer's process as text (`_o_.define`), unless they hold
 an assertion. Methods of `unittest.TestCase` become the assertions that they stand for.
-Standard library only. `python -m pytest tests/test_sandbox_rpc.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -359,7 +359,7 @@ class TestProgram(ast.NodeTransformer):
         return tuple([ast.Constant(None), ast.Constant(None), *given][-2:])  # type: ignore[return-value]
 
     def visit_Starred(self, node: ast.Starred) -> Any:
-        return ast.Starred(operation("iterate", self.visit(node.value)), node.ctx)
+        return ast.Starred(self.visit(node.value), node.ctx)
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         name = ast.Constant(OPERATORS[type(node.op)])
@@ -496,7 +496,8 @@ class TestProgram(ast.NodeTransformer):
 
     def comprehension(self, node: ast.expr, kind: str, element: ast.expr) -> Any:
         for part in node.generators:  # type: ignore[attr-defined]
-            part.iter = operation("async_iterate" if part.is_async else "iterate", self.visit(part.iter))
+            items = self.visit(part.iter)
+            part.iter = operation("async_iterate", items) if part.is_async else items
             part.ifs = [self.visit(one) for one in part.ifs]
         return operation("display", ast.Constant(kind), ast.ListComp(element, node.generators))  # type: ignore[attr-defined]
 

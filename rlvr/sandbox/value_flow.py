@@ -3,7 +3,7 @@
 `find_tainted` follows assignments, loops, calls; `find_held` finds the containers that an answer may keep;
 `works_with_objects` says whether the test uses more than plain data. None of it looks at an answer, so no answer can
 change how its test is judged.
-Standard library only. `python -m pytest tests/test_sandbox_rpc.py tests/test_sandbox_cases.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations
