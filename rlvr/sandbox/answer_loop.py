@@ -3,7 +3,6 @@
     run(coroutine)
 
 Used by `rlvr.sandbox.solver`, which asks for each step of a test's coroutine. Standard library only.
-`python -m pytest tests/test_sandbox_solver.py` exercises it.
 """
 
 from __future__ import annotations

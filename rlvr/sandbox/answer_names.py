@@ -7,7 +7,7 @@ An answer must never supply what judges it. If the task says what answers define
 solution), any other name is missing. Else a name is missing if it is that of a library, or that of a judge: a function
 that is only ever given values of the answer, and whose result alone decides an assert (`assert is_ok(f(3))`).
 Modules of `codec.MODULES` may come from the answer, since the checker takes its own module of that name.
-Standard library only. `python -m pytest tests/test_answer_names.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations

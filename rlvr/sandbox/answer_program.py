@@ -3,7 +3,6 @@
     run({"stdin": "3\\n", "solution": "print(input())"}, channel)
 
 Used by `rlvr.sandbox.solver` in a fork that something else has confined. Standard library only.
-`python -m pytest tests/test_sandbox_solver.py` exercises it.
 """
 
 from __future__ import annotations

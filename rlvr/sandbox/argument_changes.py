@@ -1,7 +1,4 @@
-"""What an answer changes in its arguments, changed in the test's own objects too, as a call in one process would.
-
-Exercised by `python -m pytest tests/test_sandbox_rpc.py`.
-"""
+"""What an answer changes in its arguments, changed in the test's own objects too, as a call in one process would."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The checker's end of the channel to an answer: frames, with a deadline and a cap on everything that is read.
 
 The checker sends `marshal` data, which the solver can trust; the solver sends lists as JSON. The solver's side is
-hostile: it may send anything, flood, or never read, and can cost no more than the deadline. Standard library only. Used
-by `rlvr.sandbox.checker`; `python -m pytest tests/test_sandbox_solver.py` exercises it.
+hostile: it may send anything, flood, or never read, and can cost no more than the deadline. Standard library only.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The result is `{"path", "tests": [[passed, reason, detail], ...], "invalid", "de
 value came; the supervisor knows why from the solver. Without a descriptor the tests run up to their first call: what
 is wrong or hangs then is the test's fault, and with `own_part` only what of them does not depend on an answer
 (`rlvr.sandbox.own_part`). A frame from the answer can cost a test, never cause an `invalid`. Standard
-library only. `python -m pytest tests/test_sandbox_checker.py` exercises it.
+library only.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class CheckerRun:
         if plan.makes_files and not has_folder():
             raise BadTest("the tests make files, and this tier has no folder for them; use the tier namespaces")
         link = Link(self.channel, MODULES if forked else LIGHT_MODULES)
-        operations = Operations(link, plan.uses_objects, plan.captures_output)
+        operations = Operations(link, plan.uses_objects, plan.captures_output, not plan.reads_attributes)
         names: dict[str, Any] = {"__builtins__": Names(link), "__name__": TEST, **SUPPLIED, OPERATIONS: operations}
         self.link, self.names = link, names
         try:

@@ -5,7 +5,7 @@
 Standard library only: it starts in milliseconds and holds nothing worth stealing. Frames (`rlvr.sandbox.protocol`) hold
 JSON in UTF-8, in which half a surrogate pair may pass. In: `{"setup": ..., "seconds": s}`, which holds until the next
 one, and `{"item": ...}`. Out: `{"ready": [limits the system refused]}` once, then per item `{"value": ...}` or
-`{"raised": "..."}`. `python -m pytest tests/test_sandbox_regex.py` exercises it.
+`{"raised": "..."}`.
 """
 
 from __future__ import annotations

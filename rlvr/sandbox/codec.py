@@ -6,8 +6,7 @@ A scalar is itself; everything else is a list that begins with a tag. Nothing is
 read through their base's own methods and arrive as the base. Depth is capped, and so is the memory that a value would
 take. A value without an encoding is opaque: a type's name and a handle. Plain types and modules of the standard library
 travel by name. An iterator travels as its items, a long one as its first items and a handle on the rest. Named tuples
-arrive as tuples; default dictionaries keep a factory that is a plain type. Standard library only. `python -m pytest
-tests/test_sandbox_codec.py` exercises it.
+arrive as tuples; default dictionaries keep a factory that is a plain type. Standard library only.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     find_condition(ast.parse("abs(x - 3) < 0.1", mode="eval").body, {}, set()).right  # 3
 
 An object that makes the difference knows both sides, so it would only have to say that what it makes is small. The
-parts are found here, to ask about other differences too (`rlvr.sandbox.order_questions`). Standard library only.
-`python -m pytest tests/test_sandbox_rpc.py` exercises it.
+parts are found here, to ask about other differences too (`rlvr.sandbox.comparisons`). Standard library only.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `makes_files` says whether they need a folder, `find_file_oracle` finds tests whose expected value is what they read
 from a file, which the answer's process could choose.
-Standard library only. `python -m pytest tests/test_sandbox_rpc.py tests/test_sandbox_cases.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations

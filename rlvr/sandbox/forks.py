@@ -2,7 +2,7 @@
 
 What Python runs after a fork does not matter in a process with one thread, and costs 150 page faults. It would also
 reseed `random`: a zygote must not import that module, so that each answer imports it and gets its own random numbers.
-Standard library only. `python -m pytest tests/test_sandbox_isolation.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 `ItemForks` locks the worker and all its forks out of every file but `readable` (Landlock) and out of the network, of
 programs and of other processes (seccomp). A fork may start no process, and the kernel ends it when its processor time
 or its wall time is over. `missing` names the walls that this system lacks. Standard library only, in a child of
-`rlvr.sandbox.worker` with `may_fork`. `python -m pytest tests/test_item_forks.py` exercises it.
+`rlvr.sandbox.worker` with `may_fork`.
 """
 
 from __future__ import annotations

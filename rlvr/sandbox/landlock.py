@@ -3,7 +3,7 @@
 Inside, the standard library can be read and four device nodes used. There is no scratch folder, because nothing here
 would bound the number of its files or remove it after a kill. Sockets, processes and signals are left to
 `rlvr.sandbox.seccomp`; if the kernel can (ABI 4 and 6), the domain refuses them too.
-Standard library only. `python -m pytest tests/test_sandbox_isolation.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations

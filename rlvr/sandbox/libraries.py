@@ -1,7 +1,6 @@
 """Which files this Python's standard library needs: what a sandbox lets answers read.
 
-Standard library only; runs in a zygote before it is isolated. `python -m pytest tests/test_sandbox_isolation.py`
-exercises it.
+Standard library only; runs in a zygote before it is isolated.
 """
 
 from __future__ import annotations

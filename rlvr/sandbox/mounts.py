@@ -3,7 +3,7 @@
 The new root is a small tmpfs with the standard library and the shared libraries it needs under their own names, four
 device nodes, and `/tmp`: another tmpfs, capped in bytes and inodes, from which nothing can be executed. There is no
 `/proc` and nothing else. Needs no privilege; as root it also maps a second id, under which answers run.
-Standard library only. `python -m pytest tests/test_sandbox_isolation.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations

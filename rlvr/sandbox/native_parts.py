@@ -3,7 +3,7 @@
     find_native_classes([ast.parse("class T(Base): pass")], {"Base"})  # {"T"}
 
 What the answer gets, derives from or calculates with runs there; what judges, or holds what is expected, does not.
-Standard library only. `python -m pytest tests/test_sandbox_objects.py tests/test_sandbox_leaks.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations

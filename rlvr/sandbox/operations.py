@@ -2,65 +2,83 @@
 
 `rlvr.sandbox.test_program` rewrites a test so that each of its operations is a call of `Operations`. A value of the
 answer is plain data, or a `Remote`, a reference. An operation on plain data is Python's own. One on a `Remote` is
-asked of the answer's process, where it runs natively, with two rules that keep expected values here:
-
-- *Data decides.* A `Remote` whose value can be read as data (a list, a named tuple, an enumeration's integer) is read
-  and compared here. The answer learns nothing and may only guess.
-- *An opaque object compared with plain data* ends the test (`opaque`), unless the tests themselves use objects
-  (`uses_objects`: they name a class, call methods, ...). Then the comparison is the answer's own `==`, and is believed
-  only if it also tells the expected value from others: the same question is put for `WINDOW` values, one of which is
-  the expected one, in random order. An `==` that accepts everything, or remembers, fails.
-
-Two objects of the answer are compared natively, with the constants of one of them shifted for the counter-questions.
-Standard library only. `python -m pytest tests/test_sandbox_rpc.py` exercises it.
+asked of the answer's process, where it runs natively; `rlvr.sandbox.comparisons` says when its word is believed. A
+library's function runs where its kind allows: beside the answer if it only looks at its argument's structure, here if
+it judges. Contexts of the answer are entered and left there; what a test asserts inside is never given to the answer,
+which could swallow it.
+Standard library only.
 """
 
 from __future__ import annotations
 
 import builtins
 import os
+import re
 import sys
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from functools import cmp_to_key, partial
+from functools import cache, cmp_to_key, partial
 from io import StringIO
-from operator import attrgetter, methodcaller
+from operator import attrgetter, itemgetter, methodcaller
 from pathlib import PurePosixPath
 from random import Random
-from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
-from rlvr.sandbox.assertion_methods import MOCK_ASSERTIONS, check_almost_equal, check_mock, same_items
-from rlvr.sandbox.counter_values import COLLISIONS, WINDOW, shift_all, shuffle_range, vary
-from rlvr.sandbox.function_kinds import (
-    EXECUTING,
-    GETTERS,
-    IDENTITY,
-    JUDGES,
-    KEY_WRAPPER,
-    LOOK_AT_TYPE,
-    NATIVE_LOCALLY_FINE,
-    NATIVE_MODULES,
-    ORDERING,
-    REVEALING,
-    STRUCTURAL,
-    WHOLE,
-    executes,
-)
-from rlvr.sandbox.operators import COMPARISONS, OPERATORS, in_place
-from rlvr.sandbox.order_questions import OrderQuestions
+from rlvr.sandbox.comparisons import MOCK_ASSERTIONS, Comparisons, check_almost_equal, check_mock
+from rlvr.sandbox.operators import BINARY, COMPARISONS
 from rlvr.sandbox.remote import CACHED, CONTAINERS, TEST, Link, Remote, find_remotes, library_path
-from rlvr.sandbox.remote_contexts import RemoteAsyncContext, RemoteContext, RemoteLogs, RemoteWarnings
 from rlvr.sandbox.value_flow import CAPTURING, DISPATCHING
 
+# Library functions that only look at their argument's structure: what they get beside it reveals no expected value.
+STRUCTURAL = {
+    "len", "iter", "next", "list", "tuple", "set", "frozenset", "dict", "sorted", "reversed", "enumerate", "zip", "str",
+    "repr", "bool", "int", "float", "complex", "bytes", "type", "isinstance", "issubclass", "callable", "hasattr",
+    "getattr", "setattr", "delattr", "hash", "id", "dir", "vars", "sum", "min", "max", "abs", "round", "format", "map",
+    "filter", "islice", "chain", "takewhile", "dropwhile", "zip_longest", "tee", "groupby", "accumulate", "starmap",
+    "product", "permutations", "combinations", "pairwise", "deque", "Counter", "reduce", "nlargest", "nsmallest",
+    "gather", "run", "wait_for", "closing", "wraps", "partial", "defaultdict", "OrderedDict", "Thread", "all", "any",
+    "aiter", "anext", "super", "iscoroutinefunction", "isgeneratorfunction", "dump", "dumps", "load", "loads",
+}  # fmt: skip
+JUDGES = {
+    "match", "fullmatch", "search", "fnmatch", "fnmatchcase",
+    "isclose", "eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not", "contains", "countOf", "indexOf",
+    "compare_digest", "SequenceMatcher", "get_close_matches",
+}  # fmt: skip
+OF_OPERATORS = {
+    *BINARY, *COMPARISONS, "is_", "is_not", "not_", "truth", "contains", "countOf", "indexOf",
+}  # fmt: skip
+WHOLE = {
+    "max", "min", "sorted", "sum", "list", "tuple", "set", "frozenset", "dict", "Counter", "reduce", "deque", "join",
+}  # fmt: skip
+# Functions that run what an argument holds: never here if it may come from the answer.
+EXECUTING = {
+    "builtins:eval", "builtins:exec", "builtins:compile", "builtins:__import__", "importlib:import_module",
+    "_pickle:loads", "_pickle:load", "pickle:_loads", "pickle:_load", "marshal:loads", "marshal:load",
+    "runpy:run_path", "runpy:run_module", "logging.config:dictConfig",
+}  # fmt: skip
+NATIVE_MODULES = (
+    "doctest", "code", "timeit", "asyncio", "logging", "threading", "queue", "weakref", "contextlib", "concurrent",
+    "unittest.mock", "warnings", "io", "_io", "_thread", "_queue", "_asyncio", "_weakref", "os", "posix", "genericpath",
+    "tempfile", "shutil", "glob",
+)  # fmt: skip
+NATIVE_LOCALLY_FINE = {
+    "suppress", "nullcontext", "contextmanager", "asynccontextmanager", "run", "urandom", "fspath", "fsencode",
+    "fsdecode",
+}  # fmt: skip
+ORDERING = {"sorted", "max", "min", "nlargest", "nsmallest"}
+KEY_WRAPPER = type(cmp_to_key(lambda left, right: 0))
+GETTERS = (attrgetter, itemgetter, methodcaller)
+IDENTITY = {"heappush", "heappop", "heapify", "heappushpop", "heapreplace", "insort", "insort_left", "insort_right",
+            "shuffle", "copy", "deepcopy", "setattr", "delattr", "next", "iter", "id"}  # fmt: skip
 
-class Operations:
-    """The operations of a test. `uses_objects`: by its own text, the test works with objects of the answer."""
 
-    def __init__(self, link: Link, uses_objects: bool, captures: bool = False) -> None:
-        self.link, self.uses_objects, self.captures = link, uses_objects, captures
-        self.orders = OrderQuestions()
+class Operations(Comparisons):
+    """The operations of a test. `captures`: it redirects what is printed."""
+
+    def __init__(self, link: Link, uses_objects: bool, captures: bool = False, asks_back: bool = True) -> None:
+        super().__init__(link, uses_objects, asks_back)
+        self.captures = captures
 
     # Names and definitions
 
@@ -77,9 +95,6 @@ class Operations:
             except NameError:  # of the answer, or defined later
                 continue
         return self.ask("define", name, text, given)
-
-    def ask(self, name: str, *args: Any) -> Any:
-        return self.link.op(name, *args)
 
     # Attributes, items, operators
 
@@ -125,194 +140,6 @@ class Operations:
         else:
             del owner[index]
 
-    def unary(self, name: str, value: Any) -> Any:
-        if type(value) is not Remote:
-            return OPERATORS[name](value)
-        return self.ask(name, value)
-
-    def readable(self, value: Any) -> tuple[bool, Any]:
-        """Whether a value is data that operators may take here, and the data."""
-        if type(value) is not Remote:
-            return not find_remotes(value), value
-        known, data = self.link.data(value)
-        return known and (value._exact == 1 or not self.uses_objects), data
-
-    def is_readable_by(self, name: str, value: Any) -> bool:
-        """Whether a function may take the data of a value here; those that look at the type need an exact one."""
-        known, _ = self.readable(value)
-        return known and not (type(value) is Remote and value._exact != 1 and name in LOOK_AT_TYPE)
-
-    def is_exact(self, value: Any) -> bool:
-        return type(value) is not Remote or (self.link.data(value)[0] and value._exact == 1)
-
-    def binary(self, name: str, left: Any, right: Any) -> Any:
-        if type(left) is not Remote and type(right) is not Remote and not find_remotes([left, right]):
-            return OPERATORS[name](left, right)
-        known_left, data_left = self.readable(left)
-        known_right, data_right = self.readable(right)
-        if known_left and known_right:
-            return OPERATORS[name](data_left, data_right)
-        formats = name == "mod" and type(left) is str
-        one_sided = name in REVEALING and not formats and not (find_remotes(left) and find_remotes(right))
-        if not self.uses_objects and one_sided:
-            raise self.refuse(left, right)
-        return self.ask(name, left, right)
-
-    def change(self, name: str, left: Any, right: Any) -> Any:
-        """`left op= right`."""
-        if type(left) is not Remote and type(right) is not Remote and not find_remotes(right):
-            return OPERATORS[in_place(name)](left, right)
-        if type(left) is list and name == "add":
-            left += list(self.iterate(right))
-            return left
-        if type(left) is Remote and (
-            left._exact != 1 or type(self.link.data(left)[1]) in (list, dict, set, deque, bytearray)
-        ):
-            if not self.uses_objects and name in REVEALING and type(right) is not Remote and left._exact != 1:
-                raise self.refuse(left, right)
-            return self.ask(in_place(name), left, right)
-        return self.binary(name, left, right)
-
-    def refuse(self, *values: Any) -> BaseException:
-        kind = (
-            next(one._kind for one in values if type(one) is Remote)
-            if any(type(one) is Remote for one in values)
-            else "value"
-        )
-        return self.link.fail("opaque", f"a {kind} of the answer is used with plain data; only its own kind may be")
-
-    # Comparisons
-
-    def chain(self, left: Any, *rest: tuple[str, Callable[[], Any]]) -> Any:
-        result: Any = True
-        for name, make in rest:
-            right = make()
-            result = self.compare(name, left, right)
-            if not result:
-                return result
-            left = right
-        return result
-
-    def compare(
-        self, name: str, left: Any, right: Any, other: Callable[[int], Any] | None = None, side: str = ""
-    ) -> Any:
-        """`left op right`. `other(k)`: the operand on `side` with its constants shifted by k."""
-        if name == "not_in":
-            return not self.compare("in_", left, right)
-        if name in ("is_", "is_not"):
-            return self.is_same(left, right) is (name == "is_")
-        if not find_remotes([left, right]):
-            return left in right if name == "in_" else OPERATORS[name](left, right)
-        if name == "in_":
-            return self.contains(right, left)
-        known_left, data_left = self.comparable(left)
-        known_right, data_right = self.comparable(right)
-        if known_left and known_right:
-            return OPERATORS[name](data_left, data_right)
-        both = bool(find_remotes(left) and find_remotes(right))
-        if not both and not self.uses_objects:
-            raise self.refuse(left, right)
-        if name not in ("eq", "ne"):
-            return self.ask(name, left, right) if both else self.orders.ask(self, name, left, right)
-        if type(left) is type(right) and type(left) in (list, tuple, dict):
-            return self.is_equal_by_parts(left, right, other, side) is (name == "eq")
-        if not both:
-            plain, side = (right, "right") if find_remotes(left) else (left, "left")
-            if vary(plain, 1) is not plain:
-                other = lambda k: vary(plain, k)  # noqa: E731
-        return self.ask_among_others(name, left, right, other, side)
-
-    def is_equal_by_parts(self, left: Any, right: Any, other: Callable[[int], Any] | None, side: str) -> bool:
-        """Whether two containers of the test are equal, of which one holds objects: each part decides by itself."""
-        if len(left) != len(right) or (type(left) is dict and left.keys() != right.keys()):
-            return False
-        for place in left if type(left) is dict else range(len(left)):
-            part = (lambda k, place=place: other(k)[place]) if other else None
-            is_one = type(left[place]) is Remote and left[place] is right[place]
-            if not is_one and not self.compare("eq", left[place], right[place], part, side):
-                return False
-        return True
-
-    def same_items(self, *given: Any) -> bool:
-        return same_items(self, *given)
-
-    def near(self, name: str, left: Any, right: Any, *given: Any) -> Any:
-        return self.orders.near(self, name, left, right, *given)
-
-    def comparable(self, value: Any) -> tuple[bool, Any]:
-        """Whether a value compares as data does, and the data."""
-        if type(value) is Remote:
-            known, data = self.link.data(value)
-            return known and not (value._exact == 3 and self.uses_objects), data
-        remotes = find_remotes(value)
-        if not remotes:
-            return True, value
-        if isinstance(value, BaseException):
-            return False, value
-        if not all(self.link.data(one)[0] for one in remotes):
-            return False, value
-        return True, self.localize(value)
-
-    def localize(self, value: Any) -> Any:
-        """A copy of a container in which references are replaced by their data."""
-        kind: Any = type(value)
-        if kind is Remote:
-            return self.link.data(value)[1]
-        if isinstance(value, dict):
-            return {self.localize(key): self.localize(item) for key, item in value.items()}
-        made: Any = kind if kind in CONTAINERS else None
-        return made(self.localize(item) for item in value) if made else value
-
-    def ask_among_others(self, name: str, left: Any, right: Any, other: Callable[[int], Any] | None, side: str) -> bool:
-        if other is None:
-            return self.ask(name, left, right) is True
-        here = os.urandom(1)[0] % WINDOW
-        equal: dict[int, bool] = {}
-        for position in shuffle_range(WINDOW):
-            k = position - here
-            try:
-                one = (right if side == "right" else left) if k == 0 else other(k)
-                pair = (left, one) if side == "right" else (one, right)
-                equal[k] = (self.ask(name, *pair) is True) is (name == "eq")
-            except Exception:
-                if k == 0:
-                    raise
-                equal[k] = False
-        expected = equal.pop(0)
-        if expected and sum(equal.values()) > COLLISIONS:
-            raise self.link.fail("opaque", "an object of the answer is equal to others than the expected one too")
-        return expected is (name == "eq")
-
-    def is_same(self, left: Any, right: Any) -> bool:
-        if not find_remotes([left, right]):
-            return left is right
-        if left is None or right is None or type(left) is bool or type(right) is bool:
-            return False
-        return self.ask("is_", left, right) is True
-
-    def contains(self, container: Any, item: Any) -> bool:
-        known, data = self.comparable(container)
-        known_item, item_data = self.comparable(item)
-        if known and known_item:
-            return item_data in data
-        if type(container) is not Remote and not isinstance(container, dict):
-            return any(one is item or self.is_equal(one, item) for one in container)
-        if find_remotes(item):
-            return self.ask("contains", container, item) is True
-        if self.uses_objects:
-            return self.orders.contains(self, container, item)
-        if type(container) is Remote and container._exact:
-            return any(self.is_equal(one, item) for one in self.iterate(container))
-        raise self.refuse(container)
-
-    def is_equal(self, left: Any, right: Any) -> bool:
-        if type(left) is Remote and type(right) is Remote and self.is_same(left, right):
-            return True
-        return bool(self.compare("eq", left, right))
-
-    def shift(self, value: Any, k: int) -> Any:
-        return shift_all(value, k)
-
     # Calls
 
     def method(self, owner: Any, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
@@ -351,7 +178,7 @@ class Operations:
             return args, {**rest, "target": lambda: target(*given, **named)}
         function, *rest = args
         if name == "map":
-            items = list(zip(*map(self.iterate, rest), strict=False))
+            items = list(zip(*rest, strict=False))
             return (lambda place: function(*items[place]), range(len(items))), words
         return (lambda: function(*rest, **words),), {}
 
@@ -373,18 +200,15 @@ class Operations:
 
         return value
 
-    def search(self, owner: Any, name: str, item: Any) -> Any:
-        places = [place for place, one in enumerate(owner) if self.is_equal(one, item)]
-        if name == "count":
-            return len(places)
-        if not places:
-            raise ValueError("the item is not there")
-        if name == "remove":
-            del owner[places[0]]
-            return None
-        return places[0]
-
-    def call(self, function: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
+    def call(
+        self,
+        function: Any,
+        args: tuple[Any, ...],
+        words: dict[str, Any],
+        other: Callable[[int], Any] | None = None,
+        side: str = "",
+    ) -> Any:
+        """`function(*args, **words)`. `other`, `side`: as in `compare`, if the function may be one that compares."""
         if type(function) is Remote:
             return self.link.call(function, args, words)
         kind: Any = type(function)
@@ -397,10 +221,12 @@ class Operations:
         if (kind is type and function.__module__ == TEST) or kind.__module__ == TEST:
             return function(*args, **words)
         if kind is partial:
-            return self.call(function.func, (*function.args, *args), {**function.keywords, **words})
+            return self.call(function.func, (*function.args, *args), {**function.keywords, **words}, other, side)
         name = getattr(function, "__name__", "")
+        if is_operator(function) and find_remotes(list(args)):
+            return self.operate(name, args, other, side)
         if function is map or function is filter:
-            return self.lazily(function, *args)
+            return self.lazily(function, args[0], *args[1:], other=other, side=side)
         if name in ("zip", "enumerate") and find_remotes(list(args)):
             return function(*args, **words)  # which iterate over a reference as a loop does
         if function is len and args and type(args[0]) is Remote:
@@ -415,6 +241,12 @@ class Operations:
             return function(*args, **{**words, "key": self.sort_key(words["key"])})
         if name in WHOLE and any(type(one) is GeneratorType for one in args):
             args = tuple(list(one) if type(one) is GeneratorType else one for one in args)
+        judged = any(map(judges, [*args, *words.values()]))
+        if judged and function is partial:
+            return partial(*args, **words)
+        if judged:  # `starmap(operator.eq, pairs)`: each pair is compared here
+            args = tuple(self.make_local(one) if judges(one) else one for one in args)
+            words = {key: self.make_local(one) if judges(one) else one for key, one in words.items()}
         remotes = find_remotes([list(args), words])
         if name in CAPTURING:
             return self.expect(function, name, args, words)
@@ -434,7 +266,7 @@ class Operations:
         if kind is BuiltinMethodType and not isinstance(function.__self__, (ModuleType, type)):  # of a container here
             return function(*(self.localize(one) if type(function.__self__) is str else one for one in args), **words)
         if function is all or function is any:
-            return function(bool(one) for one in self.iterate(args[0]))
+            return function(bool(one) for one in args[0])
         if function is print:
             return None
         if name not in IDENTITY and all(self.is_readable_by(name, one) for one in [*args, *words.values()]):
@@ -454,16 +286,36 @@ class Operations:
         if path == "math:isclose":  # which takes the number of an object, as every function of `math` does
             args = tuple(map(self.link.to_number, args))
             remotes = find_remotes([*args, *words.values()])
-        judged = any(getattr(one, "__module__", "") == "_operator" and one.__name__ in JUDGES for one in args)
         if name in JUDGES and all(self.link.data(one)[0] for one in remotes):
             return function(*map(self.localize, args), **{key: self.localize(one) for key, one in words.items()})
-        judged |= name in JUDGES
         reveals = not self.uses_objects and name not in STRUCTURAL | IDENTITY and has_data([*args, *words.values()])
-        if path and not judged and not reveals:
+        if path and not (judged or name in JUDGES or reveals):
             return self.link.call_library(path, args, words)
-        if path and not all(self.link.data(one)[0] or self.is_callable(one) for one in remotes):
+        if path and not judged and not all(self.link.data(one)[0] or self.is_callable(one) for one in remotes):
             raise self.refuse(*remotes)
         return self.call_here(function, args, words)
+
+    def make_local(self, function: Any) -> Any:
+        """A function of the test that calls another one as the test's text does."""
+
+        def called(*args: Any, **words: Any) -> Any:
+            return self.call(function, args, words)
+
+        called.__module__ = TEST
+        return called
+
+    def operate(self, name: str, args: tuple[Any, ...], other: Callable[[int], Any] | None, side: str) -> Any:
+        """A function of the module `operator` on objects of the answer: what its operator does in the test's text."""
+        if name in (*COMPARISONS, "is_", "is_not"):
+            left, right = args
+            return self.compare(name, left, right, other, side)
+        if name in ("not_", "truth"):
+            return bool(args[0]) is (name == "truth")
+        if name == "contains":
+            return self.contains(*args)
+        if name in ("countOf", "indexOf"):
+            return self.search(list(args[0]), name.removesuffix("Of"), args[1])
+        return self.binary(name, *args)
 
     def call_here(self, function: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
         """Call what must not run beside the answer: `random.Random(0).choice(xs)`, a library's function that judges.
@@ -572,10 +424,14 @@ class Operations:
             and name not in NATIVE_LOCALLY_FINE
         )
 
-    def lazily(self, function: Any, first: Any, *iterables: Any) -> Iterator[Any]:
+    def lazily(
+        self, function: Any, first: Any, *iterables: Any, other: Callable[[int], Any] | None = None, side: str = ""
+    ) -> Iterator[Any]:
         """`map` and `filter`, with the items computed here: the answer cannot end them early."""
-        for items in zip(*(self.iterate(one) for one in iterables), strict=False):
-            value = self.call(first, items, {}) if first is not None else items[0]
+        others = cache(lambda k: list(other(k))) if other else None
+        for place, items in enumerate(zip(*(one for one in iterables), strict=False)):
+            part = (lambda k, place=place: others(k)[place]) if others else None
+            value = self.call(first, items, {}, part, side) if first is not None else items[0]
             if function is map:
                 yield value
             elif value:
@@ -587,9 +443,6 @@ class Operations:
         if keys and find_remotes(keys):
             return self.ask("display", kind, items)
         return getattr(builtins, kind)(items)
-
-    def iterate(self, value: Any) -> Any:
-        return value
 
     def format(self, value: Any, conversion: int, spec: str) -> str:
         if conversion == ord("r"):
@@ -622,7 +475,7 @@ class Operations:
             return
         items = self.ask("aiter", value)
         while True:
-            ended, one = self.iterate(self.ask("anext", items))
+            ended, one = self.ask("anext", items)
             if ended:
                 return
             yield one
@@ -637,6 +490,24 @@ class Operations:
         return ready(self.ask("await_value", value)) if type(value) is Remote else value
 
 
+def is_operator(value: Any) -> bool:
+    """Whether it is a function of the module `operator` that compares, or stands for an operator with two operands."""
+    is_one = type(value) is BuiltinFunctionType and getattr(value, "__module__", "") == "_operator"
+    return is_one and value.__name__ in OF_OPERATORS
+
+
+def judges(value: Any) -> bool:
+    """Whether it is a function that compares as `operator.eq` does, or what `partial` makes of one."""
+    if type(value) is partial:
+        return judges(value.func)
+    return is_operator(value) and value.__name__ in JUDGES
+
+
+def executes(value: Any) -> bool:
+    """Whether a value is a function that runs what it is given: `eval` as a key of `sorted`, say."""
+    return type(value) in (BuiltinMethodType, FunctionType) and library_path(value) in EXECUTING
+
+
 async def ready(value: Any) -> Any:
     return value
 
@@ -645,3 +516,68 @@ def has_data(values: list[Any]) -> bool:
     """Whether plain data stands among the arguments, which the answer would learn."""
     plain = (int, float, str, bytes, complex, list, tuple, dict, set)
     return any(isinstance(one, plain) and not isinstance(one, bool) and not find_remotes(one) for one in values)
+
+
+class RemoteContext:
+    def __init__(self, operations: Any, value: Remote) -> None:
+        self.operations, self.value = operations, value
+
+    def __enter__(self) -> Any:
+        return self.operations.link.call_method(self.value, "__enter__", (), {})
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        if isinstance(error, AssertionError) and not find_remotes(error, 0):
+            self.operations.ask("exit", self.value, None)
+            return False  # the answer must not swallow what a test asserts
+        if error is not None and not isinstance(error, Exception):
+            return False
+        return bool(self.operations.ask("exit", self.value, error))
+
+
+class RemoteAsyncContext(RemoteContext):
+    async def __aenter__(self) -> Any:
+        return self.operations.ask("await_call", self.operations.getattr(self.value, "__aenter__"), [], {})
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        given = None if isinstance(error, AssertionError) and not find_remotes(error, 0) else error
+        swallowed = self.operations.ask("aexit", self.value, given)
+        return bool(swallowed) and given is error
+
+
+class RemoteLogs(RemoteContext):
+    """`assertLogs` and `assertNoLogs`: records are collected beside the answer and counted here."""
+
+    def __init__(self, operations: Any, value: Remote, wants_none: bool) -> None:
+        super().__init__(operations, value)
+        self.wants_none, self.watcher = wants_none, None
+
+    def __enter__(self) -> Any:
+        self.watcher = super().__enter__()
+        return self.watcher
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        lines = [] if self.watcher is None else list(self.operations.getattr(self.watcher, "output"))
+        with suppress(AssertionError):
+            self.operations.ask("exit", self.value, None)
+        if error is None and bool(lines) is self.wants_none:
+            raise AssertionError(f"{len(lines)} lines were logged")
+        return False
+
+
+class RemoteWarnings(RemoteContext):
+    """`assertWarns`: warnings are collected beside the answer; their classes and texts are compared here."""
+
+    def __init__(self, operations: Any, value: Remote, kinds: Any, pattern: Any) -> None:
+        super().__init__(operations, value)
+        self.kinds, self.pattern = kinds, pattern
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        with suppress(AssertionError):
+            self.operations.ask("exit", self.value, None)
+        if error is not None:
+            return False
+        for warning in self.operations.getattr(self.value, "warnings"):
+            raised = self.operations.throw(self.operations.getattr(warning, "message"))
+            if isinstance(raised, self.kinds) and re.search(self.pattern, str(raised)):
+                return False
+        raise AssertionError("no such warning was given")

@@ -3,7 +3,6 @@
     OPERATORS["add"](2, 3)
 
 `BINARY` names those with a form in place (`in_place("and_")` is its name, `iand`). Standard library only.
-`python -m pytest tests/test_sandbox_rpc.py` exercises it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 The statements that are left run without an answer: if they do not end in time, no answer can pass. What may depend on
 an answer is left out, with all that may have to happen first for a loop to end: a statement that uses its values keeps
 only the parts that do not, a loop or branch whose condition does is dropped. So no answer can slow this part down.
-Standard library only. `python -m pytest tests/test_sandbox_time.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations

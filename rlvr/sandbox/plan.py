@@ -5,7 +5,7 @@ an expression over plain data without side effects. All other tests are `Stateme
 and call the answer as they go. A name that neither the test nor its setup binds belongs to the answer, and is requested
 when it is used; but not where a call is compared with it, because an expected value never comes from an answer. That,
 and any other fault of a test that does not depend on the answer, is a `BadTest`, and the verdict `invalid`.
-Standard library only. `python -m pytest tests/test_sandbox_checker.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from rlvr.sandbox.value_flow import (
     find_held,
     find_tainted,
     has_assertion,
+    reads_attributes,
     works_with_objects,
 )
 
@@ -123,7 +124,8 @@ class Plan:
     """How to run a verification's tests.
 
     `setup`: what of it runs here; `setup_asks`: that calls the answer. `needs_fork`: the checker must not run it in its
-    own process. `uses_objects`: by their own text, the tests work with objects of the answer. `make_statements` makes
+    own process. `uses_objects`: by their own text, the tests work with objects of the answer. `reads_attributes`: they
+    read attributes of these. `make_statements` makes
     the tests as statements, for answers whose values are no plain data; `make_own_part` makes what of the setup and of
     the tests does not depend on the answer, empty if that takes no time. `self_report` says that the tests only ask the
     answer about itself, where that is accepted.
@@ -136,13 +138,15 @@ class Plan:
         setup: CodeType | None,
         setup_asks: bool,
         uses_objects: bool,
+        reads_attributes: bool,
         captures_output: bool,
         self_report: str,
         makes_files: bool,
         make_own_part: Callable[[], list[CodeType]],
     ) -> None:
         self.captures_output, self.self_report, self.makes_files = captures_output, self_report, makes_files
-        self.tests, self.setup, self.setup_asks, self.uses_objects = tests, setup, setup_asks, uses_objects
+        self.tests, self.setup, self.setup_asks = tests, setup, setup_asks
+        self.uses_objects, self.reads_attributes = uses_objects, reads_attributes
         self.is_split = all(isinstance(test, SplitTest) for test in tests)
         self.needs_fork = setup is not None or any(test.heavy for test in tests)
         self.make_statements = lru_cache(1)(make_statements)
@@ -268,6 +272,7 @@ def make_plan(
         code,
         parts.needs_answer,
         uses_objects,
+        not is_plain and reads_attributes(everything, tainted),
         not is_plain and captures_output(everything),
         self_report,
         not is_plain and makes_files(everything),

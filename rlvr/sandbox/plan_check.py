@@ -1,6 +1,6 @@
 """A job of `Worker`: what is wrong with the tests of a verification, as far as that shows without an answer.
 
-Runs in the child; standard library only. `python -m pytest tests/test_code_task_faults.py` exercises it.
+Runs in the child; standard library only.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 A `Pair` is one worker: the zygote that runs answers and the zygote that holds the tests. `Pair.run` is one
 verification, in the calling thread; the answer's values pass between the two and never come here.
-`python -m pytest tests/test_sandbox_pool.py` exercises it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the sandbox's processes have in common: frames, the head of a job, exit statuses.
 
 A frame is four bytes of length (big-endian) and a body. Standard library only, since the child processes import it.
-`python -m pytest tests/test_sandbox_solver.py tests/test_sandbox_pool.py` exercises it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Each worker is an actor with one CPU and one worker of the sandbox (`rlvr.sandbo
 the same fair queue as on one machine, and go out in small batches to whichever worker is free. The programs of a worker
 that dies, is late or has a broken sandbox run again elsewhere, each alone. After `MOST_LOSSES` lost workers a program's
 verdict is an `error`, which has no value: a machine's failure is never the program's. One thread keeps all of this
-pool's state; the others send it events. Exercised by `python -m pytest tests/test_ray_sandbox.py`.
+pool's state; the others send it events.
 """
 
 from __future__ import annotations

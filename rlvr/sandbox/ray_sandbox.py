@@ -4,7 +4,6 @@
         verdicts = sandbox.verify_many(jobs)                # as of `Sandbox`: the same verdicts, order and limits
 
 Needs `pip install 'rlvr[ray]'`, on every machine of the cluster with the same code and Python.
-`python -m pytest tests/test_ray_sandbox.py` exercises it.
 """
 
 from __future__ import annotations

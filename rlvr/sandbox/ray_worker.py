@@ -1,8 +1,7 @@
 """The actor of a sandbox on Ray, with one worker of the sandbox, and the encoding of jobs and verdicts.
 
 Jobs and verdicts travel as JSON, so nothing that a program made is ever unpickled. The program itself is as isolated as
-on one machine: the actor is the trusted supervisor. `rlvr.sandbox.ray_pool` is the caller's side. Exercised by
-`python -m pytest tests/test_ray_sandbox.py`.
+on one machine: the actor is the trusted supervisor. `rlvr.sandbox.ray_pool` is the caller's side.
 """
 
 from __future__ import annotations

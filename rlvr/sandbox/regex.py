@@ -1,7 +1,4 @@
-"""A job of `Worker`: whether a text matches a regular expression. Runs in the child; standard library only.
-
-`python -m pytest tests/test_sandbox_regex.py` exercises it.
-"""
+"""A job of `Worker`: whether a text matches a regular expression. Runs in the child; standard library only."""
 
 from __future__ import annotations
 

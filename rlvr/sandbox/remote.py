@@ -5,7 +5,7 @@ travel. Plain immutable data arrives as itself. Anything else arrives as a `Remo
 it has any, which is read again once anything else was asked. An exception of the answer is raised here as one that a
 test can catch by the classes it names: builtin and library classes as themselves, its own as a mirror with the same
 bases, one for each class object (`exception_class`).
-Standard library only. `python -m pytest tests/test_sandbox_checker.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -361,14 +361,11 @@ class Link:
         if kind.__module__ in ("operator", "functools") and kind.__name__ in REDUCED:
             made, args = value.__reduce__()[:2]
             if kind.__name__ == "partial":
-                return [
-                    "make",
-                    "functools:partial",
-                    [self.encode(one) for one in (value.func, *value.args)],
-                    self.encode(value.keywords),
-                ]
-            if isinstance(made, type):
-                return ["make", f"operator:{kind.__name__}", [self.encode(one) for one in args], self.encode({})]
+                args, words = (value.func, *value.args), value.keywords
+            else:  # a `methodcaller` with keyword arguments is reduced to a partial function
+                args, words = (*getattr(made, "args", ()), *args), getattr(made, "keywords", {})
+            path = f"{kind.__module__}:{kind.__name__}"
+            return ["make", path, [self.encode(one) for one in args], self.encode(words)]
         if kind is re.Pattern:
             return ["make", "re:compile", [self.encode(value.pattern), value.flags], self.encode({})]
         if kind is re.Match and (found := find_again(value)):
@@ -483,6 +480,9 @@ class Remote:
 
     def __repr__(self) -> str:
         return self._text("builtins:repr")
+
+    def __format__(self, spec: str) -> str:
+        return self._link.call_library("builtins:format", [self, spec], {})
 
     def _text(self, path: str) -> str:
         failed = self._link.failed

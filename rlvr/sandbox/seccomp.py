@@ -7,7 +7,7 @@ fork gives up at once. So an answer can start threads but no process, and no fil
 
 Both first check the architecture (a 32-bit call on a 64-bit kernel has other numbers) and x32. A call that is not
 allowed gets EPERM and the program goes on. x86-64 and aarch64 are supported; elsewhere `confine` raises OSError and the
-tier is refused. `python -m pytest tests/test_sandbox_isolation.py` exercises it.
+tier is refused.
 """
 
 from __future__ import annotations

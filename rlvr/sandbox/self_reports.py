@@ -3,7 +3,7 @@
     find_self_reports([ast.parse("assert isinstance(f(1), Node)")], {"f", "Node"}, {"f", "Node"})
 
 An answer can say of itself what it likes, so some test of a task has to compare with plain data as well. It is told
-from the text alone. Standard library only. `python -m pytest tests/test_sandbox_cases.py` exercises it.
+from the text alone. Standard library only.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Values and functions of a setup are what a test compares with, so they stay with the checker. What it builds from the
 answer's or its own classes is built over the channel, so it is not an expected value: `ValueOrigins` finds tests
-that use it as one. Standard library only. `python -m pytest tests/test_sandbox_setup.py` exercises it.
+that use it as one. Standard library only.
 """
 
 from __future__ import annotations

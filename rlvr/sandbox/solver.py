@@ -9,7 +9,6 @@ arguments), `["op", name, target, args]`, `["get", name]`, `["weak", test, entry
 `["x", type names, message, arguments, attributes]`, `["n", name]` (not defined), `["u", why]` (cannot travel) or
 `["large", why]`. The first frame is `["ready"]` or `["bad", reason, detail]`. A job with `stdin` runs the answer as a
 program on descriptors 0 and 1 instead, the latter being the channel.
-`python -m pytest tests/test_sandbox_solver.py` exercises it.
 """
 
 from __future__ import annotations

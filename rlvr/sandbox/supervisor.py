@@ -11,7 +11,6 @@ tried once more with no answer at all, and only if that goes the same way is the
 an answer's calls and that of the tests' own code are limited apart, by `timeout_s` each.
 
 Left out on purpose: other languages, third-party packages inside, Windows and macOS.
-`python -m pytest tests/test_sandbox_pool.py` exercises it.
 """
 
 from __future__ import annotations

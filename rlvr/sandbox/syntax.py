@@ -1,6 +1,6 @@
 """What single expressions and definitions of a test are, by their syntax alone: for `rlvr.sandbox.vacuous_tests`.
 
-Standard library only. `python -m pytest tests/test_vacuous_tests.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ does to a value (a call, an operator, a comparison, `with`, `except`, `await`) b
 that no value of the answer can reach (`find_tainted`) stays as it is. Definitions that a process must run as a whole
 (generators, coroutines without assertions, classes) go to the answer's process as text (`_o_.define`), unless they hold
 an assertion. Methods of `unittest.TestCase` become the assertions that they stand for.
-Standard library only. `python -m pytest tests/test_sandbox_rpc.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class TestProgram(ast.NodeTransformer):
                 self.values[name] = None if name in self.values else node.value
         conditions = [node for tree in trees for node in nodes(tree) if isinstance(node, (ast.Compare, ast.UnaryOp))]
         self.judged = self.values.keys() & set().union(*map(used_names, conditions))
+        self.has_operators = any("operator" in ast.unparse(one) for one in self.imports.values())
         self.held = held
         self.defined = {getattr(node, "name", "") for tree in trees for node in nodes(tree) if self.runs_natively(node)}
         self.temporary = 0
@@ -333,6 +334,7 @@ class TestProgram(ast.NodeTransformer):
             return operation("hold", self.visit(node.args[0]))
         if isinstance(function, ast.Name) and function.id in self.free:
             self.formulas += [one for one in node.args if isinstance(one, ast.Lambda) and is_formula(one)]
+        counterpart = self.find_counterpart(*self.operands(node)) if self.may_compare(function) else ()
         args = ast.Tuple([self.visit(part) for part in node.args], ast.Load())
         keys: list[ast.expr | None] = [ast.Constant(word.arg) if word.arg else None for word in node.keywords]
         values: list[ast.expr] = [
@@ -342,10 +344,22 @@ class TestProgram(ast.NodeTransformer):
         words = ast.Dict(keys, values)
         if isinstance(function, ast.Attribute):
             return operation("method", self.visit(function.value), ast.Constant(function.attr), args, words)
-        return operation("call", self.visit(function), args, words)
+        return operation("call", self.visit(function), args, words, *counterpart)
+
+    def may_compare(self, function: ast.expr) -> bool:
+        """Whether a call may be one of `operator.eq` or the like: the test has the module, under whatever name."""
+        of_answer = isinstance(function, ast.Name) and function.id in self.free
+        return self.has_operators and not of_answer and not isinstance(function, ast.Attribute)
+
+    def operands(self, call: ast.Call) -> tuple[ast.expr, ast.expr]:
+        """The last two of what a call compares, if it does: `partial(eq, V(1))(x)` and `map(eq, xs, ys)` too."""
+        function = self.values.get(call.func.id) if isinstance(call.func, ast.Name) else call.func
+        bound = function.args[1:] if isinstance(function, ast.Call) else []
+        given = [one for one in [*bound, *call.args] if not isinstance(one, ast.Starred)]
+        return tuple([ast.Constant(None), ast.Constant(None), *given][-2:])  # type: ignore[return-value]
 
     def visit_Starred(self, node: ast.Starred) -> Any:
-        return ast.Starred(operation("iterate", self.visit(node.value)), node.ctx)
+        return ast.Starred(self.visit(node.value), node.ctx)
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         name = ast.Constant(OPERATORS[type(node.op)])
@@ -482,7 +496,8 @@ class TestProgram(ast.NodeTransformer):
 
     def comprehension(self, node: ast.expr, kind: str, element: ast.expr) -> Any:
         for part in node.generators:  # type: ignore[attr-defined]
-            part.iter = operation("async_iterate" if part.is_async else "iterate", self.visit(part.iter))
+            items = self.visit(part.iter)
+            part.iter = operation("async_iterate", items) if part.is_async else items
             part.ifs = [self.visit(one) for one in part.ifs]
         return operation("display", ast.Constant(kind), ast.ListComp(element, node.generators))  # type: ignore[attr-defined]
 

@@ -8,7 +8,7 @@ runs as plain Python runs a script, so `__name__` is `"__main__"`. `unittest.mai
 a module of that name and end the process, becomes a run of the test's own classes whose result is asserted; with
 `exit=False` it stays: it reports failures and raises none, so such a test checks nothing. A call of a comparison of the
 module `operator` becomes the comparison, which is judged for objects of the answer too.
-Standard library only. `python -m pytest tests/test_sandbox_rpc.py tests/test_sandbox_cases.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The self-test of a tier: tries, in a new fork of a zygote, what an answer must not be able to do.
 
-Standard library only. `python -m pytest tests/test_sandbox_isolation.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations

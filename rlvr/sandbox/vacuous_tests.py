@@ -7,7 +7,7 @@
 `assert`, a test that does not depend on the answer. Only what is certain from the text counts: exceptions aside, such a
 test cannot fail. Texts with one assert that can fail are accepted, since HumanEval's hold `assert True` beside others.
 Weak checks (`assert f(2) == f(2)`, `assert f`) are accepted beside a check of a value, never alone.
-Standard library only. `python -m pytest tests/test_vacuous_tests.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations

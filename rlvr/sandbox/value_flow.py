@@ -3,7 +3,7 @@
 `find_tainted` follows assignments, loops, calls; `find_held` finds the containers that an answer may keep;
 `works_with_objects` says whether the test uses more than plain data. None of it looks at an answer, so no answer can
 change how its test is judged.
-Standard library only. `python -m pytest tests/test_sandbox_rpc.py tests/test_sandbox_cases.py` exercises it.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -410,6 +410,12 @@ def has_assertion(node: ast.AST) -> bool:
         if isinstance(one, ast.Attribute) and one.attr.startswith("assert"):
             return True
     return False
+
+
+def reads_attributes(trees: list[ast.Module], tainted: set[str]) -> bool:
+    """Whether tests read attributes or call methods of the answer's objects, which could count what they are asked."""
+    attributes = (node for tree in trees for node in nodes(tree) if isinstance(node, ast.Attribute))
+    return any(node.attr not in OF_DATA and used_names(node.value) & tainted for node in attributes)
 
 
 def works_with_objects(trees: list[ast.Module], free: set[str], tainted: set[str]) -> bool:

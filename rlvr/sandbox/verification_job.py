@@ -1,7 +1,4 @@
-"""One verification: its checked arguments, what each process gets of it, and how results become a `Verdict`.
-
-`python -m pytest tests/test_sandbox_pool.py` exercises it.
-"""
+"""One verification: its checked arguments, what each process gets of it, and how results become a `Verdict`."""
 
 from __future__ import annotations
 

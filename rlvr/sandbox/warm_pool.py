@@ -5,7 +5,6 @@
 
 A worker runs the item `first` (which loads a library, say) before it is given an item; after a kill it does so in a
 background thread, when the item that caused the kill already has its reply. So a timeout is never the fault of a start.
-`python -m pytest tests/test_math_verify.py tests/test_reasoning_gym_reward.py` exercises it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ starts its own child. The child ends with this process, for whatever reason: its
 on its processor time ends it.
 
 Left out on purpose: code that a model wrote (it would need namespaces, not limits), more than one child per worker, and
-Windows. `python -m pytest tests/test_sandbox_regex.py` exercises it.
+Windows.
 """
 
 from __future__ import annotations

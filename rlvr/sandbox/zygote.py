@@ -13,7 +13,7 @@ Nearly all of a fork's cost is pages: the zygote's (their tables are copied) and
 afterwards (each is copied, 3 us). So a zygote imports one role's modules, the usual imports of answers and no more.
 
 The process that the supervisor starts stays outside as a keeper: it ends as soon as the supervisor does, for whatever
-reason, and ends everything inside with it. `python -m pytest tests/test_sandbox_isolation.py` exercises it.
+reason, and ends everything inside with it.
 """
 
 from __future__ import annotations
