@@ -46,7 +46,7 @@ def verify(
     check_shares("verify", max_errors=max_errors, min_pass_rate=min_pass_rate)
     grader = RewardPool(reward, reward_options(reward_option or []), workers)
     tally = grade_file(
-        answers, grader, out, field=response_field, limit=limit, say=print_message, progress=ProgressLine()
+        answers, grader, out, field=response_field, limit=limit, log=print_message, progress=ProgressLine()
     )
     print_message(tally.table())
     if broken := tally.list_broken_thresholds(max_errors, min_pass_rate):

@@ -160,7 +160,7 @@ def _build(request: ClientRequest) -> TrainingClient:
     policy = engine.create_policy("policy", lora=request.model.lora, seed=request.seed)
     for note in engine.model.notes:
         request.warn(note)
-    request.say(
+    request.log(
         f"{sum(p.numel() for p in policy.parameters.values()):,} trainable parameters, {engine.model.dtype} on "
         f"{engine.model.device}".replace("torch.", "")
     )

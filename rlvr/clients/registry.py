@@ -65,7 +65,7 @@ def _ignore(text: str) -> None:
 class ClientRequest:
     """What a run asks of its client.
 
-    The client saves in `folder`; `say` and `warn` take messages about the model. Unless the run is `fresh`, weights are
+    The client saves in `folder`; `log` and `warn` take messages about the model. Unless the run is `fresh`, weights are
     loaded right after, and `model.start_from` need not exist any more. `resolve_start` turns a run's folder into its
     newest weights, a folder or a path at a server; other values stay as they are.
     """
@@ -80,7 +80,7 @@ class ClientRequest:
     cores: CoreShares = _ONE_CORE
     folder: Path = Path()
     fresh: bool = True
-    say: Callable[[str], None] = _ignore
+    log: Callable[[str], None] = _ignore
     warn: Callable[[str], None] = _ignore
 
     def vocabulary(self) -> list[str]:

@@ -315,7 +315,7 @@ def build_at_server(request: ClientRequest, client_class: type[C]) -> C:
         timeout_s=server.answer_timeout_s,
         client_class=client_class,
     )
-    request.say(f"{client.base_model} at {server.base_url or 'the server that the tinker SDK finds'}")
+    request.log(f"{client.base_model} at {server.base_url or 'the server that the tinker SDK finds'}")
     return client
 
 

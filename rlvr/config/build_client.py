@@ -140,7 +140,7 @@ def build_client(
             "sampling/sampling_logp_difference/mean, and use rollout.temperature=1 unless you know better"
         )
     request = replace(client_request(config, source), cores=core_shares(config, source))
-    client = spec.build(replace(request, folder=folder, say=say, warn=warn, fresh=fresh))
+    client = spec.build(replace(request, folder=folder, log=say, warn=warn, fresh=fresh))
     keep = config.training.max_steps_off_policy + 2
     has_adapter = config.model.lora is not None
     return config.sampler_options.attach(client, has_adapter=has_adapter, keep=keep, warn=warn)

@@ -311,7 +311,7 @@ def _build(request: ClientRequest) -> ShardedTrainingClient:
     for note in client.facts.notes:
         request.warn(note)
     facts = client.facts
-    request.say(
+    request.log(
         f"{facts.trainable:,} trainable parameters, {facts.dtype} on {facts.environment['device']}, "
         f"{client.group.size} ranks with {threads} thread{'s' if threads > 1 else ''} each"
     )
