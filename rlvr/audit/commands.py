@@ -63,6 +63,15 @@ class AuditResult:
 
 
 @dataclass(frozen=True)
+class AuditLimits:
+    """The shares of the rows up to which an audit of labelled rows does not fail."""
+
+    false_accepts: float = 0.0
+    false_rejects: float = 0.05
+    errors: float = 0.0
+
+
+@dataclass(frozen=True)
 class Audit:
     """One call of `rlvr audit`."""
 
@@ -76,9 +85,7 @@ class Audit:
     environment: str | None = None
     families: Sequence[str] = ()
     samples: int | None = None
-    max_false_accepts: float = 0.0
-    max_false_rejects: float = 0.05
-    max_errors: float = 0.0
+    limits: AuditLimits = AuditLimits()
     allow: Sequence[str] = ()  # faults that are intended
 
     def run(
@@ -153,9 +160,7 @@ class Audit:
         from rlvr.audit.verifier_faults import check_allowed, find_faults, show_faults
 
         check_allowed(self.allow)
-
-        names = ("max_false_accepts", "max_false_rejects", "max_errors")
-        check_shares("audit", **{name: getattr(self, name) for name in names})
+        check_shares("audit", **{f"max_{name}": share for name, share in vars(self.limits).items()})
         rewards = [resolve_reward(self.reward, **self.options), *(resolve_reward(name) for name in self.against)]
         rows = read_labelled(labelled)
         if rewards[0].name in ("code", "code_strict"):
@@ -185,12 +190,13 @@ class Audit:
         return AuditResult(text, found, bool(search.seen.keys() - set(self.allow) or above))
 
     def _list_rates_above(self, one: VerifierMeasurement) -> list[str]:
-        rates = one.rates()
+        rates, most = one.rates(), self.limits
+        accepted, rejected = (rates[name] or {"value": 0.0} for name in ("false_positive", "false_negative"))
         return list_rates_above(
             {
-                "--max-false-accepts": ((rates["false_positive"] or {"value": 0.0})["value"], self.max_false_accepts),
-                "--max-false-rejects": ((rates["false_negative"] or {"value": 0.0})["value"], self.max_false_rejects),
-                "--max-errors": (rates["unjudged"] / rates["rows"], self.max_errors),
+                "--max-false-accepts": (accepted["value"], most.false_accepts),
+                "--max-false-rejects": (rejected["value"], most.false_rejects),
+                "--max-errors": (rates["unjudged"] / rates["rows"], most.errors),
             }
         )
 

@@ -95,7 +95,7 @@ def audit(
 
     rlvr audit --env reasoning_gym --family countdown --json audit.json      (every family without --family)
     """
-    from rlvr.audit.commands import Audit, reward_options
+    from rlvr.audit.commands import Audit, AuditLimits, reward_options
     from rlvr.tracking import readable_lines
 
     options = reward_options(reward_option or [])
@@ -110,9 +110,7 @@ def audit(
         env,
         family or [],
         samples,
-        max_false_accepts,
-        max_false_rejects,
-        max_errors,
+        AuditLimits(max_false_accepts, max_false_rejects, max_errors),
         allow or [],
     )
     result = command.run(attack, labelled, json_file, print_message)
