@@ -10,18 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvr.algorithms.loss_specs import LOSS_SPECS
+from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
 from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.core.cpu_budget import spinning_warning
 from rlvr.core.files import find_damage
-from rlvr.core.protocols import ClientCapabilities, Feature, TrainingClient
+from rlvr.core.protocols import TrainingClient
 
 if TYPE_CHECKING:
     from rlvr.clients.local import LocalSamplingClient
 
-LOCAL_CAPABILITIES = ClientCapabilities(
-    "local", losses=frozenset(LOSS_SPECS), features=frozenset(Feature), scores_at_temperature=True, runs_in_process=True
-)
 EXTRA = "pip install 'rlvr[train]'"
 BUILT_TOKENIZERS = ("words", "characters", "pieces")
 _EXPECTED = (

@@ -32,7 +32,7 @@ from rlvr.engine.engine_options import EngineLimits
 
 
 @dataclass(frozen=True)
-class BuiltIn:
+class BuiltInClient:
     """The entry of a client that comes with the package: where its spec is, and its options.
 
     The spec is loaded when it is asked for; none imports torch before its model is built.
@@ -45,11 +45,11 @@ class BuiltIn:
 _BUILT_IN = {
     entry.options.name: entry
     for entry in (
-        BuiltIn("rlvr.clients.local_engine:LOCAL", LocalOptions),
-        BuiltIn("rlvr.clients.mock.mock_client:MOCK", MockOptions),
-        BuiltIn("rlvr.clients.tinker:TINKER", TinkerOptions),
-        BuiltIn("rlvr.clients.skyrl:SKYRL", SkyrlOptions),
-        BuiltIn("rlvr.clients.sharded.sharded_client:SHARDED", ShardingOptions),
+        BuiltInClient("rlvr.clients.local_engine:LOCAL", LocalOptions),
+        BuiltInClient("rlvr.clients.mock.mock_client:MOCK", MockOptions),
+        BuiltInClient("rlvr.clients.tinker:TINKER", TinkerOptions),
+        BuiltInClient("rlvr.clients.skyrl:SKYRL", SkyrlOptions),
+        BuiltInClient("rlvr.clients.sharded.sharded_client:SHARDED", ShardingOptions),
     )
 }
 CLIENTS = Variants("client", ClientOptions, *(entry.options for entry in _BUILT_IN.values()))

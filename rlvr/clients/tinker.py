@@ -237,7 +237,7 @@ class TinkerCriticClient(TinkerTrainingClient):
         self, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None, *, has_gradient: bool
     ) -> Future[ForwardBackwardOutput]:
         if loss_fn != VALUE_LOSS:
-            raise ValueError(f"loss_fn {loss_fn!r} for a critic, whose one loss is {VALUE_LOSS}")
+            raise ValueError(f"loss_fn {loss_fn!r} for a critic is not supported; give loss_fn={VALUE_LOSS}")
         return self._future(self._submit(data, "ppo", config, has_gradient), from_output)
 
     def check_role(self) -> None:

@@ -102,8 +102,8 @@ def _dense(
     fits = len(shape) == 2 and len(starts) == shape[0] + 1 and values_N.shape == columns.shape == (counts.sum(),)
     if not fits or starts[0] != 0 or (counts < 0).any() or ((columns < 0) | (columns >= shape[1])).any():
         raise ValueError(
-            f"TensorData: {values_N.size} values with {len(starts)} row starts and {columns.size} columns are no CSR "
-            f"matrix of shape {list(shape)}"
+            f"TensorData: {values_N.size} values with {len(starts)} row starts and {columns.size} columns are not a "
+            f"CSR matrix of shape {list(shape)}"
         )
     array = np.zeros(shape, dtype=values_N.dtype)
     array[np.repeat(np.arange(shape[0]), counts), columns] = values_N

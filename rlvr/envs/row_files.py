@@ -150,7 +150,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror or error}); give {EXPECTED}") from error
     except (EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is no whole gzip file ({error}); fetch it again") from error
+        raise ValueError(f"{path} is not a whole gzip file ({error}); fetch it again") from error
 
 
 # --- JSON ---------------------------------------------------------------------------------------------------------

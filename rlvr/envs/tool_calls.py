@@ -128,7 +128,7 @@ class ToolCallFormat:
         arguments = [key for key, held in call.items() if held == {_KEY: _VALUE}] if isinstance(call, dict) else []
         if len(names) != 1 or len(arguments) != 1:
             raise ValueError(
-                "the chat template writes calls of tools in a form other than JSON, which is not read here"
+                "the chat template writes calls of tools in a form other than JSON, which is not supported"
             )
         begin = _common_end(turns[0][:start], turns[1][:later]).strip()
         after = turns[0][start + size :].lstrip()

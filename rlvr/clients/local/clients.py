@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from rlvr.clients.custom_loss import two_passes
 from rlvr.clients.local.types import GetInfoResponse, ModelData
-from rlvr.clients.local_engine import LOCAL_CAPABILITIES
+from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
 from rlvr.core.files import check_name, new_folder
 from rlvr.core.futures import Future, LazyFuture
 from rlvr.core.messages import (

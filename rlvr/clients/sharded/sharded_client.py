@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlvr.clients.custom_loss import two_passes
+from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
 from rlvr.clients.local_engine import (
     EXTRA,
-    LOCAL_CAPABILITIES,
     ModelBuild,
     describe_model,
     find_adapter_start,

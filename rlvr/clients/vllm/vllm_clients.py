@@ -61,7 +61,8 @@ class VllmSamplingClient:
         for name, off in (("top_k", -1), ("top_p", 1.0), ("min_p", 0.0)):
             if (given := getattr(asked, name)) != off:
                 raise ValueError(
-                    f"sample: {name}={given} with sampler.name=vllm: its log-probs would be those after the cut; leave "
+                    f"sample: {name}={given} with sampler.name=vllm: its log-probs would be of the distribution that "
+                    f"{name} has cut, which training cannot use; leave "
                     f"rollout.{name} out"
                 )
         seed = asked.seed if asked.seed is not None else rng.key("unseeded", self.fingerprint, next(self._unseeded))

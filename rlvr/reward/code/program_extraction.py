@@ -86,7 +86,7 @@ def extract(response: str, names: Collection[str] = (), prefix: str = "") -> Ext
     return ExtractedProgram(prefix + _indent_body(code), where=where)
 
 
-def extract_asked(response: str, prefix: str = "", *, is_chat: bool) -> ExtractedProgram:
+def extract_requested(response: str, prefix: str = "", *, is_chat: bool) -> ExtractedProgram:
     """The program of a response in the form that our prompts ask for, and in no other; nothing is repaired.
 
     In a chat it is the one code block, closed, in Python or unmarked; two blocks are `many_answers`. After text it is

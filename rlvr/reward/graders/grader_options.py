@@ -73,10 +73,10 @@ def fill_template(template: Template, values: Values, limit: int = MAX_TEXT) -> 
     try:
         return template.fill(values, limit=limit)
     except MissingField as missing:
-        return failed_or_invalid(is_fault_of_answer(missing, values), "missing_field", str(missing))
+        return blame_answer_or_task(is_fault_of_answer(missing, values), "missing_field", str(missing))
     except TemplateTooLong as long:
         detail = f"{long.size:,} characters, at most {limit:,} are compared"
-        return failed_or_invalid(template.is_from_answer, "too_large", detail)
+        return blame_answer_or_task(template.is_from_answer, "too_large", detail)
 
 
 def is_fault_of_answer(missing: MissingField, values: Values) -> bool:
@@ -85,7 +85,7 @@ def is_fault_of_answer(missing: MissingField, values: Values) -> bool:
     return missing.place.is_from_answer and (first == "output_json" or first in values["sample"])
 
 
-def failed_or_invalid(is_fault_of_answer: bool, reason: str, detail: str, worst: float = 0.0) -> Score:
+def blame_answer_or_task(is_fault_of_answer: bool, reason: str, detail: str, worst: float = 0.0) -> Score:
     if is_fault_of_answer:
         return Score(worst, Outcome.FAILED, reason, detail=detail)
     return Score(None, Outcome.INVALID, reason, detail=detail)

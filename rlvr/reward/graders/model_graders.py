@@ -19,10 +19,10 @@ from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.graders.controls import make_controls
 from rlvr.reward.graders.grader_options import (
+    blame_answer_or_task,
     check_fields,
     check_range,
     check_word,
-    failed_or_invalid,
     field_path,
     is_fault_of_answer,
     pass_threshold,
@@ -155,7 +155,7 @@ class ModelQuestion:
         try:
             texts = {str(place): as_text(place.find(values)) for place in places}
         except MissingField as missing:
-            return failed_or_invalid(is_fault_of_answer(missing, values), "missing_field", str(missing), worst)
+            return blame_answer_or_task(is_fault_of_answer(missing, values), "missing_field", str(missing), worst)
         answers = {str(place): texts[str(place)] for place in places if place.is_from_answer}
         if not any(answer.strip() for answer in answers.values()):
             return Score(worst, Outcome.FAILED, "no_answer")

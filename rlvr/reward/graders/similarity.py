@@ -39,7 +39,7 @@ def similarity(metric: str, text: str, reference: str) -> float:
     return METRICS[metric](text, reference)
 
 
-def words_needed(metric: str) -> int:
+def count_needed_words(metric: str) -> int:
     """How many words a reference needs for the metric to be defined: n for `rouge_n`, 1 for `rouge_l`, else 0."""
     kind, _, order = metric.rpartition("_")
     return (int(order) if order.isdigit() else 1) if kind == "rouge" else 0
