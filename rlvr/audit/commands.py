@@ -45,7 +45,7 @@ def check_shares(command: str, **options: float) -> None:
 
 
 def list_rates_above(most: Mapping[str, tuple[float, float]]) -> list[str]:
-    """A sentence for each option whose share of the rows (first) is above what it allows (second)."""
+    """A sentence for each option that is exceeded; `most` has the share of the rows and the share that is allowed."""
     return [
         f"above {option}: {100 * share:.2f}% of the rows, at most {100 * allowed:g}% are allowed"
         for option, (share, allowed) in most.items()

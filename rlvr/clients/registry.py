@@ -63,7 +63,7 @@ def _ignore(text: str) -> None:
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """What a run asks of its client.
+    """What a run gives to build its client: the model, the environment, the folder and the options.
 
     The client saves in `folder`; `log` and `warn` take messages about the model. Unless the run is `fresh`, weights are
     loaded right after, and `model.start_from` need not exist any more. `resolve_start` turns a run's folder into its

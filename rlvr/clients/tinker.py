@@ -326,7 +326,7 @@ def describe_at_server(request: ClientRequest, name: str) -> str:
 
 
 def _start_path(request: ClientRequest) -> str:
-    """The `tinker://` path of `model.start_from`; of a run or a checkpoint, the one it wrote down."""
+    """The `tinker://` path of `model.start_from`; for a run or checkpoint, the path that it recorded."""
     path = request.find_start()
     if not path.startswith(SCHEME):
         raise ValueError(

@@ -71,7 +71,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def find_damage(folder: Path) -> str:
-    """What is wrong with a `new_folder`: '' if every file is there with its checksum.
+    """Describe the damage of a folder made by `new_folder`; '' if every file is there and has its checksum.
 
     Only ordinary files inside the folder are read. Every file must be listed, except those whose names begin with a
     dot, which file managers leave behind.

@@ -96,7 +96,7 @@ def as_array(values: Any) -> np.ndarray:
 def _dense(
     values_N: np.ndarray, crow_indices: Sequence[int], col_indices: Sequence[int], shape: Sequence[int]
 ) -> np.ndarray:
-    """A matrix from its compressed sparse rows; what is not listed is 0."""
+    """A dense matrix from compressed sparse rows; entries that are not listed are 0."""
     starts, columns = np.asarray(crow_indices, dtype=np.int64), np.asarray(col_indices, dtype=np.int64)
     counts = np.diff(starts)
     fits = len(shape) == 2 and len(starts) == shape[0] + 1 and values_N.shape == columns.shape == (counts.sum(),)

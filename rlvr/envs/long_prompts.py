@@ -18,6 +18,7 @@ from rlvr.core.types import Task
 from rlvr.envs.chat_template import has_template, render_chat
 from rlvr.envs.prompt import encode_prompt, encode_texts
 from rlvr.envs.turns import join_turns
+from rlvr.envs.wrapped_source import DelegatingSource
 
 _MANY = 20_000  # texts whose tokens take a while to count
 _BATCH = 4096
@@ -154,17 +155,7 @@ def _about(id: str, length: int, limit: int, key: str) -> str:
     )
 
 
-class _WrappedSource:
-    """A source of which some members are changed; everything else is that of `source`."""
-
-    def __init__(self, source: TaskSource) -> None:
-        self._source = source
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-
-class FittingSource(_WrappedSource):
+class FittingSource(DelegatingSource):
     """A source of generated tasks that draws each again until its prompt fits."""
 
     def __init__(
@@ -206,7 +197,7 @@ class FittingSource(_WrappedSource):
         return [task for task in tasks if task.id not in long]
 
 
-class TruncatedSource(_WrappedSource):
+class TruncatedSource(DelegatingSource):
     """A source whose episodes show the last `prompt_limit` tokens of a prompt."""
 
     def __init__(self, source: TaskSource, limit: int) -> None:

@@ -18,19 +18,18 @@ from rlvr.core.types import Task
 from rlvr.envs.chat_template import has_template, list_variables, render_chat, thinking_arguments
 from rlvr.envs.prompt import PromptExample, PromptOptions, PromptWriter, build_turns, encode_prompt
 from rlvr.envs.turns import join_turns
+from rlvr.envs.wrapped_source import DelegatingSource
 
 _FAR = 1_000_003  # a prime: also a source that takes its tasks in a circle has another one so far on
 _TRIES = 100
 
 
-class PromptedSource:
-    """A task source whose tasks have a `Task.shown_prompt`; everything else is that of `source`."""
+class PromptedSource(DelegatingSource):
+    """Gives each task of `source` the `Task.shown_prompt` that the model reads."""
 
     def __init__(self, source: TaskSource, writer: PromptWriter) -> None:
-        self._source, self.writer = source, writer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
+        super().__init__(source)
+        self.writer = writer
 
     def train(self, seed: int, index: int, level: str) -> Task:
         """The source's task; if that is one of the examples, a task far on: its answer would be in its own prompt."""

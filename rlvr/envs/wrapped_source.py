@@ -1,4 +1,8 @@
-"""A task source with the tasks of another, in episodes of its own: the base of `refine` and `tools`."""
+"""Task sources around another one.
+
+`DelegatingSource` changes some of its members; `WrappedSource` gives its tasks episodes of its own, and is the base of
+`refine` and `tools`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,16 @@ from rlvr.core.protocols import Env, TaskSource
 from rlvr.core.types import Task
 from rlvr.envs.prompt import PromptEnv
 from rlvr.envs.registry import resolve_environment
+
+
+class DelegatingSource:
+    """A source with the members of `source`, but for those that a subclass defines."""
+
+    def __init__(self, source: TaskSource) -> None:
+        self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
 
 
 class WrappedSource(TaskSource):

@@ -160,7 +160,7 @@ def _tests_in(truth: Any) -> Mapping[str, Any]:
 
 
 def _last_answer(completion: Any) -> str:
-    """The text of a completion; of messages, that of the last one which the assistant wrote."""
+    """The text of a completion; if it is a list of messages, the text of the last one by the assistant."""
     if isinstance(completion, str):
         return completion
     contents = [message.get("content") for message in completion if message.get("role") == "assistant"]

@@ -219,7 +219,7 @@ class Reward:
         return waits_for(self._options) if callable(waits_for) else waits_for
 
     def start(self) -> None:
-        """Start what it depends on, before a run does; ValueError where that is impossible here."""
+        """Start what the reward depends on, before a run starts; ValueError if that is impossible on this machine."""
         if self.spec.start:
             self.spec.start(self._options)
 

@@ -135,7 +135,7 @@ class Database:
         return self._engine.connect()
 
     def _find_file(self) -> tuple[int, int] | None:
-        """What SQLite's file is to the system, whatever its name; None where there is none."""
+        """The identity of SQLite's file in the file system, whatever its name; None if there is no file."""
         try:
             found = os.stat(self.url.database or "")
         except OSError:

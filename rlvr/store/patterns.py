@@ -114,7 +114,7 @@ def _whole_sum(column: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
 
 
 def _by_task() -> sa.Subquery:
-    """Answers and passes by situation, strategy and task, with those of all strategies beside them."""
+    """The numbers of answers and of passes by situation, strategy and task, and the totals over all strategies."""
     before, error = experiences.alias("before"), error_types.alias("error")
     same = sa.and_(
         before.c.session_id == _e.session_id, before.c.sample == _e.sample, before.c.iteration == _e.iteration - 1

@@ -87,7 +87,7 @@ class StudyPlan:
 
     @property
     def runs(self) -> list[StudyRun]:
-        """All runs, seed by seed, so that a study that is stopped early has compared what it has."""
+        """All runs, seed by seed, so that a study that is stopped early compares its variants over the same seeds."""
         return [StudyRun(variant, seed) for seed in self.seeds for variant in self.variants]
 
     @property
@@ -117,7 +117,7 @@ def read_plan(
     config_path: str | None = None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> StudyPlan:
-    """The plan of what was typed; ValueError for whatever a run would refuse. Nothing is written."""
+    """The plan of the words of a command; ValueError for what a run would refuse. Nothing is written."""
     if config_name is None and config is None:
         raise ValueError("no config given; give --config-name=NAME (arithmetic, for example) or --config=FILE")
     seeds, shared, axes = read_overrides(overrides)

@@ -209,11 +209,11 @@ class ShardedTrainingClient:
         return self._policy.model.tokenizer
 
     def weights_sha256(self) -> str:
-        """The hash of the whole weights: that of one process with the same."""
+        """The hash of the whole weights, equal to the hash of one process with the same weights."""
         return self.group.call("sha256")[0]
 
     def describe_environment(self) -> dict[str, str | int]:
-        """That of a rank, and how many there are."""
+        """The environment of a rank, and the number of ranks."""
         return {**self.facts.environment, "ranks": self.group.size}
 
     def close(self) -> None:

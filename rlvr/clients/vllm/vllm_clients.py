@@ -176,7 +176,7 @@ class VllmTrainingClient:
         return PublishedWeights(fingerprint, path, self._has_adapter, prompt, scores)
 
     def close(self) -> None:
-        """Unload what was published, and close the trainer."""
+        """Unload the published weights, and close the trainer."""
         RequestFuture(start_coroutine(self._publisher.aclose())).result()
         self._trainer.close()
 

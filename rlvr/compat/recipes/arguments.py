@@ -142,7 +142,7 @@ class Recipe:
 
 
 def _at(settings: Any, path: str) -> Any:
-    """What is at `a.b.c` in configs and mappings; None where there is nothing."""
+    """The value at `a.b.c` in configs and mappings; None if there is none."""
     for name in path.split("."):
         settings = settings.get(name) if isinstance(settings, Mapping) else getattr(settings, name, None)
     return settings

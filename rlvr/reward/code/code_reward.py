@@ -250,6 +250,6 @@ def _humaneval_prompt(case: Case) -> dict[str, str]:
 
 
 def _detail(verdict: Verdict) -> str:
-    """The verdict's own detail, else that of the first test that did not pass."""
+    """The detail of the verdict, or else of the first test that did not pass."""
     detail = verdict.detail or next((test.detail for test in verdict.tests if not test.passed), "")
     return detail[:1000]

@@ -69,7 +69,7 @@ def pass_threshold(config: Mapping[str, Any], where: str, low: float = 0.0, high
 
 
 def fill_template(template: Template, values: Values, limit: int = MAX_TEXT) -> str | Score:
-    """The text; where it is missing or over `limit` characters, the score that follows."""
+    """The filled text, or the score to give if it is missing or has more than `limit` characters."""
     try:
         return template.fill(values, limit=limit)
     except MissingField as missing:

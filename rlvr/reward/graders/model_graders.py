@@ -150,7 +150,7 @@ class ModelQuestion:
     async def ask(
         self, values: Values, context: GradingContext, key: str, form: str, read: Any, worst: float
     ) -> ModelVerdict[Any] | Score:
-        """The model's verdict, its `key` parsed by `read`; a score where there is no usable one."""
+        """Ask the model and parse the `key` of its verdict by `read`; a score if the verdict cannot be used."""
         places = dict.fromkeys(place for _, template in self.messages for place in template.places)
         try:
             texts = {str(place): as_text(place.find(values)) for place in places}

@@ -138,7 +138,7 @@ def _words(text: str) -> list[str]:
 
 
 def _overlap(ours: Sequence[str], theirs: Sequence[str], order: int) -> tuple[int, int, int]:
-    """(n-grams in common, counted as often as in both; n-grams of ours; of theirs)."""
+    """The number of n-grams in common (each as often as both texts have it), in the answer, and in the reference."""
     one, other = _grams(ours, order), _grams(theirs, order)
     return (one & other).total(), one.total(), other.total()
 

@@ -191,7 +191,7 @@ def _after_answer(text: str, most: int) -> str | None:
 
 
 def _sentence(text: str) -> str | ExtractedAnswer | None:
-    """What follows the last "answer is" up to the end of its sentence or line; the next line where its own is empty."""
+    """The text after the last "answer is", up to the end of the sentence or line; the next line if that is empty."""
     rest = _after_answer(text, MAX_FORMULA)
     if rest is None:
         return None
