@@ -121,7 +121,7 @@ def read_plan(
     if config_name is None and config is None:
         raise ValueError("no config given; give --config-name=NAME (arithmetic, for example) or --config=FILE")
     seeds, shared, axes = read_overrides(overrides)
-    variables = read_environment(environment)
+    variables = read_variables(environment)
     common = {key: values[0] for key, values in variables if len(values) == 1}
     varied = [*axes, *(variable for variable in variables if len(variable[1]) > 1)]
     for key, values in varied:
@@ -265,7 +265,7 @@ def split_values(text: str) -> list[str]:
     return [part.strip() for part in parts] if len(parts) > 1 else [text]
 
 
-def read_environment(texts: Sequence[str]) -> list[Axis]:
+def read_variables(texts: Sequence[str]) -> list[Axis]:
     """The variables of `NAME=value` and `NAME=one,other`."""
     variables = [_read_variable(text) for text in texts]
     names = [name for name, _ in variables]
