@@ -1,7 +1,8 @@
 # make setup   an environment in .venv for training: the package and what the extra `train` needs
 # make setup-dev   the same environment with everything: every extra, tests, documentation, peers to compare with
 # make train   the main job, rlvr train --config-name=arithmetic: one and a half to four minutes on one core
-# make test    ruff, pyright and the tests that are not marked `slow`: about seven minutes on two cores
+# make test    ruff, pyright, the lines of each package and the tests that are not marked `slow`: about seven minutes on
+#              two cores
 # make test-slow   the tests marked `slow`: kill loops, attacks, the documentation's commands, a browser, learning:
 #              twenty minutes or more
 # make test-gpu    the tests marked `gpu`, on a machine with one; all other tests hide its devices
@@ -98,6 +99,7 @@ lint: setup-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
+	$(VENV)/bin/python scripts/count_lines.py
 
 format: setup-dev
 	$(VENV)/bin/ruff check --fix .

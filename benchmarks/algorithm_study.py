@@ -30,7 +30,7 @@ from rlvr.core.files import check_name
 from rlvr.core.registry import did_you_mean
 from rlvr.runs.assembly import assemble
 from rlvr.study.study_folder import open_study
-from rlvr.study.study_plan import StudyPlan, StudyVariant, build_plan, read_environment, read_overrides, split_values
+from rlvr.study.study_plan import StudyPlan, StudyVariant, build_plan, read_overrides, read_variables, split_values
 from rlvr.study.study_report import write_report
 from rlvr.study.study_runner import StudyRunner
 from rlvr.study.study_summary import is_finished, summarize
@@ -102,7 +102,7 @@ def read_algorithm_plans(words: Sequence[str], environment: Sequence[str], name:
         raise ValueError(f"variants={left_out[0]} is not compared: {LEFT_OUT[left_out[0]]}; leave it out")
     chosen = _choose([REFERENCE, *given], known, "variant") if given else list(known)
     rest = [word for word in words if "=" in word and not word.startswith("variants=")]
-    (seeds, shared, axes), variables = read_overrides(rest), read_environment(environment)
+    (seeds, shared, axes), variables = read_overrides(rest), read_variables(environment)
     if axes or any(len(values) > 1 for _, values in variables):
         raise ValueError(
             f"{axes[0][0] if axes else '--environment'} has several values, and the variants of this study are given "

@@ -86,7 +86,7 @@ def test_bm25_is_its_formula() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"folder": "/no/such/folder"}, "is no folder"),
+        ({"folder": "/no/such/folder"}, "is not a folder"),
         ({"pattern": "*.md"}, "no file that fits"),
         ({"top": 0}, "top=0"),
         ({"pattern": "/etc/*"}, "such as"),

@@ -366,9 +366,9 @@ def test_closing_drops_the_connections_and_asking_again_opens_new_ones() -> None
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"top_k": 5}, "top_k=5 has no place"),
-        ({"min_p": 0.1}, "min_p=0.1 has no place"),
-        ({"top_p": 0.5}, "top_p=0.5 has no place in the plain request"),
+        ({"top_k": 5}, "top_k=5 is not supported"),
+        ({"min_p": 0.1}, "min_p=0.1 is not supported"),
+        ({"top_p": 0.5}, "top_p=0.5 is not supported by plain requests"),
     ],
 )
 def test_sampling_options_without_a_request_field_are_refused(params: dict[str, Any], message: str) -> None:

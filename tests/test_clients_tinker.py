@@ -229,7 +229,7 @@ def test_impossible_arguments_are_refused_at_once(remote: Callable[..., Any], ca
 
 def test_mistakes_of_a_sampler_are_said_too(remote: Callable[..., Any]):
     sampler = remote().save_weights_and_get_sampling_client()
-    with pytest.raises(ValueError, match=r"min_p=0\.1 has no place"):
+    with pytest.raises(ValueError, match=r"min_p=0\.1 is not supported"):
         sampler.sample(ModelInput([1]), 1, SamplingParams(min_p=0.1))
     with pytest.raises(ValueError, match=r"temperature 1, not 0\.7"):
         sampler.compute_logprobs(ModelInput([1]), temperature=0.7)

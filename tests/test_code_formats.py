@@ -10,7 +10,7 @@ import pytest
 from code_rows import REAL, problem
 
 from rlvr.reward.code import CodeProblem, extract
-from rlvr.reward.code.program_extraction import MAX_CHARS, extract_asked
+from rlvr.reward.code.program_extraction import MAX_CHARS, extract_requested
 
 HUMANEVAL = {
     "task_id": "Own/0",
@@ -199,8 +199,8 @@ def test_the_program_is_found_where_the_rules_say(response: str, code: str | Non
 
 
 def test_a_mark_in_a_string_marks_nothing_in_the_form_that_is_asked_for_either() -> None:
-    assert extract_asked(f"so</think>{THINKING}\n[DONE]\nmore", is_chat=False).code == f"{THINKING}\n"
-    assert extract_asked(f"```python\n{CUTTING}\n```", is_chat=True).code.strip() == CUTTING
+    assert extract_requested(f"so</think>{THINKING}\n[DONE]\nmore", is_chat=False).code == f"{THINKING}\n"
+    assert extract_requested(f"```python\n{CUTTING}\n```", is_chat=True).code.strip() == CUTTING
 
 
 def test_a_program_is_distinguished_from_examples_of_its_output() -> None:

@@ -234,13 +234,13 @@ def learn(client: MockTrainingClient) -> None:
             ({"logits": [*[1.0] * 6, value]}, "logits are not 7")
             for value in ("x", "1.0", True, 10**400, math.inf, [1])
         ),
-        *(({"version": value}, "version is no whole number") for value in ("x", -1, 1.5, True, None, 10**400)),
+        *(({"version": value}, "version is not a whole number") for value in ("x", -1, 1.5, True, None, 10**400)),
         *(({"adam": value}, "adam.moments are not 2 rows of 7") for value in ({}, "x", 3, [], {"moments": [[1]]})),
         ({"adam": {"moments": [[0.0] * 7, [0.0] * 6], "steps": 1}}, "adam.moments are not 2 rows of 7"),
         ({"adam": {"moments": [[0.0] * 7, [math.nan] * 7], "steps": 1}}, "adam.moments are not 2 rows of 7"),
         ({"adam": {"moments": [[0.0] * 7, [-1.0] * 7], "steps": 1}}, "below 0"),
-        ({"adam": {"moments": [[0.0] * 7] * 2, "steps": "x"}}, "adam.steps is no whole number"),
-        ({"adam": {"moments": [[0.0] * 7] * 2}}, "adam.steps is no whole number"),
+        ({"adam": {"moments": [[0.0] * 7] * 2, "steps": "x"}}, "adam.steps is not a whole number"),
+        ({"adam": {"moments": [[0.0] * 7] * 2}}, "adam.steps is not a whole number"),
         ({"words": 3}, "words are not a list"),
         ({"words": ["a"]}, "another vocabulary"),
         ("[1]", "table.json holds a list"),

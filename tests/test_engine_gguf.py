@@ -156,7 +156,7 @@ def spoil(file: Path, how: str) -> None:
     [
         ("cut short", r"cannot read m.gguf: .*cut short"),
         ("cut in its header", r"cannot read m.gguf: .*cut short"),
-        ("renamed", r"is no GGUF file \(it begins with b'PK"),
+        ("renamed", r"is not a GGUF file \(it begins with b'PK"),
         ("missing", r"cannot be read: No such file"),
         ("an unknown architecture", r"cannot read m.gguf: .*a-new-kind"),
     ],

@@ -227,7 +227,7 @@ def test_a_malformed_call_beside_a_good_one_is_answered_too(rows: str) -> None:
         ({"tools": []}, "at least one"),
         ({"tools": "python"}, r"tools='python' is of type str; expected a list, such as \[python\], each entry a name"),
         ({"tools": 7}, "tools=7 is of type int; expected a list"),
-        ({"tools": [5]}, r"tools: 5 is no tool; expected a name \(python, search, mcp\)"),
+        ({"tools": [5]}, r"tools: 5 is not a tool; expected a name \(python, search, mcp\)"),
         ({"calls": 5}, "calls=5; expected {} or a mapping"),
         ({"inner": None}, "inner=None, expected the name of an environment"),
         ({"inner_kwargs": [1]}, r"inner_kwargs=\[1\], expected a mapping"),

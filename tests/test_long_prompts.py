@@ -54,7 +54,7 @@ def limit(source: TaskSource, most: int, how: str = "filter", say: Callable[[str
 def test_long_prompts_are_left_out_and_counted_apart_for_training_and_evaluation() -> None:
     said: list[str] = []
     source = rows(of_length("t", 3, 4, 5, 6, 40), of_length("h", 2, 9))
-    fitted = limit(source, 5, say=said.append)
+    fitted = limit(source, 5, log=said.append)
     assert sorted(list_prompts(fitted)) == ["t0", "t1", "t2"] and [t.id for t in fitted.heldout(None)] == ["h0"]
     assert said == [
         "left out 2 of 5 prompts longer than 5 tokens (training.max_prompt_tokens)",
@@ -65,7 +65,7 @@ def test_long_prompts_are_left_out_and_counted_apart_for_training_and_evaluation
 def test_a_source_without_long_prompts_stays_as_it_is_in_silence() -> None:
     source, said = rows(of_length("t", 3, 4)), list[str]()
     before = list_prompts(source)
-    assert limit(source, 5, say=said.append) is source
+    assert limit(source, 5, log=said.append) is source
     assert (list_prompts(source), said) == (before, [])
 
 
@@ -110,7 +110,7 @@ def test_the_time_to_leave_prompts_out_grows_with_their_number() -> None:
             return long
 
     tokenizer, said = with_context(9), list[str]()
-    assert len(limit(Many(), 3, say=said.append).heldout(None)) == 200
+    assert len(limit(Many(), 3, log=said.append).heldout(None)) == 200
     answers = [Task(task.id, "a", {"answer": task.prompt_text * 2}) for task in long]
     leave_out_long_demonstrations(rows(answers), tokenizer, 8, said.append)
     assert [text.split(" prompts")[0] for text in said] == ["left out 200 of 400 held-out", "left out 200 of 400"]
@@ -149,7 +149,7 @@ class Growing(TaskSource):
 
 def test_a_generated_task_that_is_too_long_is_drawn_again_and_always_the_same() -> None:
     said: list[str] = []
-    fitted = limit(Growing(), 6, say=said.append)
+    fitted = limit(Growing(), 6, log=said.append)
     first = [fitted.train(5, i, "").prompt for i in range(30)]
     assert all(len(prompt.split()) <= 6 for prompt in first)
     assert [fitted.train(5, i, "").prompt for i in range(30)] == first

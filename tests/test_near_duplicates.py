@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlvr.core.types import Task
-from rlvr.envs.near_duplicates import choose_compared, find_near_duplicates
+from rlvr.envs.near_duplicates import choose_heldout_to_compare, find_near_duplicates
 
 LONG = "Ann has {} red pens and buys {} more at the shop near her school. How many pens does she have now?"
 
@@ -55,7 +55,7 @@ def test_of_large_data_sets_a_part_is_looked_at() -> None:
     assert [near.heldout.id for near in find_near_duplicates(heldout, train, most_words=1)] == ["h1"]
     assert [near.heldout.id for near in find_near_duplicates(heldout, train, most_heldout=1)] == ["h0"]
     heldout = tasks("h", "one two", "one three", "one")
-    assert [task.id for task in choose_compared(heldout, most_words=3)] == ["h0", "h1"]
+    assert [task.id for task in choose_heldout_to_compare(heldout, most_words=3)] == ["h0", "h1"]
     assert find_near_duplicates(heldout, tasks("t", "one"), most_words=3) == []
 
 

@@ -170,7 +170,7 @@ def test_words_become_fields_of_their_kind() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nam=x"], "'nam' is no setting of this recipe"),
+        (["nam=x"], "'nam' is not a setting of this recipe"),
         (["size=two"], "size='two': expected a whole number"),
         (["rate=high"], "rate='high': expected a number"),
         (["--size=2"], "'--size=2': expected key=value"),
@@ -192,7 +192,7 @@ def test_a_recipe_takes_its_words_and_every_setting_of_train(capsys: pytest.Capt
         "run.name=y",
     ]
     assert recipe.run(["batchsize=2"]) == 2
-    assert "'batchsize' is no setting of rl_basic" in capsys.readouterr().err
+    assert "'batchsize' is not a setting of rl_basic" in capsys.readouterr().err
     assert math_rl.run(["env=chess"]) == 2
     assert "expected arithmetic, gsm8k or package.module:Builder" in capsys.readouterr().err
 
@@ -241,7 +241,7 @@ def test_the_recipes_are_commands() -> None:
             timeout=60,
         )
         assert done.returncode == 2, done.stderr
-        assert f"{name}: 'nonsense' is no setting" in done.stderr
+        assert f"{name}: 'nonsense' is not a setting" in done.stderr
     helped = subprocess.run(
         [sys.executable, "-m", "rlvr.compat.recipes.rl_loop", "--help"], capture_output=True, text=True
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlvr.web.logs import FieldLogger, bind_ids, clear_ids, get_logger, parse_filter, say_as_json, start_logging
+from rlvr.web.logs import FieldLogger, bind_ids, clear_ids, get_logger, parse_filter, start_logging, write_as_json
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +90,6 @@ def test_a_console_gets_readable_lines():
 
 def test_a_json_log_has_a_start_in_json(capsys: pytest.CaptureFixture[str]):
     assert start_logging("error", "json") and not start_logging("error", "console")
-    say_as_json("listening at http://127.0.0.1:1")
+    write_as_json("listening at http://127.0.0.1:1")
     line = json.loads(capsys.readouterr().err)
     assert (line["level"], line["event"]) == ("info", "listening at http://127.0.0.1:1") and line["time"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlvr.core.types import Outcome, Score, Task
-from rlvr.envs.critics import is_accepted
+from rlvr.envs.reviewers import is_accepted
 from rlvr.reward.feedback import Feedback
 from rlvr.service.service_options import SessionRequest
 from rlvr.service.sessions.verification import (

@@ -139,7 +139,7 @@ def test_old_answers_get_what_they_were_asked_for_and_what_verified_them(store_u
     with closing(open_store(store_url)) as store:
         found = {e.session_id: (e.kind, e.verified_by) for e in store.experiences()}
         assert found == {"train": ("train", "code+draft"), "evaluate": ("evaluate", ""), "run": ("run", "")}
-        assert {(one.verified_by, one.verifier, one.answers) for one in store.error_counts(9)} == {
+        assert {(one.verified_by, one.verifier, one.answers) for one in store.count_errors(9)} == {
             ("code+draft", "code", 1), ("", "code", 1),
         }  # fmt: skip
 

@@ -55,7 +55,7 @@ def test_patterns_are_counted_as_plain_python_does(store: ExperienceStore, episo
     store.add_experiences(rows)
     served = [e for e in rows if e.kind != "run"]
 
-    found = [one for one in store.group_counts(ALL) if one.verified_by == by]
+    found = [one for one in store.count_groups(ALL) if one.verified_by == by]
     assert [asdict(one) for one in found] == ([{
         "verified_by": by, "tasks": len({e.task_id for e in served}), "answers": len(served),
         "judged": sum(e.outcome != "error" for e in served), "passed": sum(e.outcome == "passed" for e in served),
@@ -63,7 +63,7 @@ def test_patterns_are_counted_as_plain_python_does(store: ExperienceStore, episo
 
     errors = Counter(code for e in served for code in e.feedback["error_types"])
     tasks = {code: len({e.task_id for e in served if code in e.feedback["error_types"]}) for code in errors}
-    named = [one for one in store.error_counts(ALL) if one.verified_by == by]
+    named = [one for one in store.count_errors(ALL) if one.verified_by == by]
     assert {one.reason: (one.verifier, one.answers, one.tasks) for one in named} == {
         code: ("code", n, tasks[code]) for code, n in errors.items()
     }
@@ -75,7 +75,7 @@ def test_patterns_are_counted_as_plain_python_does(store: ExperienceStore, episo
             codes = [None] if e.iteration == 1 else before[e.session_id, e.iteration - 1] or [NO_ERROR]
             for code in codes:
                 cells[code, e.task_id, e.action].append(e.outcome == "passed")
-    counted = {(one.after, one.strategy): one for one in store.strategy_counts(ALL) if one.verified_by == by}
+    counted = {(one.after, one.strategy): one for one in store.count_strategies(ALL) if one.verified_by == by}
     assert counted.keys() == {(after, action) for after, _, action in cells}
     for (after, action), one in counted.items():
         expected = variance = weight = Fraction(0)
@@ -103,9 +103,9 @@ def test_the_lists_begin_with_the_most_frequent_and_end_at_the_limit(store: Expe
         experience("s", "t", i, {"outcome": "failed", "action": "fresh", "codes": codes}, "train", by)
         for i, (by, codes) in enumerate(rows, 1)
     ])  # fmt: skip
-    assert [one.verified_by for one in store.group_counts(1)] == ["code"]
-    assert [(one.verified_by, one.reason) for one in store.error_counts(2)] == [("code", "b"), ("code", "a")]
-    assert len(store.strategy_counts(1)) == 1
+    assert [one.verified_by for one in store.count_groups(1)] == ["code"]
+    assert [(one.verified_by, one.reason) for one in store.count_errors(2)] == [("code", "b"), ("code", "a")]
+    assert len(store.count_strategies(1)) == 1
 
 
 def test_an_error_is_attributed_to_the_first_verifier_that_names_it(store: ExperienceStore):
@@ -114,4 +114,4 @@ def test_an_error_is_attributed_to_the_first_verifier_that_names_it(store: Exper
     scores = {"math": {"outcome": "passed", "reason": ""}, "draft": failed, "length": failed}
     given = Experience("s", "t", 1, "p", "o", scores=scores, feedback={"error_types": ["empty", "unnamed"]})
     store.add_experiences([given])
-    assert {one.reason: one.verifier for one in store.error_counts(9)} == {"empty": "draft", "unnamed": ""}
+    assert {one.reason: one.verifier for one in store.count_errors(9)} == {"empty": "draft", "unnamed": ""}

@@ -22,8 +22,8 @@ from rlvr.clients.endpoint import EndpointSamplingClient, text_endpoint
 from rlvr.core import rng
 from rlvr.core.messages import SamplingParams
 from rlvr.core.types import Task
-from rlvr.envs.critics import Attempt, Critique
 from rlvr.envs.refine import RefineEnv
+from rlvr.envs.reviewers import Attempt, Review
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
 from rlvr.rollout import Group, play
@@ -555,23 +555,23 @@ BEST = {"checklist": "List what the task requires", "fresh": "Answer the task an
 
 
 class Right:
-    """A critic that accepts answers by `worth` and records their rewards."""
+    """A reviewer that accepts answers by `worth` and records their rewards."""
 
     def __init__(self, worth: Callable[[str], float]) -> None:
         self._worth, self.rewards = worth, list[float]()
 
-    async def criticise(self, attempt: Attempt) -> Critique:
+    async def review(self, attempt: Attempt) -> Review:
         self.rewards.append(self._worth(attempt.answer))
-        return Critique(None if self.rewards[-1] > 1.2 else "wrong: it is wrong")
+        return Review(None if self.rewards[-1] > 1.2 else "wrong: it is wrong")
 
 
 async def session(learner: StrategyLearner, sampler: EndpointSamplingClient, seed: int, worth: Any) -> list[Experience]:
-    view, critic, task = sampler.view(), Right(worth), Task(f"task {seed % 3}", "Sort a list.")
+    view, reviewer, task = sampler.view(), Right(worth), Task(f"task {seed % 3}", "Sort a list.")
     guide = StrategyPrompter(learner, view, seed)
-    env = RefineEnv(task, view.get_tokenizer(), critic, compose=guide.compose, max_turns=5)
+    env = RefineEnv(task, view.get_tokenizer(), reviewer, compose=guide.compose, max_turns=5)
     played = await play(Group("g", task, [env]), view, SamplingParams(max_tokens=50), seed=seed, version=0)
-    assert len(played) == len(guide.choices) == len(critic.rewards)
-    made_of = zip(guide.choices, compute_gains(critic.rewards), critic.rewards, strict=True)
+    assert len(played) == len(guide.choices) == len(reviewer.rewards)
+    made_of = zip(guide.choices, compute_gains(reviewer.rewards), reviewer.rewards, strict=True)
     return [
         Experience(
             f"s{seed}", task.id, i, "", "", action=choice.strategy.name, action_logprob=choice.logprob, gain=g, reward=r

@@ -6,7 +6,7 @@ import pytest
 
 from rlvr.core.types import Task, Trajectory
 from rlvr.reward import resolve_reward
-from rlvr.reward.code.program_extraction import extract_asked
+from rlvr.reward.code.program_extraction import extract_requested
 from rlvr.reward.signatures import Case
 
 ADD = "def add(a, b):\n    return a + b"
@@ -30,7 +30,7 @@ HEAD = 'def add(a, b):\n    """The sum."""\n'
     ],
 )
 def test_a_chat_asks_for_one_code_block(response: str, code: str, reason: str) -> None:
-    found = extract_asked(response, is_chat=True)
+    found = extract_requested(response, is_chat=True)
     assert (found.code.strip(), found.reason) == (code, reason)
 
 
@@ -46,7 +46,7 @@ def test_a_chat_asks_for_one_code_block(response: str, code: str, reason: str) -
     ],
 )
 def test_text_is_taken_as_it_stands(response: str, prefix: str, code: str) -> None:
-    assert extract_asked(response, prefix, is_chat=False).code == code
+    assert extract_requested(response, prefix, is_chat=False).code == code
 
 
 def test_strict_and_lenient_verdicts_of_the_same_programs() -> None:

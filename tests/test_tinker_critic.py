@@ -173,7 +173,7 @@ def test_a_server_that_makes_a_policy_of_it_is_refused(policy: Any) -> None:
     other = TinkerCriticClient(policy._service, policy._client)
     with pytest.raises(ValueError, match=r"this server made no critic .*use a server that knows the role"):
         other.check_role()
-    with pytest.raises(ValueError, match="'cross_entropy' for a critic, whose one loss is value"):
+    with pytest.raises(ValueError, match="'cross_entropy' for a critic is not supported; give loss_fn=value"):
         other.forward(data(), "cross_entropy")
 
 

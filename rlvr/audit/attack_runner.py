@@ -163,7 +163,7 @@ class Survivors:
             ctypes.CDLL(None).prctl(36, on, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
     def list_alive(self, grace: float = 2.0) -> dict[int, str]:
-        """The name by process id of what is still alive after at most `grace` seconds."""
+        """The processes that are still alive after at most `grace` seconds: their names by process id."""
         end = time.monotonic() + grace
         was_empty = False
         while True:

@@ -45,7 +45,7 @@ def check_shares(command: str, **options: float) -> None:
 
 
 def list_rates_above(most: Mapping[str, tuple[float, float]]) -> list[str]:
-    """A sentence for each option whose share of the rows (first) is above what it allows (second)."""
+    """A sentence for each option that is exceeded; `most` has the share of the rows and the share that is allowed."""
     return [
         f"above {option}: {100 * share:.2f}% of the rows, at most {100 * allowed:g}% are allowed"
         for option, (share, allowed) in most.items()
@@ -63,6 +63,15 @@ class AuditResult:
 
 
 @dataclass(frozen=True)
+class AuditLimits:
+    """The shares of the rows up to which an audit of labelled rows does not fail."""
+
+    false_accepts: float = 0.0
+    false_rejects: float = 0.05
+    errors: float = 0.0
+
+
+@dataclass(frozen=True)
 class Audit:
     """One call of `rlvr audit`."""
 
@@ -76,13 +85,11 @@ class Audit:
     environment: str | None = None
     families: Sequence[str] = ()
     samples: int | None = None
-    max_false_accepts: float = 0.0
-    max_false_rejects: float = 0.05
-    max_errors: float = 0.0
+    limits: AuditLimits = AuditLimits()
     allow: Sequence[str] = ()  # faults that are intended
 
     def run(
-        self, attack: bool, labelled: str | None, json_file: Path | None, say: Callable[[str], None]
+        self, attack: bool, labelled: str | None, json_file: Path | None, log: Callable[[str], None]
     ) -> AuditResult:
         if attack + (labelled is not None) + (self.environment is not None) != 1:
             raise ValueError("audit: give one of --attack or --labelled FILE (or --labelled builtin) or --env NAME")
@@ -97,14 +104,14 @@ class Audit:
         if self.environment is None and not self.reward:
             raise ValueError("audit: --reward is missing; name the verifier to audit, such as --reward math")
         if self.environment is not None:
-            result = self._audit_environment(say)
+            result = self._audit_environment(log)
         else:
-            result = self._attack(say) if attack else self._measure(str(labelled), say)
+            result = self._attack(log) if attack else self._measure(str(labelled), log)
         if json_file is not None:
             write_atomic(json_file, json.dumps(result.report, indent=2))
         return result
 
-    def _audit_environment(self, say: Callable[[str], None]) -> AuditResult:
+    def _audit_environment(self, log: Callable[[str], None]) -> AuditResult:
         from rlvr.audit.gym_audit import SAMPLES, FamilyAudit, audit_families, make_report, summarize
         from rlvr.reward.reasoning_gym.library_workers import describe_families
 
@@ -124,7 +131,7 @@ class Audit:
             )
         families = list(self.families) or list(known)
         reward = resolve_reward("reasoning_gym", **{"timeout_s": 1.0, **self.options})
-        say(f"answering {samples} tasks of each of {len(families)} families")
+        log(f"answering {samples} tasks of each of {len(families)} families")
         start, shown = time.monotonic(), time.monotonic()
         done = 0
 
@@ -133,7 +140,7 @@ class Audit:
             done += 1
             if audit.is_broken or time.monotonic() - shown > 10:
                 shown = time.monotonic()
-                say(f"{done} of {len(families)} families: {audit.family}{' is broken' * audit.is_broken}")
+                log(f"{done} of {len(families)} families: {audit.family}{' is broken' * audit.is_broken}")
 
         audits = audit_families(families, reward, samples, self.workers, progress)
         seconds = time.monotonic() - start
@@ -148,14 +155,12 @@ class Audit:
         text = f"{make_report(audits, self.show)}\n\nreasoning_gym {report['library']}, {seconds:.0f} s"
         return AuditResult(text, report, any(audit.is_broken for audit in audits))
 
-    def _measure(self, labelled: str, say: Callable[[str], None]) -> AuditResult:
+    def _measure(self, labelled: str, log: Callable[[str], None]) -> AuditResult:
         from rlvr.audit.verifier_errors import list_data_warnings, measure, read_labelled, refuse_bad_tests, report
         from rlvr.audit.verifier_faults import check_allowed, find_faults, show_faults
 
         check_allowed(self.allow)
-
-        names = ("max_false_accepts", "max_false_rejects", "max_errors")
-        check_shares("audit", **{name: getattr(self, name) for name in names})
+        check_shares("audit", **{f"max_{name}": share for name, share in vars(self.limits).items()})
         rewards = [resolve_reward(self.reward, **self.options), *(resolve_reward(name) for name in self.against)]
         rows = read_labelled(labelled)
         if rewards[0].name in ("code", "code_strict"):
@@ -168,12 +173,12 @@ class Audit:
                 nonlocal shown
                 if time.monotonic() - shown > 5:
                     shown = time.monotonic()
-                    say(f"{name}: {done:,} of {len(rows):,} rows")
+                    log(f"{name}: {done:,} of {len(rows):,} rows")
 
             measured.append(one := measure(rows, reward, progress))
             if one.rates()["unjudged"] == len(rows):
                 raise ValueError(_explain_unjudged(reward.name, labelled, one.judged[0].score if rows else None))
-        say("judging every row again in other orders and company, and trying probes")
+        log("judging every row again in other orders and company, and trying probes")
         search = find_faults(rows, rewards[0])
         above = self._list_rates_above(measured[0])
         warnings = list_data_warnings(rows)
@@ -185,16 +190,17 @@ class Audit:
         return AuditResult(text, found, bool(search.seen.keys() - set(self.allow) or above))
 
     def _list_rates_above(self, one: VerifierMeasurement) -> list[str]:
-        rates = one.rates()
+        rates, most = one.rates(), self.limits
+        accepted, rejected = (rates[name] or {"value": 0.0} for name in ("false_positive", "false_negative"))
         return list_rates_above(
             {
-                "--max-false-accepts": ((rates["false_positive"] or {"value": 0.0})["value"], self.max_false_accepts),
-                "--max-false-rejects": ((rates["false_negative"] or {"value": 0.0})["value"], self.max_false_rejects),
-                "--max-errors": (rates["unjudged"] / rates["rows"], self.max_errors),
+                "--max-false-accepts": (accepted["value"], most.false_accepts),
+                "--max-false-rejects": (rejected["value"], most.false_rejects),
+                "--max-errors": (rates["unjudged"] / rates["rows"], most.errors),
             }
         )
 
-    def _attack(self, say: Callable[[str], None]) -> AuditResult:
+    def _attack(self, log: Callable[[str], None]) -> AuditResult:
         from rlvr.audit.attack_runner import Survivors
         from rlvr.sandbox.supervisor import TIERS, NoTier, Sandbox
         from rlvr.sandbox.verdict import Limits
@@ -205,7 +211,7 @@ class Audit:
         if unknown := [tier for tier in self.tiers if tier not in TIERS]:
             raise ValueError(f"audit: tier {unknown[0]!r}, expected some of {', '.join(TIERS)}")
         if not has_tiers:
-            text, found = self._try_suite("", self.options, say)
+            text, found = self._try_suite("", self.options, log)
             return AuditResult(text, [found], any(program["fault"] for program in found["programs"]))
         texts: list[str] = []
         tried: list[dict[str, Any]] = []
@@ -219,7 +225,7 @@ class Audit:
                     texts.append(f"tier {tier} does not work on this machine and was not tried: {refusal}")
                     continue
                 with sandbox:
-                    text, found = self._try_suite(tier, self.options | {"sandbox": sandbox}, say)
+                    text, found = self._try_suite(tier, self.options | {"sandbox": sandbox}, log)
                 found["survivors"] = [f"{pid} {name}" for pid, name in survivors.list_alive().items()]
             if found["survivors"]:
                 text += f"\nescape: alive after the sandbox was closed: {', '.join(found['survivors'])}"
@@ -230,7 +236,7 @@ class Audit:
         failed = any(one["survivors"] or any(program["fault"] for program in one["programs"]) for one in tried)
         return AuditResult("\n\n".join(texts), tried, failed)
 
-    def _try_suite(self, tier: str, options: dict[str, Any], say: Callable[[str], None]) -> tuple[str, dict[str, Any]]:
+    def _try_suite(self, tier: str, options: dict[str, Any], log: Callable[[str], None]) -> tuple[str, dict[str, Any]]:
         """Run the suite on one verifier: (the table as text, the report as JSON)."""
         from rlvr.audit.attack_runner import AttackResult, rows, run_suite, summary, table
         from rlvr.audit.attacks import HONEST, HOSTILE
@@ -245,7 +251,7 @@ class Audit:
             if attack.name not in left_out and attack.category in (self.categories or categories)
         ]
         at = f" at tier {tier}" if tier else ""
-        say(f"trying {len(programs)} programs{at}")
+        log(f"trying {len(programs)} programs{at}")
         waiting = Counter(attack.category for attack in programs)
         faults: Counter[str] = Counter()
 
@@ -254,7 +260,7 @@ class Audit:
             waiting[category] -= 1
             faults[category] += bool(result.fault)
             if not waiting[category]:
-                say(f"  {category}: {faults[category] or 'no'} fault{'s' * (faults[category] != 1)}")
+                log(f"  {category}: {faults[category] or 'no'} fault{'s' * (faults[category] != 1)}")
 
         results = run_suite(resolve_reward(self.reward, **options), programs, self.workers, progress)
         text = table(results, tier)

@@ -193,7 +193,7 @@ def grade_file(
     *,
     field: str | None = None,
     limit: int | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
     progress: Callable[[VerdictCounts], None] = lambda tally: None,
 ) -> VerdictCounts:
     """Grade the first `limit` rows of `source` (None: all) into `out` (None: standard output)."""
@@ -206,7 +206,7 @@ def grade_file(
             head.append((where, row))
             if not isinstance(row, BadRow):
                 field = response_field(row, source)
-                say(f"the completions are read from the field {field!r}")
+                log(f"the completions are read from the field {field!r}")
                 break
     assert field is not None  # `read_rows` refuses a file without a usable row
     _check_gold(resolve_reward(grader.reward, **grader.options), field)

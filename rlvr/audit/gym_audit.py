@@ -330,7 +330,7 @@ def _format_row(row: dict[str, Any]) -> list[str]:
 
 
 def format_count(ours: list[int], library: list[int]) -> str:
-    """`0/5 (3)`: accepted by the reward, tried, and accepted by the library where it is more."""
+    """`0/5 (3)`: accepted by the reward, tried, and, if it is more, accepted by the library."""
     accepted, tried = ours
     more = f" ({library[0]})" if library[0] > accepted else ""
     return f"{accepted}/{tried}{more}" if tried else ""

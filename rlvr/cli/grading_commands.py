@@ -46,7 +46,7 @@ def verify(
     check_shares("verify", max_errors=max_errors, min_pass_rate=min_pass_rate)
     grader = RewardPool(reward, reward_options(reward_option or []), workers)
     tally = grade_file(
-        answers, grader, out, field=response_field, limit=limit, say=print_message, progress=ProgressLine()
+        answers, grader, out, field=response_field, limit=limit, log=print_message, progress=ProgressLine()
     )
     print_message(tally.table())
     if broken := tally.list_broken_thresholds(max_errors, min_pass_rate):
@@ -95,7 +95,7 @@ def audit(
 
     rlvr audit --env reasoning_gym --family countdown --json audit.json      (every family without --family)
     """
-    from rlvr.audit.commands import Audit, reward_options
+    from rlvr.audit.commands import Audit, AuditLimits, reward_options
     from rlvr.tracking import readable_lines
 
     options = reward_options(reward_option or [])
@@ -110,9 +110,7 @@ def audit(
         env,
         family or [],
         samples,
-        max_false_accepts,
-        max_false_rejects,
-        max_errors,
+        AuditLimits(max_false_accepts, max_false_rejects, max_errors),
         allow or [],
     )
     result = command.run(attack, labelled, json_file, print_message)

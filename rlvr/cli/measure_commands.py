@@ -51,7 +51,7 @@ def evaluate_service(
 
     1: they are not met. 2: a mistake in the command. 3: no service that can run sessions. RLVR_API_KEY is the API key.
     """
-    from rlvr.cli.serve_commands import say
+    from rlvr.cli.serve_commands import log_line
     from rlvr.service.evaluation.evaluation_report import Thresholds
     from rlvr.service.evaluation.evaluation_run import SuiteOptions, run
 
@@ -61,7 +61,7 @@ def evaluate_service(
         url, quick, [*(tasks or []), *(more or [])], repeats, target, max_iterations, timeout, concurrency, judge, out,
         Thresholds(min_success, min_solved, min_convergence, min_improvement, max_errors),
     )  # fmt: skip
-    code = run(options, say, show, os.environ.get("RLVR_API_KEY", ""))
+    code = run(options, log_line, show, os.environ.get("RLVR_API_KEY", ""))
     if code:
         raise typer.Exit(code)
 

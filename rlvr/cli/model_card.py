@@ -40,7 +40,7 @@ class CardSource:
 
     @property
     def weights_sha256(self) -> str:
-        """The hash that the checkpoint has of its own weights."""
+        """The hash of the weights that the checkpoint records."""
         counters = read_json(self.checkpoint / "policy.json", "the counters of a policy")
         return str(counters.get("weights_sha256", ""))
 
@@ -66,7 +66,7 @@ class CardSource:
 
     @property
     def hub_base(self) -> str | None:
-        """The base model if it is one of the hub, which a reader can find."""
+        """The base model, if it is a model of the hub, so that a reader can find it."""
         return self.base_model if is_hub_name(self.base_model) else None
 
 

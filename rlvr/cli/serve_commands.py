@@ -15,7 +15,7 @@ from rlvr.cli.user_messages import name_missing_extra
 serve_app = typer.Typer()
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     """Print a message without control characters. (`rlvr.cli.user_messages` would load libraries of 10 MB.)"""
     from rlvr.web.logs import printable
 
@@ -78,7 +78,7 @@ def serve(
         "port": port, "host": host, "state": state, "database": database, "model": model, "demo": demo,
         "dashboard": dashboard, "keys_file": keys, "seed": seed, "log": log, "log_format": log_format,
     }  # fmt: skip
-    serve(load_settings(config, os.environ, flags, lambda text: say(f"warning: {text}")), say)
+    serve(load_settings(config, os.environ, flags, lambda text: log_line(f"warning: {text}")), log_line)
 
 
 @serve_app.command("engine")
@@ -139,4 +139,4 @@ def serve_engine(
     settings = load_settings(words, config)
     options = {"aliases": parse_aliases(alias or []), "keys": keys, "log": log, "log_level": log_level}
     options["trainers"] = trainers
-    serve(ServeOptions(model, host, port, state, device=device, dtype=dtype, settings=settings, **options), say)
+    serve(ServeOptions(model, host, port, state, device=device, dtype=dtype, settings=settings, **options), log_line)

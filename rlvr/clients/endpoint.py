@@ -215,9 +215,9 @@ class EndpointSamplingClient:
         asked = sampling_params
         for name, off in (("top_k", -1), ("min_p", 0.0)):
             if (given := getattr(asked, name)) != off:
-                raise ValueError(f"sample: {name}={given} has no place in a text endpoint's request; use top_p")
+                raise ValueError(f"sample: {name}={given} is not supported by text endpoints; use top_p")
         if asked.top_p != 1 and self.endpoint.dialect is Dialect.PLAIN:
-            raise ValueError(f"sample: top_p={asked.top_p} has no place in the plain request; use temperature")
+            raise ValueError(f"sample: top_p={asked.top_p} is not supported by plain requests; use temperature")
         if include_prompt_logprobs:
             raise ValueError("sample: a text endpoint gives no log-probs; leave include_prompt_logprobs out")
         if num_samples < 1 or not prompt.tokens:

@@ -9,18 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvr.algorithms.loss_specs import LOSS_SPECS
+from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
 from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.core.cpu_budget import spinning_warning
-from rlvr.core.protocols import ClientCapabilities, Feature, TrainingClient
+from rlvr.core.protocols import TrainingClient
 from rlvr.core.weights_place import WeightsKind, WeightsPlace, list_expected
 
 if TYPE_CHECKING:
     from rlvr.clients.local import LocalSamplingClient
 
-LOCAL_CAPABILITIES = ClientCapabilities(
-    "local", losses=frozenset(LOSS_SPECS), features=frozenset(Feature), scores_at_temperature=True, runs_in_process=True
-)
 EXTRA = "pip install 'rlvr[train]'"
 BUILT_TOKENIZERS = ("words", "characters", "pieces")
 _EXPECTED = list_expected(WeightsKind.RUN, WeightsKind.CHECKPOINT, WeightsKind.MODEL, WeightsKind.ADAPTER)
@@ -140,7 +137,7 @@ def _build(request: ClientRequest) -> TrainingClient:
     policy = engine.create_policy("policy", lora=request.model.lora, seed=request.seed)
     for note in engine.model.notes:
         request.warn(note)
-    request.say(
+    request.log(
         f"{sum(p.numel() for p in policy.parameters.values()):,} trainable parameters, {engine.model.dtype} on "
         f"{engine.model.device}".replace("torch.", "")
     )

@@ -32,7 +32,7 @@ from rlvr.engine.engine_options import EngineLimits
 
 
 @dataclass(frozen=True)
-class BuiltIn:
+class BuiltInClient:
     """The entry of a client that comes with the package: where its spec is, and its options.
 
     The spec is loaded when it is asked for; none imports torch before its model is built.
@@ -45,11 +45,11 @@ class BuiltIn:
 _BUILT_IN = {
     entry.options.name: entry
     for entry in (
-        BuiltIn("rlvr.clients.local_engine:LOCAL", LocalOptions),
-        BuiltIn("rlvr.clients.mock.mock_client:MOCK", MockOptions),
-        BuiltIn("rlvr.clients.tinker:TINKER", TinkerOptions),
-        BuiltIn("rlvr.clients.skyrl:SKYRL", SkyrlOptions),
-        BuiltIn("rlvr.clients.sharded.sharded_client:SHARDED", ShardingOptions),
+        BuiltInClient("rlvr.clients.local_engine:LOCAL", LocalOptions),
+        BuiltInClient("rlvr.clients.mock.mock_client:MOCK", MockOptions),
+        BuiltInClient("rlvr.clients.tinker:TINKER", TinkerOptions),
+        BuiltInClient("rlvr.clients.skyrl:SKYRL", SkyrlOptions),
+        BuiltInClient("rlvr.clients.sharded.sharded_client:SHARDED", ShardingOptions),
     )
 }
 CLIENTS = Variants("client", ClientOptions, *(entry.options for entry in _BUILT_IN.values()))
@@ -63,9 +63,9 @@ def _ignore(text: str) -> None:
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """What a run asks of its client.
+    """What a run gives to build its client: the model, the environment, the folder and the options.
 
-    The client saves in `folder`; `say` and `warn` take messages about the model. Unless the run is `fresh`, weights are
+    The client saves in `folder`; `log` and `warn` take messages about the model. Unless the run is `fresh`, weights are
     loaded right after, and `model.start_from` need not exist any more. `resolve_start` turns a run's folder into its
     newest weights, a folder or a path at a server; other values stay as they are.
     """
@@ -80,7 +80,7 @@ class ClientRequest:
     cores: CoreShares = _ONE_CORE
     folder: Path = Path()
     fresh: bool = True
-    say: Callable[[str], None] = _ignore
+    log: Callable[[str], None] = _ignore
     warn: Callable[[str], None] = _ignore
 
     def vocabulary(self) -> list[str]:

@@ -144,7 +144,10 @@ class SkyrlTrainingClient(TinkerTrainingClient):
     def save_state(self, name: str) -> Future[SaveWeightsResponse]:
         """As `TinkerTrainingClient` does, by a name that this run has not used yet."""
         if name in self._saved:
-            raise ValueError(f"checkpoint name {name!r}: SkyRL replaces none of what a run saved; give another name")
+            raise ValueError(
+                f"checkpoint name {name!r}: the run has saved one of that name, and SkyRL does not replace it; give "
+                "another name"
+            )
         future = super().save_state(name)
         self._saved.add(name)
         return future

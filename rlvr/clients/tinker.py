@@ -237,7 +237,7 @@ class TinkerCriticClient(TinkerTrainingClient):
         self, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None, *, has_gradient: bool
     ) -> Future[ForwardBackwardOutput]:
         if loss_fn != VALUE_LOSS:
-            raise ValueError(f"loss_fn {loss_fn!r} for a critic, whose one loss is {VALUE_LOSS}")
+            raise ValueError(f"loss_fn {loss_fn!r} for a critic is not supported; give loss_fn={VALUE_LOSS}")
         return self._future(self._submit(data, "ppo", config, has_gradient), from_output)
 
     def check_role(self) -> None:
@@ -315,7 +315,7 @@ def build_at_server(request: ClientRequest, client_class: type[C]) -> C:
         timeout_s=server.answer_timeout_s,
         client_class=client_class,
     )
-    request.say(f"{client.base_model} at {server.base_url or 'the server that the tinker SDK finds'}")
+    request.log(f"{client.base_model} at {server.base_url or 'the server that the tinker SDK finds'}")
     return client
 
 
@@ -326,7 +326,7 @@ def describe_at_server(request: ClientRequest, name: str) -> str:
 
 
 def _start_path(request: ClientRequest) -> str:
-    """The `tinker://` path of `model.start_from`; of a run or a checkpoint, the one it wrote down."""
+    """The `tinker://` path of `model.start_from`; for a run or checkpoint, the path that it recorded."""
     path = request.find_start()
     if not path.startswith(SCHEME):
         raise ValueError(

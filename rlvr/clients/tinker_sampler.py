@@ -36,7 +36,7 @@ class TinkerSamplingClient:
     ) -> Future[SampleResponse]:
         types, asked = import_sdk().types, sampling_params
         if asked.min_p:
-            raise ValueError(f"sample: min_p={asked.min_p} has no place in the Tinker protocol; use top_p or top_k")
+            raise ValueError(f"sample: min_p={asked.min_p} is not supported by the Tinker protocol; use top_p or top_k")
         params = types.SamplingParams(
             max_tokens=asked.max_tokens,
             seed=asked.seed,

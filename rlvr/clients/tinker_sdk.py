@@ -208,8 +208,8 @@ def from_output(output: Any, own: Mapping[str, float] | None = None) -> ForwardB
     metrics = {**(output.metrics or {}), **(own or {})}
     if "loss:sum" not in metrics:
         raise ValueError(
-            "the Tinker server's answer has no metric loss:sum, which the protocol requires: its losses may be no sums "
-            "over tokens, and then its gradient is another one; give client=skyrl for a server of SkyRL, and see "
+            "the Tinker server's answer has no metric loss:sum, which the protocol requires: its losses may not be "
+            "sums over tokens, and then its gradients differ; give client=skyrl for a server of SkyRL, and see "
             "docs/tinker/other-servers.md for others"
         )
     if bad or not math.isfinite(metrics["loss:sum"]):

@@ -93,7 +93,7 @@ class ProblemGroupBuilder(EnvGroupBuilder):
 
 
 class Gsm8kEnv(ProblemEnv):
-    """Right is the number in the last box, compared exactly with the one that the solution ends on."""
+    """A problem of GSM8K. An answer is right if the number in its last box equals the last number of the solution."""
 
     def __init__(self, question: str, solution: str, renderer: Any, convo_prefix: Sequence[Message] | None = None):
         super().__init__(renderer, convo_prefix)

@@ -81,7 +81,7 @@ class Renderer:
     def build_generation_prompt(
         self, messages: Sequence[Message], role: str = "assistant", prefill: str | None = None
     ) -> ModelInput:
-        """The conversation up to where `role` speaks, and `prefill` as the beginning of what it says."""
+        """The conversation up to the turn of `role`, with `prefill` as the beginning of that turn."""
         if self.name == "role_colon":
             tokens = self._bos + [t for m in messages for t in self._encode_message(m)] + self._encode(_header(role))
         elif role != "assistant":

@@ -138,7 +138,7 @@ class FairThreads(ThreadPoolExecutor):
         return future
 
     def _run_waiting(self) -> None:
-        """Run what is next in turn until nothing is. What an owner's share keeps waiting runs when one of it ends."""
+        """Run waiting work in turn, as far as the owners' shares allow. The rest runs when work of its owner ends."""
         while (taken := self._take()) is not None:
             owner, future, work = taken
             try:

@@ -71,7 +71,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def find_damage(folder: Path) -> str:
-    """What is wrong with a `new_folder`: '' if every file is there with its checksum.
+    """Describe the damage of a folder made by `new_folder`; '' if every file is there and has its checksum.
 
     Only ordinary files inside the folder are read. Every file must be listed, except those whose names begin with a
     dot, which file managers leave behind.
@@ -85,7 +85,7 @@ def find_damage(folder: Path) -> str:
             if place.is_absolute() or ".." in place.parts:
                 return f"checksums.json names {name[:80]!r}, which does not lie inside {folder}"
             if not os.path.isfile(folder / name):  # a device or a pipe would be read for ever
-                return f"{name[:80]} is missing or no ordinary file"
+                return f"{name[:80]} is missing or not an ordinary file"
             if sha256(folder / name) != expected:
                 return f"{name} does not have its recorded checksum"
         files = (file.relative_to(folder) for file in folder.rglob("*") if not file.is_dir())
@@ -102,7 +102,7 @@ def read_json(path: Path, what: str, remedy: str = "") -> dict[str, Any]:
     cure = f"; {remedy}" if remedy else ""
     try:
         if not os.path.isfile(path):
-            raise ValueError(f"{path} is missing or no ordinary file, expected {what}{cure}")
+            raise ValueError(f"{path} is missing or not an ordinary file, expected {what}{cure}")
         text = path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}), expected {what}{cure}") from error

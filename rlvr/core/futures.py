@@ -55,7 +55,7 @@ class LazyFuture(Generic[T]):
 
     @classmethod
     def from_value(cls, value: T) -> LazyFuture[T]:
-        """A future whose result is there already."""
+        """A future that has its result already."""
         future = cls(lambda: value)
         future.result()
         return future

@@ -74,7 +74,7 @@ class ModelInput:
 def _text(chunk: Any) -> Sequence[int]:
     if (tokens := getattr(chunk, "tokens", None)) is None:
         raise ValueError(
-            f"ModelInput: a chunk of kind {type(chunk).__name__}; only text (EncodedTextChunk) is read here"
+            f"ModelInput: a chunk of kind {type(chunk).__name__}; only text (EncodedTextChunk) is supported"
         )
     return tokens
 

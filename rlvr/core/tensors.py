@@ -96,14 +96,14 @@ def as_array(values: Any) -> np.ndarray:
 def _dense(
     values_N: np.ndarray, crow_indices: Sequence[int], col_indices: Sequence[int], shape: Sequence[int]
 ) -> np.ndarray:
-    """A matrix from its compressed sparse rows; what is not listed is 0."""
+    """A dense matrix from compressed sparse rows; entries that are not listed are 0."""
     starts, columns = np.asarray(crow_indices, dtype=np.int64), np.asarray(col_indices, dtype=np.int64)
     counts = np.diff(starts)
     fits = len(shape) == 2 and len(starts) == shape[0] + 1 and values_N.shape == columns.shape == (counts.sum(),)
     if not fits or starts[0] != 0 or (counts < 0).any() or ((columns < 0) | (columns >= shape[1])).any():
         raise ValueError(
-            f"TensorData: {values_N.size} values with {len(starts)} row starts and {columns.size} columns are no CSR "
-            f"matrix of shape {list(shape)}"
+            f"TensorData: {values_N.size} values with {len(starts)} row starts and {columns.size} columns are not a "
+            f"CSR matrix of shape {list(shape)}"
         )
     array = np.zeros(shape, dtype=values_N.dtype)
     array[np.repeat(np.arange(shape[0]), counts), columns] = values_N

@@ -229,7 +229,10 @@ class Trajectory:
                 "it can be scored but cannot train; sample it with a client that returns tokens"
             )
         if len(self.logprobs) != len(self.response_tokens):
-            raise ValueError(f"trajectory {self.rollout_id or self.prompt[:40]!r} carries no sampling log-probs")
+            raise ValueError(
+                f"trajectory {self.rollout_id or self.prompt[:40]!r} carries no sampling log-probs; sample it with a "
+                "client that returns them"
+            )
 
 
 @dataclass

@@ -165,7 +165,10 @@ class Engine:
 
     def _check_base_unchanged(self, what: str) -> None:
         if any(p.lora is None for p in self.policies.values()):
-            raise ValueError(f"{what} cannot be sampled from: all weights of the model are trained in this engine")
+            raise ValueError(
+                f"{what} cannot be sampled from: a policy of this engine trains all weights of the model; load the "
+                "model into an engine of its own"
+            )
 
     # Sampling
 

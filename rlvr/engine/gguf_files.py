@@ -40,7 +40,7 @@ def open_gguf(name: str) -> str:
     except OSError as error:
         raise ValueError(f"{where}: {file} cannot be read: {error.strerror}") from None
     if magic != GGUF_MAGIC:
-        raise ValueError(f"{where}: {file} is no GGUF file (it begins with {magic!r} and not with b'GGUF')")
+        raise ValueError(f"{where}: {file} is not a GGUF file (it begins with {magic!r} and not with b'GGUF')")
     folder = _cache() / f"{file.stem}-{sha256(file)[:12]}"
     if not (folder / ORIGIN).exists() or find_damage(folder):
         if missing := [name for name in PACKAGES if find_spec(name) is None]:

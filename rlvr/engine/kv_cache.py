@@ -115,7 +115,7 @@ class KVCache(Cache):
 
     @property
     def shared_places(self) -> int:
-        """Places of the shared prompts, beside those of the rows."""
+        """The number of places that shared prompts take, apart from the places of the rows."""
         return sum(prompts.places for prompts in self.shared)
 
     def insert(
@@ -238,7 +238,7 @@ class KVCache(Cache):
                 self._assign_shared_prompts()
 
     def swap(self, some: Sequence[int], others: Sequence[int]) -> None:
-        """Exchange the places of as many rows as of others."""
+        """Exchange the places of two equally long lists of rows."""
         device = self.layers[0].keys.device
         to, of = torch.tensor([*some, *others], device=device), torch.tensor([*others, *some], device=device)
         for layer in self.layers:

@@ -157,7 +157,7 @@ def estimate_memory(
     copies: int = 0,
     critic: bool = False,
 ) -> MemoryEstimate:
-    """Estimate a run whose longest rows have `row_tokens`, prompt and completion, and whose steps have `rows` of them.
+    """Estimate the memory of a run with `rows` rows a step, the longest of `row_tokens` tokens (prompt and completion).
 
     `copies`: further copies of the trainable weights, one for a KL reference, one for sampling ahead of training. A
     `critic` has trainable weights and an optimizer of its own, AdamW.

@@ -107,7 +107,8 @@ class LanguageModel:
 
     @contextmanager
     def one_pass(self) -> Iterator[Callable[[Callable[[], T]], T]]:
-        """A pass of backbone and head, and its backward pass: yields what calls a function that computes with both."""
+        """One forward and backward pass. Yields a function that calls the function given to it, which may use backbone
+        and head."""
         if not self.is_sharded:
             yield lambda compute: compute()
             return

@@ -93,7 +93,7 @@ def muon_step(
 def muon_step_of_parts(
     matrices: Mapping[str, nn.Parameter], momenta: dict[str, Tensor], *, likes: Mapping[str, Any], **options: Any
 ) -> None:
-    """`muon_step` of matrices of which this process holds a part, cut as those of `likes` are.
+    """`muon_step` for matrices that are split over processes, in the same way as the tensors `likes`.
 
     Some at a time are gathered whole, and every rank steps them alike: the work of Muon is not divided.
     """

@@ -270,7 +270,7 @@ class Scheduler:
         return sources, targets
 
     def swap(self, some: Sequence[int], others: Sequence[int]) -> None:
-        """Exchange the places of as many running rows as of others."""
+        """Exchange the places of two equally long lists of running rows."""
         for i, j in zip(some, others, strict=True):
             self.rows[i], self.rows[j] = self.rows[j], self.rows[i]
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.core.types import Task
-from rlvr.envs.critics import Attempt, TestsCritic
 from rlvr.envs.hub import load_from_hub
 from rlvr.envs.prompt import special_token_texts
 from rlvr.envs.refine import RefineEnv
 from rlvr.envs.registry import register_environment
+from rlvr.envs.reviewers import Attempt, TestsReviewer
 from rlvr.envs.row_files import read_rows
 from rlvr.envs.row_source import HELDOUT_FRACTION, RowSource, choose_heldout
 from rlvr.reward.code import CodeProblem
@@ -222,8 +222,8 @@ def code_env(
     sandbox: Sandbox | None = None,
 ) -> RefineEnv:
     """An episode of a programming problem. `stop` ends a completion; `visible` tests give the feedback."""
-    critic = TestsCritic(visible, sandbox, special_token_texts(tokenizer))
-    return RefineEnv(task, tokenizer, critic, stop=stop, max_turns=max_turns, format_feedback=_format_feedback)
+    reviewer = TestsReviewer(visible, sandbox, special_token_texts(tokenizer))
+    return RefineEnv(task, tokenizer, reviewer, stop=stop, max_turns=max_turns, format_feedback=_format_feedback)
 
 
 def _format_feedback(attempt: Attempt, feedback: str) -> str:

@@ -129,7 +129,7 @@ def _check_prompt(given: Any, place: str, name: str) -> str | list[dict[str, str
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """Where rows come from, and how often each is drawn beside those of other origins."""
+    """Where rows come from, and how often each is drawn in comparison with rows of other origins."""
 
     path: str | Sequence[str] | None = None
     name: str | None = None

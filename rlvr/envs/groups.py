@@ -60,7 +60,7 @@ class RLDataset(ABC):
 
 
 class RLDatasetBuilder(ABC):
-    """Awaited, it gives the dataset to train on, and the one to evaluate on or None."""
+    """A callable whose awaited result is the training dataset, and the evaluation dataset or None."""
 
     @abstractmethod
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]: ...
@@ -77,7 +77,7 @@ class Action:
 
 @dataclass
 class Transition:
-    """One turn: what was seen, what was said, what it earned."""
+    """One turn: the observation, the action and the reward."""
 
     ob: ModelInput
     ac: Action

@@ -65,7 +65,7 @@ def is_saved_dataset(path: str | Path | Sequence[str] | None) -> bool:
 
 
 def read_saved(path: str, split: str) -> Iterator[FileRow]:
-    """Yield the rows of a folder that `save_to_disk` wrote; of a `DatasetDict` those of `split`."""
+    """Yield the rows of a folder that `save_to_disk` wrote; if it has several splits, the rows of `split`."""
     try:
         from datasets import DatasetDict, load_from_disk
     except ImportError as error:

@@ -31,7 +31,7 @@ def limit_prompts(
     tokenizer: Any,
     limit: int,
     how: str,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     key: str,
     is_strict: bool = True,
 ) -> TaskSource:
@@ -45,25 +45,25 @@ def limit_prompts(
     if how == "truncate_left":
         if source.size is not None:
             tasks = [*list_train(source), *source.heldout(None)]
-            if count := len(find_long(tasks, tokenizer, limit, say)):
-                say(f"the model reads the last {limit:,} tokens ({key}) of {count:,} of {len(tasks):,} prompts")
+            if count := len(find_long(tasks, tokenizer, limit, log)):
+                log(f"the model reads the last {limit:,} tokens ({key}) of {count:,} of {len(tasks):,} prompts")
         return cast(TaskSource, TruncatedSource(source, limit))
     if source.size is None or source.leave_out is None:
         if not is_strict and not find_long(_first_tasks(source), tokenizer, limit):
             return source
-        return cast(TaskSource, FittingSource(source, tokenizer, limit, how, say, key))
+        return cast(TaskSource, FittingSource(source, tokenizer, limit, how, log, key))
     train, heldout = list_train(source), source.heldout(None)
-    long = find_long([*train, *heldout], tokenizer, limit, say)
+    long = find_long([*train, *heldout], tokenizer, limit, log)
     if how == "error" and long:
         raise ValueError(_about(*next(iter(long.items())), limit, key))
     for tasks, kind in ((train, "prompts"), (heldout, "held-out prompts")):
-        _report(tasks, long, kind, f"longer than {limit:,} tokens ({key})", say)
+        _report(tasks, long, kind, f"longer than {limit:,} tokens ({key})", log)
     if long:
         source.leave_out(long.keys())
     return source
 
 
-def leave_out_long_demonstrations(source: TaskSource, tokenizer: Any, context: int, say: Callable[[str], None]) -> None:
+def leave_out_long_demonstrations(source: TaskSource, tokenizer: Any, context: int, log: Callable[[str], None]) -> None:
     """Leave out training tasks whose prompt and demonstration together do not fit the model's context.
 
     Supervised fine-tuning would stop at the first of them. Generated tasks are not looked at.
@@ -74,18 +74,18 @@ def leave_out_long_demonstrations(source: TaskSource, tokenizer: Any, context: i
     prompts = {task.id: _render(task, tokenizer) for task in train}
     answers = {task.id: join_turns(source.demonstration(task, 0) or "", source.end_word) for task in train}
     unsure = [id for id in prompts if len(prompts[id].encode()) + len(answers[id].encode()) + 1 > context]
-    read = _count_tokens({id: prompts[id] for id in unsure}, tokenizer, say)
-    written = _count_tokens({id: answers[id] for id in unsure}, tokenizer, say)
+    read = _count_tokens({id: prompts[id] for id in unsure}, tokenizer, log)
+    written = _count_tokens({id: answers[id] for id in unsure}, tokenizer, log)
     most = source.prompt_limit or context
     long = {id for id in unsure if min(read[id], most) + written[id] + 1 > context}
     what = f"longer, with their demonstration, than the model's context of {context:,} tokens"
-    _report(train, long, "prompts", what, say)
+    _report(train, long, "prompts", what, log)
     if long:
         source.leave_out(long)
 
 
 def find_long(
-    tasks: Sequence[Task], tokenizer: Any, limit: int, say: Callable[[str], None] = lambda text: None
+    tasks: Sequence[Task], tokenizer: Any, limit: int, log: Callable[[str], None] = lambda text: None
 ) -> dict[str, int]:
     """The tokens of each prompt of more than `limit`, by the task's id.
 
@@ -93,7 +93,7 @@ def find_long(
     """
     texts = {task.id: _render(task, tokenizer) for task in tasks}
     unsure = {id: text for id, text in texts.items() if len(text.encode()) >= limit}
-    return {id: count for id, count in _count_tokens(unsure, tokenizer, say).items() if count > limit}
+    return {id: count for id, count in _count_tokens(unsure, tokenizer, log).items() if count > limit}
 
 
 def _first_tasks(source: TaskSource) -> list[Task]:
@@ -117,20 +117,20 @@ def list_train(source: TaskSource) -> list[Task]:
 
 
 def _report(
-    tasks: Sequence[Task], long: Mapping[str, int] | set[str], kind: str, what: str, say: Callable[[str], None]
+    tasks: Sequence[Task], long: Mapping[str, int] | set[str], kind: str, what: str, log: Callable[[str], None]
 ) -> None:
     """Say how many of these tasks are left out, and why; ValueError if that is all of them."""
     count = sum(task.id in long for task in tasks)
     if tasks and count == len(tasks):
         raise ValueError(f"all {count:,} {kind} are {what}; raise the limit, or shorten them")
     if count:
-        say(f"left out {count:,} of {len(tasks):,} {kind} {what}")
+        log(f"left out {count:,} of {len(tasks):,} {kind} {what}")
 
 
-def _count_tokens(texts: Mapping[str, str], tokenizer: Any, say: Callable[[str], None]) -> dict[str, int]:
+def _count_tokens(texts: Mapping[str, str], tokenizer: Any, log: Callable[[str], None]) -> dict[str, int]:
     """The number of tokens of each text, counted in batches."""
     if len(texts) > _MANY:
-        say(f"counting the tokens of {len(texts):,} texts")
+        log(f"counting the tokens of {len(texts):,} texts")
     ids, counts = list(texts), dict[str, int]()
     for start in range(0, len(ids), _BATCH):
         part = ids[start : start + _BATCH]
@@ -159,11 +159,11 @@ class FittingSource(WrappedSource):
     """A source of generated tasks that draws each again until its prompt fits."""
 
     def __init__(
-        self, source: TaskSource, tokenizer: Any, limit: int, how: str, say: Callable[[str], None], key: str
+        self, source: TaskSource, tokenizer: Any, limit: int, how: str, log: Callable[[str], None], key: str
     ) -> None:
         super().__init__(source)
         self._tokenizer, self._limit, self._how, self._key = tokenizer, limit, how, key
-        self._say, self._counted = say, False
+        self._log, self._counted = log, False
 
     def train(self, seed: int, index: int, level: str) -> Task:
         for draw in range(_DRAWS):
@@ -184,7 +184,7 @@ class FittingSource(WrappedSource):
         if not self._counted:
             self._counted, kept = True, {task.id for task in fitting}
             long = {task.id for task in tasks if task.id not in kept}
-            _report(tasks, long, "held-out prompts", f"longer than {self._limit:,} tokens ({self._key})", self._say)
+            _report(tasks, long, "held-out prompts", f"longer than {self._limit:,} tokens ({self._key})", self._log)
         return fitting
 
     def extra_heldout(self, count: int) -> dict[str, list[Task]]:

@@ -35,10 +35,10 @@ def find_near_duplicates(
 ) -> list[NearDuplicate]:
     """The held-out tasks that a training task nearly repeats, each with the closest one.
 
-    Those of `choose_compared` are compared with the training prompts in their order, until these have `most_words`
-    words.
+    Those of `choose_heldout_to_compare` are compared with the training prompts in their order, until these have
+    `most_words` words.
     """
-    heldout = choose_compared(heldout, most_heldout, most_words)
+    heldout = choose_heldout_to_compare(heldout, most_heldout, most_words)
     wanted = [set(_sequences(task)) for task in heldout]
     places: dict[int, list[int]] = {sequence: [] for sequences in wanted for sequence in sequences}
     words = looked_at = 0
@@ -61,7 +61,7 @@ def find_near_duplicates(
     return near
 
 
-def choose_compared(
+def choose_heldout_to_compare(
     heldout: Sequence[Task], most_heldout: int = MOST_HELDOUT, most_words: int = MOST_WORDS
 ) -> list[Task]:
     """The first held-out tasks, at most `most_heldout`, until their prompts have `most_words` words."""

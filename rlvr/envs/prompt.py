@@ -32,7 +32,9 @@ class PromptExample:
 
     def __post_init__(self) -> None:
         if not (self.prompt and self.completion.strip()):
-            raise ValueError(f"prompt.examples: {self.prompt!r} with {self.completion!r}; give both a text")
+            raise ValueError(
+                f"prompt.examples: {self.prompt!r} with {self.completion!r}; expected two texts that are not empty"
+            )
 
     @property
     def text(self) -> str:

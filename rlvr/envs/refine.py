@@ -1,20 +1,20 @@
-"""Refinement: the policy answers, a critic says what is wrong, the policy tries again until the critic is content.
+"""Refinement: the policy answers, a reviewer says what is wrong, the policy tries again until the reviewer is content.
 
-    env = RefineEnv(task, tokenizer, BlendCritic(BlendJudge(blend)), max_turns=3)
+    env = RefineEnv(task, tokenizer, BlendReviewer(BlendJudge(blend)), max_turns=3)
 
     env:                                  # in a config: the tasks of another environment, refined
       name: refine
       kwargs: {inner: gsm8k, verifiers: [gsm8k], max_turns: 3}
     reward: {watch: [first_attempt]}      # whether first attempts were right, beside the last ones
 
-`RefineEnv` is the episode; its critic is one of `rlvr.envs.critics` or your own. Feedback is added after the policy's
-tokens and carries no loss, and the reward judges the last attempt (`Trajectory.answer`). With `compose` every prompt is
-written anew: the episode is then several trajectories of one rollout, each a prompt and one completion. Special tokens
-never pass from an answer or a critique into the next prompt: an answer could have written them.
+`RefineEnv` is the episode; its reviewer is one of `rlvr.envs.reviewers` or your own. Feedback is added after the
+policy's tokens and carries no loss, and the reward judges the last attempt (`Trajectory.answer`). With `compose` every
+prompt is written anew: the episode is then several trajectories of one rollout, each a prompt and one completion.
+Special tokens never pass from an answer or a review into the next prompt: an answer could have written them.
 
 A verifier that knows the right answer reveals with each further attempt that the last one was wrong. So a pass rate of
-last attempts is no pass@1; read it beside that of the first attempts. What depends on chance inside a critic (a judge,
-the clock of a program under test) may differ from run to run, so a resumed run may differ there too.
+last attempts is no pass@1; read it beside that of the first attempts. What depends on chance inside a reviewer (a
+judge, the clock of a program under test) may differ from run to run, so a resumed run may differ there too.
 
 Left out on purpose: refining environments whose episodes have turns of their own (`mbpp` and `code` refine by their own
 `max_turns`).
@@ -32,9 +32,9 @@ from rlvr.core import rng
 from rlvr.core.messages import ModelInput
 from rlvr.core.protocols import StepResult
 from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory
-from rlvr.envs.critics import Attempt, BlendCritic, BlendJudge, Critic, feedback_text
 from rlvr.envs.prompt import encode_prompt, special_token_texts
 from rlvr.envs.registry import register_environment
+from rlvr.envs.reviewers import Attempt, BlendJudge, BlendReviewer, Reviewer, feedback_text
 from rlvr.envs.turns import decode_turn, encode_between, has_room, render_between
 from rlvr.envs.wrapped_source import NestedSource
 from rlvr.reward import register_reward
@@ -58,14 +58,14 @@ class RefineEnv:
 
     `format_feedback` writes the text between two attempts; `compose`, if given, writes every prompt anew instead, the
     first one included. `ended` says why the episode is over: `max_turns`, `no_room` (the context has no room for
-    another attempt as long as the last), or the critic's word.
+    another attempt as long as the last), or the reviewer's word.
     """
 
     def __init__(
         self,
         task: Task,
         tokenizer: Any,
-        critic: Critic,
+        reviewer: Reviewer,
         *,
         stop: list[Any] | None = None,
         max_turns: int = 1,
@@ -74,7 +74,7 @@ class RefineEnv:
     ) -> None:
         if max_turns < 1:
             raise ValueError(f"task {task.id!r}: max_turns={max_turns}, expected at least 1 attempt")
-        self.task, self._tokenizer, self._critic, self._stop = task, tokenizer, critic, stop
+        self.task, self._tokenizer, self._reviewer, self._stop = task, tokenizer, reviewer, stop
         self._max_turns, self._format_feedback, self._compose = max_turns, format_feedback, compose
         self._prompt: list[int] = []
         self._answers: list[str] = []
@@ -100,23 +100,23 @@ class RefineEnv:
             None if stop_reason is None else StopReason(stop_reason),
             self._tokenizer,
         )
-        critique = await self._critic.criticise(attempt)
-        metrics = dict(critique.metrics)
-        passed = {} if critique.passed is None else {"attempt": float(critique.passed)}
+        review = await self._reviewer.review(attempt)
+        metrics = dict(review.metrics)
+        passed = {} if review.passed is None else {"attempt": float(review.passed)}
         if self.turns == 1:
             metrics |= {f"first_{name}": value for name, value in passed.items()}
-        if critique.feedback is None:
-            self.ended = critique.ended or "content"
+        if review.feedback is None:
+            self.ended = review.ended or "content"
         elif attempt.last:
             self.ended = "max_turns"
         else:
-            feedback = strip_special(critique.feedback, special_token_texts(self._tokenizer))
+            feedback = strip_special(review.feedback, special_token_texts(self._tokenizer))
             self._prompt = self._next_prompt(attempt, feedback)
             if self._prompt:
-                return StepResult(critique.reward, False, ModelInput(self._prompt), self._stop, metrics=metrics)
+                return StepResult(review.reward, False, ModelInput(self._prompt), self._stop, metrics=metrics)
             self.ended = "no_room"
         metrics |= {f"last_{name}": value for name, value in passed.items()}
-        return StepResult(critique.reward, True, metrics={**metrics, "turns": float(self.turns)})
+        return StepResult(review.reward, True, metrics={**metrics, "turns": float(self.turns)})
 
     def _next_prompt(self, attempt: Attempt, feedback: str) -> list[int]:
         """All tokens before the next attempt; none if the context has no room for it."""
@@ -155,7 +155,7 @@ class RefineSource(NestedSource):
 
     `verifiers` are names, or {name, weight, kwargs} as in the reward `composite`; by default the inner environment's
     reward, which also judges the last attempt. `min_confidence`, `convergence_threshold` and `attempt_cost` are those
-    of `BlendCritic`. `feedback` is the text after an attempt, with {feedback} for the verifiers' words, {prompt} and
+    of `BlendReviewer`. `feedback` is the text after an attempt, with {feedback} for the verifiers' words, {prompt} and
     {answer}: with `history: append` it follows the attempt, with `rewrite` it is the whole next prompt.
     """
 
@@ -184,12 +184,12 @@ class RefineSource(NestedSource):
         super().__init__("refine", inner, inner_kwargs)
         self._judge = BlendJudge(Blend.of([self.inner.reward] if verifiers is None else verifiers))
         self._rewrite, self.max_turns = history == "rewrite", max_turns
-        self._critic_options = {
+        self._reviewer_options = {
             "min_confidence": min_confidence,
             "convergence_threshold": convergence_threshold,
             "attempt_cost": attempt_cost,
         }
-        BlendCritic(self._judge, **self._critic_options)  # refuses wrong options now
+        BlendReviewer(self._judge, **self._reviewer_options)  # refuses wrong options now
         self.environment_weight = 1.0 if attempt_cost else None  # a cost is what such an episode gives
 
     def env(self, task: Task, tokenizer: Any) -> RefineEnv:
@@ -197,7 +197,7 @@ class RefineSource(NestedSource):
         return RefineEnv(
             task,
             tokenizer,
-            BlendCritic(self._judge, **self._critic_options),
+            BlendReviewer(self._judge, **self._reviewer_options),
             max_turns=self.max_turns,
             format_feedback=self._format_feedback,
             compose=self._compose if self._rewrite else None,
@@ -209,7 +209,7 @@ class RefineSource(NestedSource):
         if not isinstance(first, str) or self.end_word is None or self._rewrite:
             return first
         verdict = self._judge.blend.judge_many([Case(task.prompt_text, f"{first} {self.end_word}", task.meta)])[0]
-        if verdict.confidence is None or verdict.confidence >= self._critic_options["min_confidence"]:
+        if verdict.confidence is None or verdict.confidence >= self._reviewer_options["min_confidence"]:
             return first
         second = self.inner.demonstration(task, rng.key("second-attempt", key))
         assert isinstance(second, str)

@@ -63,7 +63,7 @@ def read_rows(path: str | Path | Sequence[str], split: str = "train") -> Iterato
 
 
 def list_files(path: str | Path, split: str = "train") -> list[Path]:
-    """The files that one path names: itself, those that match a glob, or those of a folder that belong to `split`."""
+    """The files that a path names: a file, all that match a glob, or those of a folder that belong to `split`."""
     given = Path(path).expanduser()
     if given.is_dir():
         return _split_files(given, split)
@@ -150,7 +150,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror or error}); give {EXPECTED}") from error
     except (EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is no whole gzip file ({error}); fetch it again") from error
+        raise ValueError(f"{path} is not a whole gzip file ({error}); fetch it again") from error
 
 
 # --- JSON ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 from rlvr.core import rng
 from rlvr.core.protocols import Env, TaskSource
 from rlvr.core.types import Task
-from rlvr.envs.near_duplicates import choose_compared, find_near_duplicates, find_text
+from rlvr.envs.near_duplicates import choose_heldout_to_compare, find_near_duplicates, find_text
 from rlvr.envs.prompt import PromptEnv
 from rlvr.envs.row_files import find_value
 
@@ -154,7 +154,7 @@ class RowSource(TaskSource):
         if not near:
             return []
         first = max(near, key=lambda pair: pair.share)
-        compared = choose_compared(self._heldout)
+        compared = choose_heldout_to_compare(self._heldout)
         return [
             f"{len(near):,} of {len(compared):,} held-out prompts nearly repeat a training prompt: "
             f"{first.heldout.id!r} shares {100 * first.share:.0f}% of its word sequences with {first.train.id!r}. The "

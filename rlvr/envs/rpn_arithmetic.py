@@ -115,7 +115,7 @@ class RPNArithmetic(TaskSource):
         return PromptEnv(task, tokenizer)
 
     def parse_task(self, text: str) -> Task | None:
-        """The task of an expression that a person wrote, "3 5 + 7 +"; None for what is none.
+        """The task of an expression that a person wrote, "3 5 + 7 +"; None if it is not one.
 
         It may be longer than those of the run: its value is known all the same.
         """

@@ -81,7 +81,7 @@ class WordCallFormat:
         return (kept + text[position:]).strip() if calls else text, calls
 
     def find_malformed(self, text: str, tools: Collection[str]) -> str:
-        """What is wrong with a call that is left in a text without its calls; "" if there is none."""
+        """Describe the malformed call in a text from which the valid calls were taken; "" if there is none."""
         return f"{_UNREADABLE}: write {self.begin} name arguments {self.end}" if self.begin in text else ""
 
     def write_results(self, results: Sequence[str]) -> str:
@@ -111,7 +111,7 @@ class ToolCallFormat:
             )
 
         def turn_of(said: str) -> str:
-            """What the template writes of the assistant's turn, without what the prompt of a turn has too."""
+            """The text that the template writes for the assistant's turn, without what the prompt of the turn has."""
             whole = render(_USER, {"role": "assistant", "content": said, "tool_calls": [_PROBE]})
             shared = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
             return whole[min(shared, len(prompt)) :]
@@ -128,7 +128,7 @@ class ToolCallFormat:
         arguments = [key for key, held in call.items() if held == {_KEY: _VALUE}] if isinstance(call, dict) else []
         if len(names) != 1 or len(arguments) != 1:
             raise ValueError(
-                "the chat template writes calls of tools in a form other than JSON, which is not read here"
+                "the chat template writes calls of tools in a form other than JSON, which is not supported"
             )
         begin = _common_end(turns[0][:start], turns[1][:later]).strip()
         after = turns[0][start + size :].lstrip()
@@ -158,7 +158,7 @@ class ToolCallFormat:
         return ("".join(kept) + text[position:]).strip() if calls else text, calls
 
     def find_malformed(self, text: str, tools: Collection[str]) -> str:
-        """What is wrong with a call that is left in a text without its calls; "" if there is none.
+        """Describe the malformed call in a text from which the valid calls were taken; "" if there is none.
 
         Without a `begin` JSON alone is no sign of a call, since an answer may be JSON too. It is one if it names one of
         the `tools`, or if it cannot be read and has the keys of a call.

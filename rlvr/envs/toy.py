@@ -77,7 +77,7 @@ def check_words(words: Sequence[str]) -> list[str]:
 
 
 def _check_prompts(option: str, given: Sequence[str] | None) -> list[str]:
-    """The prompts of an option, without repetitions; ValueError for what is not a list of texts."""
+    """The prompts of an option, without repetitions; ValueError if it is not a list of texts."""
     if given is None:
         return []
     if isinstance(given, str) or not given:

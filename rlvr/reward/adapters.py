@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.core.types import Outcome, Score, Task
-from rlvr.reward.signatures import Case, check_answer
+from rlvr.reward.signatures import Case, check_argument_types
 
 _TRL_OWN = ("trainer_state", "log_extra", "log_metric", "environments")  # what TRL adds beside the data's columns
 _VERL_OWN = ("reward_router_address", "reward_model_tokenizer")  # what verl adds where it serves a reward model
@@ -88,7 +88,7 @@ class TrlReward:
             if not (
                 isinstance(completion, (list, tuple)) and all(isinstance(message, Mapping) for message in completion)
             ):
-                check_answer(self.name, f"completions[{i}]", completion)
+                check_argument_types(self.name, f"completions[{i}]", completion)
         return [_last_answer(completion) for completion in completions]
 
     def _report(self, scores: Sequence[Score], log_metric: Any, log_extra: Any) -> None:
@@ -135,7 +135,7 @@ class VerlReward:
                 f"reward {self.name!r}, called as verl does, does not take {unknown[0]!r}; options of a reward go to "
                 f"resolve_reward({self.name!r}, ...) in the file that verl loads, not to reward_kwargs"
             )
-        check_answer(self.name, "solution_str", solution_str, extra_info, "extra_info")
+        check_argument_types(self.name, "solution_str", solution_str, extra_info, "extra_info")
         extra = extra_info or {}
         own = {"data_source": data_source, "ground_truth": ground_truth}
         meta = {"answer": ground_truth, **extra, **own, **_tests_in(ground_truth)}
@@ -160,7 +160,7 @@ def _tests_in(truth: Any) -> Mapping[str, Any]:
 
 
 def _last_answer(completion: Any) -> str:
-    """The text of a completion; of messages, that of the last one which the assistant wrote."""
+    """The text of a completion; if it is a list of messages, the text of the last one by the assistant."""
     if isinstance(completion, str):
         return completion
     contents = [message.get("content") for message in completion if message.get("role") == "assistant"]

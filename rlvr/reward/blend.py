@@ -103,12 +103,12 @@ class Blend:
 
     @property
     def voters(self) -> list[str]:
-        """The names of those with a say in the confidence; the others only watch."""
+        """The names of the verifiers that count in the confidence; the others only watch."""
         return [name for name, weight in self.weights.items() if weight > 0]
 
     @property
     def opinions(self) -> list[str]:
-        """The names of those that cannot know the truth."""
+        """The names of the verifiers that do not know the right answer."""
         return [one.label for one in self._verifiers if not one.reward.spec.verifiable]
 
     @property
@@ -198,7 +198,7 @@ class Blend:
 
 
 def _knows_answer(reward: Reward, meta: Mapping[str, Any] | None) -> bool:
-    """Whether a verifier is shown what is right."""
+    """Whether a verifier is shown the right answer."""
     gold = reward.spec.gold
     return reward.spec.verifiable or bool(gold and (meta or {}).get(gold) not in (None, ""))
 

@@ -20,7 +20,7 @@ from rlvr.core.cancellation import raise_if_cancelled
 from rlvr.core.registry import Registry, check_kwargs, load_path, named_parameters, takes_any
 from rlvr.core.types import Outcome, Score, Trajectory
 from rlvr.reward.adapters import TrlReward, VerlReward
-from rlvr.reward.signatures import ACCEPTED, CallStyle, Case, InvalidReturn, Signature, check_answer, to_score
+from rlvr.reward.signatures import ACCEPTED, CallStyle, Case, InvalidReturn, Signature, check_argument_types, to_score
 
 F = TypeVar("F", bound=Callable[..., Any])
 WaitsFor = Literal["", "processes", "network"]
@@ -195,7 +195,7 @@ class Reward:
     def _value(self, prompt: str, response: str, meta: dict[str, Any] | None = None, **kw: Any) -> float | None:
         if kw:
             return resolve_reward(self, **kw)._value(prompt, response, meta)
-        check_answer(self.name, "response", response, meta)
+        check_argument_types(self.name, "response", response, meta)
         return self.judge(Case(prompt, response, meta)).value
 
     def as_trl(self) -> TrlReward:
@@ -219,7 +219,7 @@ class Reward:
         return waits_for(self._options) if callable(waits_for) else waits_for
 
     def start(self) -> None:
-        """Start what it depends on, before a run does; ValueError where that is impossible here."""
+        """Start what the reward depends on, before a run starts; ValueError if that is impossible on this machine."""
         if self.spec.start:
             self.spec.start(self._options)
 

@@ -93,7 +93,7 @@ class Case:
         return self.trajectory.num_action_tokens if self.trajectory else len(self.tokens)
 
 
-def check_answer(reward: str, name: str, response: Any, meta: Any = None, meta_name: str = "meta") -> None:
+def check_argument_types(reward: str, name: str, response: Any, meta: Any = None, meta_name: str = "meta") -> None:
     """ValueError for an answer that is not text, or what is known of the task that is not a mapping."""
     if not isinstance(response, str):
         given, expected = response, "the answer as text"

@@ -95,7 +95,7 @@ class Assembly:
                 "1: the gradient is of another policy than the one that sampled. training.gap_stop is off for this; "
                 "watch sampling/sampling_logp_difference/mean, and use rollout.temperature=1 unless you know better"
             )
-        request = replace(self.request, cores=self.core_shares, folder=folder, say=say, warn=warn, fresh=fresh)
+        request = replace(self.request, cores=self.core_shares, folder=folder, log=say, warn=warn, fresh=fresh)
         keep, has_adapter = config.training.order.max_lag + 2, config.model.lora is not None
         return config.sampler_options.attach(spec.build(request), has_adapter=has_adapter, keep=keep, warn=warn)
 

@@ -19,7 +19,7 @@ from rlvr.engine import malloc
 from rlvr.service.http.app import create_app
 from rlvr.service.settings import Settings
 from rlvr.web.auth import ApiKeys
-from rlvr.web.logs import get_logger, say_as_json, start_logging
+from rlvr.web.logs import get_logger, start_logging, write_as_json
 from rlvr.web.server import bind_socket, check_exposure, run_server, server_url
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     check_exposure(settings.host, keys)
     with bind_socket(settings.host, settings.port) as listening:
         if start_logging(settings.log, settings.log_format):
-            say = say_as_json
+            say = write_as_json
         with paused_collection():
             service = build(settings, keys, listening.getsockname()[1])
 

@@ -97,7 +97,7 @@ class AnalysisQueries(Database):
         }
 
     def global_stats(self) -> Mapping[str, Any]:
-        """The `global_stats` of the service: over the answers of its sessions, training runs' apart.
+        """The `global_stats` of the service, over the answers of its sessions and without those of training runs.
 
         Their rewards have other scales. `success_rate` leaves evaluations out. `last_updated` is when the newest was
         written, in seconds since the epoch.

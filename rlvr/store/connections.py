@@ -135,7 +135,7 @@ class Database:
         return self._engine.connect()
 
     def _find_file(self) -> tuple[int, int] | None:
-        """What SQLite's file is to the system, whatever its name; None where there is none."""
+        """The identity of SQLite's file in the file system, whatever its name; None if there is no file."""
         try:
             found = os.stat(self.url.database or "")
         except OSError:
@@ -147,7 +147,7 @@ class Database:
         """SQLite has one writer: our threads queue here instead of polling for its lock. Where each of them waits for
         another process in vain, those behind it are told in time too."""
         if not self._writer.acquire(timeout=self._patience_s):
-            raise StoreDown(f"{self.where}: locked: no turn to write within {self._patience_s:g} s")
+            raise StoreDown(f"{self.where}: locked: could not begin to write within {self._patience_s:g} s")
         try:
             yield
         finally:
@@ -249,5 +249,7 @@ def parse_url(given: str | os.PathLike[str]) -> sa.URL:
             f"database: {url.drivername}:// is not known; expected sqlite:///path or postgresql://user@host/name"
         )
     if url.drivername == "sqlite" and url.database in (None, "", ":memory:"):
-        raise ValueError("database: SQLite in memory is a database a thread; give a file, sqlite:///path")
+        raise ValueError(
+            "database: a SQLite database in memory is seen by one thread only; give a file, sqlite:///path"
+        )
     return url

@@ -67,7 +67,7 @@ class StrategyCounts:
 class PatternQueries(Database):
     """The part of an `ExperienceStore` that compares tasks."""
 
-    def group_counts(self, limit: int) -> list[GroupCounts]:
+    def count_groups(self, limit: int) -> list[GroupCounts]:
         answers = sa.func.count()
         judged = sa.func.sum(sa.case((_e.outcome.in_(JUDGED), 1), else_=0))
         passed = sa.func.sum(sa.case((_e.outcome == "passed", 1), else_=0))
@@ -77,7 +77,7 @@ class PatternQueries(Database):
             rows = connection.execute(found.order_by(answers.desc(), _e.verified_by).limit(limit))
             return [GroupCounts(*row) for row in rows]
 
-    def error_counts(self, limit: int) -> list[ErrorCounts]:
+    def count_errors(self, limit: int) -> list[ErrorCounts]:
         answers, key = sa.func.count(), (_e.verified_by, _t.verifier, _t.code)
         found = sa.select(*key, answers, sa.func.count(_e.task_id.distinct()))
         found = found.select_from(error_types.join(experiences, _e.id == _t.experience_id))
@@ -85,7 +85,7 @@ class PatternQueries(Database):
         with self.read() as connection:
             return [ErrorCounts(*row) for row in connection.execute(found)]
 
-    def strategy_counts(self, limit: int) -> list[StrategyCounts]:
+    def count_strategies(self, limit: int) -> list[StrategyCounts]:
         """By situation and strategy. An answer after two errors counts in both situations."""
         c = _by_task().c
         n, N, K = (sa.cast(column, sa.Double) for column in (c.answers, c.all_answers, c.all_passed))
@@ -114,7 +114,7 @@ def _whole_sum(column: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
 
 
 def _by_task() -> sa.Subquery:
-    """Answers and passes by situation, strategy and task, with those of all strategies beside them."""
+    """The numbers of answers and of passes by situation, strategy and task, and the totals over all strategies."""
     before, error = experiences.alias("before"), error_types.alias("error")
     same = sa.and_(
         before.c.session_id == _e.session_id, before.c.sample == _e.sample, before.c.iteration == _e.iteration - 1

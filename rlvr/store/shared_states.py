@@ -194,7 +194,7 @@ class StateQueries(Database):
     """The part of an `ExperienceStore` that keeps shared states."""
 
     def state(self, name: str) -> tuple[dict[str, Any], int] | None:
-        """Its value and its version, which counts from 1; None where there is none."""
+        """The value of a state and its version, which counts from 1; None if there is no such state."""
         with self.read() as connection:
             row = connection.execute(sa.select(states.c.value, states.c.version).where(states.c.name == name)).first()
         return (row.value, row.version) if row else None

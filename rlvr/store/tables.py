@@ -44,7 +44,7 @@ class FloatColumn(sa.types.TypeDecorator[float]):
 
 
 class JsonColumn(sa.types.TypeDecorator[Any]):
-    """A JSON value; what is not finite in it is null, None is NULL."""
+    """A JSON value; numbers in it that are not finite become null, and None becomes NULL."""
 
     impl, cache_ok = sa.Text, True
 

@@ -86,7 +86,7 @@ class StudyPlan:
 
     @property
     def runs(self) -> list[StudyRun]:
-        """All runs, seed by seed, so that a study that is stopped early has compared what it has."""
+        """All runs, seed by seed, so that a study that is stopped early compares its variants over the same seeds."""
         return [StudyRun(variant, seed) for seed in self.seeds for variant in self.variants]
 
     @property
@@ -116,11 +116,11 @@ def read_plan(
     config_path: str | None = None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> StudyPlan:
-    """The plan of what was typed; ValueError for whatever a run would refuse. Nothing is written."""
+    """The plan of the words of a command; ValueError for what a run would refuse. Nothing is written."""
     if config_name is None and config is None:
         raise ValueError("no config given; give --config-name=NAME (arithmetic, for example) or --config=FILE")
     seeds, shared, axes = read_overrides(overrides)
-    variables = read_environment(environment)
+    variables = read_variables(environment)
     common = {key: values[0] for key, values in variables if len(values) == 1}
     varied = [*axes, *(variable for variable in variables if len(variable[1]) > 1)]
     for key, values in varied:
@@ -265,7 +265,7 @@ def split_values(text: str) -> list[str]:
     return [part.strip() for part in parts] if len(parts) > 1 else [text]
 
 
-def read_environment(texts: Sequence[str]) -> list[Axis]:
+def read_variables(texts: Sequence[str]) -> list[Axis]:
     """The variables of `NAME=value` and `NAME=one,other`."""
     variables = [_read_variable(text) for text in texts]
     names = [name for name, _ in variables]

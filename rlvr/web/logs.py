@@ -155,7 +155,7 @@ def parse_filter(text: str) -> tuple[int, dict[str, int]]:
     return general, parts
 
 
-def say_as_json(text: str) -> None:
+def write_as_json(text: str) -> None:
     """Print a message as a line of a JSON log, at any level of that log."""
     record = logging.makeLogRecord({"msg": text, "levelname": "INFO"})
     print(JsonLines().format(record), file=sys.stderr, flush=True)

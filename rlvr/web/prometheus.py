@@ -40,7 +40,7 @@ class Prometheus:
 
 
 class _CombinedCollector:
-    """The registry's metrics, and those of this scrape."""
+    """The metrics of the registry and the ones that were read for this scrape."""
 
     def __init__(self, registry: CollectorRegistry, more: list[Metric]) -> None:
         self._registry, self._more = registry, more

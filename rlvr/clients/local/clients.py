@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from rlvr.clients.custom_loss import two_passes
 from rlvr.clients.local.types import GetInfoResponse, ModelData
-from rlvr.clients.local_engine import LOCAL_CAPABILITIES
+from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
 from rlvr.core.files import check_name, new_folder
 from rlvr.core.futures import Future, LazyFuture
 from rlvr.core.messages import (
@@ -41,7 +41,7 @@ P = ParamSpec("P")
 
 
 def make_async(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """The `..._async` form of a method: what it returns, from a coroutine."""
+    """The `..._async` form of a method: a coroutine function that returns the same."""
 
     @functools.wraps(method)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -99,7 +99,7 @@ class LocalSamplingClient(SelfFuture):
         )
 
     async def sample_async(self, *args: Any, **kwargs: Any) -> SampleResponse:
-        """`sample`, and its result: what is asked for at once runs together."""
+        """Sample and wait for the result; requests made at the same time run together."""
         return await self.sample(*args, **kwargs)
 
     def compute_logprobs(self, prompt: ModelInput, temperature: float = 1.0) -> Future[list[float | None]]:

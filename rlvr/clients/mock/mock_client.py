@@ -300,7 +300,7 @@ class MockTrainingClient:
 
 def _build(request: ClientRequest) -> MockTrainingClient:
     policy = toy_policy(request.vocabulary(), request.seed, end=request.source.end_word or "<end>")
-    request.say(f"{len(policy.logits):,} trainable parameters, float64 in numpy")
+    request.log(f"{len(policy.logits):,} trainable parameters, float64 in numpy")
     return MockTrainingClient(policy, request.folder)
 
 

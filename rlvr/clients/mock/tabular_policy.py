@@ -116,7 +116,7 @@ class TablePolicy:
             raise ValueError(f"{path}: adam.moments[1], a mean of squares, has a number below 0; {_CURE}")
         for name, count in (("version", state.get("version")), ("adam.steps", kept.get("steps"))):
             if type(count) is not int or not 0 <= count < 2**63:
-                raise ValueError(f"{path}: {name} is no whole number from 0; {_CURE}")
+                raise ValueError(f"{path}: {name} is not a whole number of at least 0; {_CURE}")
         self.logits, self.version, self.gradient = np.array(state["logits"], dtype=float), state["version"], None
         self.moments = np.array(moments, dtype=float) if optimizer else np.zeros_like(self.moments)
         self.adam_steps = kept["steps"] if optimizer else 0

@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlvr.clients.custom_loss import two_passes
+from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
 from rlvr.clients.local_engine import (
     EXTRA,
-    LOCAL_CAPABILITIES,
     ModelBuild,
     describe_model,
     find_adapter_start,
@@ -209,11 +209,11 @@ class ShardedTrainingClient:
         return self._policy.model.tokenizer
 
     def weights_sha256(self) -> str:
-        """The hash of the whole weights: that of one process with the same."""
+        """The hash of the whole weights, equal to the hash of one process with the same weights."""
         return self.group.call("sha256")[0]
 
     def describe_environment(self) -> dict[str, str | int]:
-        """That of a rank, and how many there are."""
+        """The environment of a rank, and the number of ranks."""
         return {**self.facts.environment, "ranks": self.group.size}
 
     def close(self) -> None:
@@ -311,7 +311,7 @@ def _build(request: ClientRequest) -> ShardedTrainingClient:
     for note in client.facts.notes:
         request.warn(note)
     facts = client.facts
-    request.say(
+    request.log(
         f"{facts.trainable:,} trainable parameters, {facts.dtype} on {facts.environment['device']}, "
         f"{client.group.size} ranks with {threads} thread{'s' if threads > 1 else ''} each"
     )

@@ -61,7 +61,8 @@ class VllmSamplingClient:
         for name, off in (("top_k", -1), ("top_p", 1.0), ("min_p", 0.0)):
             if (given := getattr(asked, name)) != off:
                 raise ValueError(
-                    f"sample: {name}={given} with sampler.name=vllm: its log-probs would be those after the cut; leave "
+                    f"sample: {name}={given} with sampler.name=vllm: its log-probs would be of the distribution that "
+                    f"{name} has cut, which training cannot use; leave "
                     f"rollout.{name} out"
                 )
         seed = asked.seed if asked.seed is not None else rng.key("unseeded", self.fingerprint, next(self._unseeded))
@@ -175,7 +176,7 @@ class VllmTrainingClient:
         return PublishedWeights(fingerprint, path, self._has_adapter, prompt, scores)
 
     def close(self) -> None:
-        """Unload what was published, and close the trainer."""
+        """Unload the published weights, and close the trainer."""
         RequestFuture(start_coroutine(self._publisher.aclose())).result()
         self._trainer.close()
 

@@ -62,7 +62,8 @@ class VllmOptions(SamplerOptions):
         for name, off in (("top_k", -1), ("top_p", 1.0), ("min_p", 0.0)):
             if (given := getattr(params, name)) != off:
                 raise ValueError(
-                    f"rollout.{name}={given} with sampler.name=vllm: its log-probs would be those after the cut; leave "
+                    f"rollout.{name}={given} with sampler.name=vllm: its log-probs would be of the distribution that "
+                    f"{name} has cut, which training cannot use; leave "
                     f"rollout.{name} out"
                 )
 

@@ -152,7 +152,7 @@ class VllmPublisher:
     def _report_down(self, server: VllmServer, error: ServerDownError) -> None:
         if server.url not in self._down:
             self._down.add(server.url)
-            self._warn(f"{error}; it is asked again, for {self._options.wait_s:g} s where no other server answers")
+            self._warn(f"{error}; trying again, for {self._options.wait_s:g} s where no other server answers")
 
     def _report_up(self, server: VllmServer) -> None:
         if server.url in self._down:

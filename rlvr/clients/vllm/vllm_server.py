@@ -158,7 +158,7 @@ class VllmServer:
         found = {token: scored[token] for token in tokens if token in scored}
         if len(found) < len(tokens) - 1:
             raise SamplerError(
-                f"{self.url} sent log-probs of {len(found)} tokens, {len(tokens)} were asked for; use vLLM 0.32 or "
+                f"{self.url} sent log-probs of {len(found)} tokens, {len(tokens)} were expected; use vLLM 0.32 or "
                 f"newer, and leave --max-logprobs at {len(tokens)} or more"
             )
         return found

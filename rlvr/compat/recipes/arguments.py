@@ -32,7 +32,7 @@ def parse(kind: type[T], words: Sequence[str]) -> T:
     for name in given:
         if name not in names:
             raise ValueError(
-                f"{name!r} is no setting of this recipe{did_you_mean(name, names)}; it has {', '.join(names)}"
+                f"{name!r} is not a setting of this recipe{did_you_mean(name, names)}; it has {', '.join(names)}"
             )
     return kind(**{name: _value(name, text, hints[name]) for name, text in given.items()})
 
@@ -99,7 +99,7 @@ class Recipe:
             else:
                 known = ["log_path", "seed", *(word for word in self.words if "=" not in word)]
                 raise ValueError(
-                    f"{key!r} is no setting of {self.name}{did_you_mean(key, known)}; it has {', '.join(known)}, "
+                    f"{key!r} is not a setting of {self.name}{did_you_mean(key, known)}; it has {', '.join(known)}, "
                     "and all those of rlvr train (training.steps=100, say)"
                 )
         return settings
@@ -142,7 +142,7 @@ class Recipe:
 
 
 def _at(settings: Any, path: str) -> Any:
-    """What is at `a.b.c` in configs and mappings; None where there is nothing."""
+    """The value at `a.b.c` in configs and mappings; None if there is none."""
     for name in path.split("."):
         settings = settings.get(name) if isinstance(settings, Mapping) else getattr(settings, name, None)
     return settings

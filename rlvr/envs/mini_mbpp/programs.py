@@ -164,7 +164,7 @@ def result_of(steps: Steps, value: Any) -> Any:
 
 
 def fits(steps: Steps, like: Steps) -> bool:
-    """Whether the steps' types fit: each takes what the one before returns, the first what that of `like` takes."""
+    """Whether the types of the steps fit: each takes what the step before returns, and the first what `like` takes."""
     operations = [step.operation for step in steps]
     joints = all(a.gives == b.takes for a, b in pairwise(operations))
     return bool(operations) and joints and operations[0].takes == like[0].operation.takes
@@ -180,7 +180,7 @@ def write_statement(steps: Steps, key: int) -> str:
 
 
 def write_program(steps: Steps, name: str, key: int) -> str:
-    """A program in a drawn style; each operation is written one of its ways."""
+    """A program in a style that is drawn at random; so is the way in which each operation is written."""
     ways = [step.operation.writes for step in steps]
     written = [way[rng.integer(len(way), key, 1 + i)] for i, way in enumerate(ways)]
     style = STYLES[rng.integer(len(STYLES), key)]

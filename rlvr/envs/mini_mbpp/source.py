@@ -244,7 +244,8 @@ class MiniMBPP(TaskSource):
 
 
 def _families(level: str) -> list[str]:
-    """Every chain of so many different operations of which each takes what the one before it gives."""
+    """Every chain of as many different operations as the level has, each of which takes the type that the one before
+    it returns."""
     chains = [(name,) for name in OPERATIONS]
     for _ in range(int(level) - 1):
         chains = [

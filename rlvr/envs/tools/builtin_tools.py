@@ -94,7 +94,7 @@ class PassageIndex:
     def of(cls, folder: Path, pattern: str) -> PassageIndex:
         """ValueError for a folder that does not exist, or holds no such file or too much. Links are not followed."""
         if not folder.is_dir():
-            raise ValueError(f"tool search: folder={str(folder)!r} is no folder")
+            raise ValueError(f"tool search: folder={str(folder)!r} is not a folder")
         files = sorted(path for path in folder.glob(pattern) if path.is_file() and not path.is_symlink())
         files = [path for path in files if path.resolve().is_relative_to(folder.resolve())]
         if not files:
@@ -168,13 +168,13 @@ TOOL_FORMS = (
 def resolve_tools(given: str | Mapping[str, Any]) -> list[Tool]:
     """A tool by its name or the path of a function, `package.module:function`, or as {name, kwargs}; `mcp` is several.
 
-    ValueError for a name that is unknown, options that it does not take, or a function that is no tool.
+    ValueError for a name that is unknown, options that it does not take, or a function that is not a tool.
     """
     entry = dict(given) if isinstance(given, Mapping) else {"name": given}
     name, kwargs = entry.pop("name", None), entry.pop("kwargs", None) or {}
     if entry or not isinstance(name, str) or not isinstance(kwargs, Mapping):
         near = did_you_mean(str(next(iter(entry), "")), ("name", "kwargs")) if entry else ""
-        raise ValueError(f"tools: {given!r:.200} is no tool{near}; expected {TOOL_FORMS}")
+        raise ValueError(f"tools: {given!r:.200} is not a tool{near}; expected {TOOL_FORMS}")
     if ":" in name:
         if kwargs:
             raise ValueError(f"tools: {name} is a function, which takes no kwargs; leave them out")

@@ -89,7 +89,7 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The tool as the `tools` of a chat template have it."""
+        """The description of the tool that a chat template takes in `tools`."""
         parameters = {k: v for k, v in self.arguments.model_json_schema().items() if k not in ("title", "description")}
         for field in parameters.get("properties", {}).values():
             field.pop("title", None)
@@ -202,7 +202,7 @@ class Toolbox:
 
     @property
     def own_limits(self) -> set[str]:
-        """The tools whose seconds do not count here."""
+        """The names of the tools that limit their own time: the seconds of the toolbox do not count for them."""
         return {tool.name for tool in self.tools if tool.has_own_limit}
 
     def add_to(self, task: Task) -> Task:

@@ -20,7 +20,7 @@ from typing import Any
 from rlvr.core.ray_cluster import check_address
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.code.formats import CodeProblem
-from rlvr.reward.code.program_extraction import ExtractedProgram, extract, extract_asked
+from rlvr.reward.code.program_extraction import ExtractedProgram, extract, extract_requested
 from rlvr.reward.registry import register_reward
 from rlvr.reward.reward_options import check_choice, check_integer, check_number, is_number
 from rlvr.reward.signatures import Case
@@ -108,7 +108,7 @@ def code_strict(cases: Sequence[Case], options: CodeOptions) -> list[Score]:
     from a function's head, up to HumanEval's stop words. Reason: `many_answers` (several blocks).
     """
     return _judge(
-        cases, options, lambda case, problem: extract_asked(case.response, problem.prefix, is_chat=_is_chat(case))
+        cases, options, lambda case, problem: extract_requested(case.response, problem.prefix, is_chat=_is_chat(case))
     )
 
 
@@ -250,6 +250,6 @@ def _humaneval_prompt(case: Case) -> dict[str, str]:
 
 
 def _detail(verdict: Verdict) -> str:
-    """The verdict's own detail, else that of the first test that did not pass."""
+    """The detail of the verdict, or else of the first test that did not pass."""
     detail = verdict.detail or next((test.detail for test in verdict.tests if not test.passed), "")
     return detail[:1000]

@@ -86,7 +86,7 @@ def extract(response: str, names: Collection[str] = (), prefix: str = "") -> Ext
     return ExtractedProgram(prefix + _indent_body(code), where=where)
 
 
-def extract_asked(response: str, prefix: str = "", *, is_chat: bool) -> ExtractedProgram:
+def extract_requested(response: str, prefix: str = "", *, is_chat: bool) -> ExtractedProgram:
     """The program of a response in the form that our prompts ask for, and in no other; nothing is repaired.
 
     In a chat it is the one code block, closed, in Python or unmarked; two blocks are `many_answers`. After text it is
@@ -129,7 +129,7 @@ def _cut_thoughts(response: str) -> str:
 
 
 def _find_mark(text: str, mark: str, start: int = 0) -> int:
-    """Where the first such mark is; the text's length if there is none."""
+    """The place of the first mark in the text, or the length of the text if it has no mark."""
     if mark not in text:
         return len(text)
     found = (one for one in _MARKS.finditer(text, start) if one["mark"] and one["mark"].lstrip() == mark)
@@ -154,7 +154,7 @@ def _read_fences(text: str) -> tuple[list[tuple[str, str]], tuple[re.Match[str],
 
 
 def _pick_fence(text: str, definition: re.Pattern[str]) -> str | None:
-    """The fence to take, None where there is none."""
+    """The fenced block to take as the program; None if there is none."""
     blocks, opened = _read_fences(text)
     if opened is not None:
         begun, language = opened

@@ -57,7 +57,7 @@ def _find_stated(item: Mapping[str, Any]) -> str:
 
 
 def make_controls(item: Mapping[str, Any]) -> list[Control]:
-    """The control answers of an item, those that it asks for first."""
+    """The control answers of an item; the ones that the item itself asks for come first."""
     if stated := _find_stated(item):
         return [Control(stated, True)]
     reference = PLAIN if (found := find_reference(item)) is None else found

@@ -155,7 +155,7 @@ class Grader:
         timeout_s: float = SHARED_SECONDS,
         batch_s: float | None = None,
     ) -> Grader:
-        """ValueError, with the field, for what is not such a configuration.
+        """Read a configuration; ValueError that names the field which is wrong.
 
         `models` are what model graders may name; `sandbox` (as the reward `code` takes it) and `timeout_s` are for
         python graders. An answer not graded `batch_s` seconds after its batch began is an error (`no_time`).

@@ -69,14 +69,14 @@ def pass_threshold(config: Mapping[str, Any], where: str, low: float = 0.0, high
 
 
 def fill_template(template: Template, values: Values, limit: int = MAX_TEXT) -> str | Score:
-    """The text; where it is missing or over `limit` characters, the score that follows."""
+    """The filled text, or the score to give if it is missing or has more than `limit` characters."""
     try:
         return template.fill(values, limit=limit)
     except MissingField as missing:
-        return failed_or_invalid(is_fault_of_answer(missing, values), "missing_field", str(missing))
+        return blame_answer_or_task(is_fault_of_answer(missing, values), "missing_field", str(missing))
     except TemplateTooLong as long:
         detail = f"{long.size:,} characters, at most {limit:,} are compared"
-        return failed_or_invalid(template.is_from_answer, "too_large", detail)
+        return blame_answer_or_task(template.is_from_answer, "too_large", detail)
 
 
 def is_fault_of_answer(missing: MissingField, values: Values) -> bool:
@@ -85,7 +85,7 @@ def is_fault_of_answer(missing: MissingField, values: Values) -> bool:
     return missing.place.is_from_answer and (first == "output_json" or first in values["sample"])
 
 
-def failed_or_invalid(is_fault_of_answer: bool, reason: str, detail: str, worst: float = 0.0) -> Score:
+def blame_answer_or_task(is_fault_of_answer: bool, reason: str, detail: str, worst: float = 0.0) -> Score:
     if is_fault_of_answer:
         return Score(worst, Outcome.FAILED, reason, detail=detail)
     return Score(None, Outcome.INVALID, reason, detail=detail)

@@ -72,7 +72,7 @@ def _read(config: str | Mapping[str, Any]) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{config!r} is no JSON: {error}") from None
+        raise ValueError(f"{config!r} is not JSON: {error}") from None
 
 
 def _waits_for(grader: Grader) -> WaitsFor:

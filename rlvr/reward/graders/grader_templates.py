@@ -100,7 +100,7 @@ class Template:
 
     @classmethod
     def of(cls, text: Any, where: str) -> Template:
-        """ValueError, with the field of the configuration, for what is not a template."""
+        """Read a template; ValueError that names the field of the configuration if it is wrong."""
         if not isinstance(text, str):
             raise ValueError(f"{where}={str(text)[:80]!r} ({type(text).__name__}), expected text")
         if len(text) > MAX_TEMPLATE:

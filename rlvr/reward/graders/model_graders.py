@@ -19,10 +19,10 @@ from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.graders.controls import make_controls
 from rlvr.reward.graders.grader_options import (
+    blame_answer_or_task,
     check_fields,
     check_range,
     check_word,
-    failed_or_invalid,
     field_path,
     is_fault_of_answer,
     pass_threshold,
@@ -150,12 +150,12 @@ class ModelQuestion:
     async def ask(
         self, values: Values, context: GradingContext, key: str, form: str, read: Any, worst: float
     ) -> ModelVerdict[Any] | Score:
-        """The model's verdict, its `key` parsed by `read`; a score where there is no usable one."""
+        """Ask the model and parse the `key` of its verdict by `read`; a score if the verdict cannot be used."""
         places = dict.fromkeys(place for _, template in self.messages for place in template.places)
         try:
             texts = {str(place): as_text(place.find(values)) for place in places}
         except MissingField as missing:
-            return failed_or_invalid(is_fault_of_answer(missing, values), "missing_field", str(missing), worst)
+            return blame_answer_or_task(is_fault_of_answer(missing, values), "missing_field", str(missing), worst)
         answers = {str(place): texts[str(place)] for place in places if place.is_from_answer}
         if not any(answer.strip() for answer in answers.values()):
             return Score(worst, Outcome.FAILED, "no_answer")

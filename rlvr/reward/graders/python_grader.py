@@ -19,8 +19,8 @@ from typing import Any
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.graders.controls import ALWAYS, HELD, Blame
 from rlvr.reward.graders.grader_options import (
+    blame_answer_or_task,
     check_fields,
-    failed_or_invalid,
     field_path,
     pass_threshold,
     score_of,
@@ -82,7 +82,7 @@ class PythonGrader:
         sizes = len(sample.encode()), len(item.encode())
         if sum(sizes) > MAX_DATA:
             detail = f"{sizes[0]:,} bytes of sample and {sizes[1]:,} of item, at most {MAX_DATA:,} are handed over"
-            return failed_or_invalid(sizes[1] <= MAX_DATA // 2, "too_large", detail)
+            return blame_answer_or_task(sizes[1] <= MAX_DATA // 2, "too_large", detail)
         try:
             sandbox = await context.sandbox()
             return score_of(await self._run(sandbox, sample, item, context.timeout_s), self.passed_at)

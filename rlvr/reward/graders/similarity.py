@@ -39,7 +39,7 @@ def similarity(metric: str, text: str, reference: str) -> float:
     return METRICS[metric](text, reference)
 
 
-def words_needed(metric: str) -> int:
+def count_needed_words(metric: str) -> int:
     """How many words a reference needs for the metric to be defined: n for `rouge_n`, 1 for `rouge_l`, else 0."""
     kind, _, order = metric.rpartition("_")
     return (int(order) if order.isdigit() else 1) if kind == "rouge" else 0
@@ -138,7 +138,7 @@ def _words(text: str) -> list[str]:
 
 
 def _overlap(ours: Sequence[str], theirs: Sequence[str], order: int) -> tuple[int, int, int]:
-    """(n-grams in common, counted as often as in both; n-grams of ours; of theirs)."""
+    """The number of n-grams in common (each as often as both texts have it), in the answer, and in the reference."""
     one, other = _grams(ours, order), _grams(theirs, order)
     return (one & other).total(), one.total(), other.total()
 

@@ -10,9 +10,9 @@ from typing import Any
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.graders.grader_options import (
     MAX_TEXT,
+    blame_answer_or_task,
     check_fields,
     check_word,
-    failed_or_invalid,
     field_path,
     fill_template,
     pass_threshold,
@@ -24,9 +24,9 @@ from rlvr.reward.graders.similarity import (
     MAX_CHARS,
     METRICS,
     UNSUPPORTED_METRICS,
+    count_needed_words,
     count_words,
     similarity,
-    words_needed,
 )
 from rlvr.reward.references import find_reference_fault
 
@@ -116,7 +116,7 @@ class TextSimilarity:
 
     def find_fault(self, reference: str) -> str:
         """Why the metric is not defined for the reference, or an empty text."""
-        needed = words_needed(self.metric)
+        needed = count_needed_words(self.metric)
         count = count_words(reference)
         few = f"the reference has {count} words: {self.metric} needs at least {needed}; use another metric"
         return few if count < needed else ""
@@ -126,5 +126,5 @@ class TextSimilarity:
         if isinstance(texts, Score):
             return texts
         if fault := self.find_fault(texts[1]):
-            return failed_or_invalid(self.texts.reference.is_from_answer, "short_reference", fault)
+            return blame_answer_or_task(self.texts.reference.is_from_answer, "short_reference", fault)
         return score_of(await asyncio.to_thread(similarity, self.metric, *texts), self.passed_at)

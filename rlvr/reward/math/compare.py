@@ -83,7 +83,7 @@ def compare_answers(gold: str, answer: str, conventions: Conventions) -> bool | 
 
 
 def has_values(value: Value) -> bool:
-    """Whether every formula in it has a number, for made-up values of its variables."""
+    """Whether every formula in the value can be computed, with made-up values for its variables."""
     match value:
         case Quantity() | Residue():
             return numeric.has_value(value.value)

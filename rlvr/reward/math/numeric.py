@@ -37,7 +37,7 @@ def _near(x: complex, y: complex) -> bool:
 
 
 def has_value(value: Ratio) -> bool:
-    """Whether floating point or digits have a value for it, for made-up values of its variables."""
+    """Whether it can be computed, in floating point or in digits, with made-up values for its variables."""
     return approximate(value) is not None or evaluate(value) is not None
 
 

@@ -226,7 +226,7 @@ class Reader:
         return product
 
     def argument(self, digits: int | None = None, signed: bool = False) -> Ratio:
-        """What a command or ^ applies to: a group, a number (of so many digits), or one symbol."""
+        """Read the argument of a command or of ^: a group, a number of at most `digits` digits, or one symbol."""
         self.skip()
         sign = self.signs() if signed and self.peek() in "+-" else 1
         next_ = self.peek()

@@ -39,7 +39,7 @@ def all_reals(name: str = "") -> OrderedItems:
 
 
 def solve_inequality(sign: str, left: Ratio, right: Ratio) -> Value:
-    """`left sign right` as an interval or union where it is linear in one variable or in an absolute value of such."""
+    """`left sign right` as an interval or union, if linear in a variable or in the absolute value of one."""
     form = left - right
     linear = _linear(form)
     if linear is not None:

@@ -57,7 +57,7 @@ class GymEntry:
 
 @dataclass(frozen=True)
 class GymFamily:
-    """The `keys` of its configuration, those that the levels of its curriculum set, and how many `levels` it has."""
+    """A family: the `keys` of its configuration, the keys that its curriculum sets, and its number of `levels`."""
 
     keys: tuple[str, ...]
     level_keys: tuple[str, ...] = field(default=())

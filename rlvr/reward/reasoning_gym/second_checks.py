@@ -35,7 +35,7 @@ class SecondCheck:
 
 
 def confirm(family: str, answer: str, gold: str | None) -> str:
-    """The hole of the scorer that the answer may have gone through; "" where there is none."""
+    """Describe the fault of the scorer by which a wrong answer may have passed; "" if there is none."""
     if _PYTHON_ONLY.search(answer) and not (gold and _PYTHON_ONLY.search(gold)):
         return _SPELLING
     check = SECOND_CHECKS.get(family)

@@ -16,7 +16,7 @@ from rlvr.core.types import Outcome, Score, StopReason
 from rlvr.reward.registry import register_reward
 from rlvr.reward.reward_options import check_number
 from rlvr.reward.signatures import Case
-from rlvr.reward.text.final_answer import asked_number, final_answer, last_number, parse_number
+from rlvr.reward.text.final_answer import final_answer, last_number, parse_number, requested_number
 
 END = "<eoe>"
 
@@ -118,7 +118,7 @@ def gsm8k_strict(case: Case) -> Score:
     it or decimals that are zero. What follows it is not read. Else as `gsm8k`. Close to verl's strict score;
     docs/start/pretrained.md has what differs.
     """
-    return _judge_number(case, asked_number)
+    return _judge_number(case, requested_number)
 
 
 @register_reward("gsm8k_flexible", gold="answer", verifiable=True)

@@ -88,7 +88,7 @@ def final_answer(text: str) -> Fraction | None:
     return parse_number(_plain(text)) if number is None else number
 
 
-def asked_number(text: str) -> Fraction | None:
+def requested_number(text: str) -> Fraction | None:
     """The number right after the last `#### `, None unless it is written plainly: `18`, `1,234`; not `$18`, `18.00`."""
     places = deque(_ASKED.finditer(text[-MAX_TEXT:]), maxlen=1)
     found = _PLAIN_NUMBER.fullmatch(places[0][1]) if places else None
@@ -191,7 +191,7 @@ def _after_answer(text: str, most: int) -> str | None:
 
 
 def _sentence(text: str) -> str | ExtractedAnswer | None:
-    """What follows the last "answer is" up to the end of its sentence or line; the next line where its own is empty."""
+    """The text after the last "answer is", up to the end of the sentence or line; the next line if that is empty."""
     rest = _after_answer(text, MAX_FORMULA)
     if rest is None:
         return None

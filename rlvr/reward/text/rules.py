@@ -190,7 +190,7 @@ class WordsOptions:
             raise ValueError(f"words: expected at most {MAX_WORDS:,}, of at most {MAX_WORD:,} characters each")
 
     def split(self, text: str) -> tuple[list[str], list[str]]:
-        """(the words that the text has, those that it lacks)"""
+        """Split the words of the option into those that the text has and those that it lacks."""
         text = " ".join(_plain(text, self.case).split())
         has = [_occurs(text, " ".join(_plain(word, self.case).split()), self.match) for word in self.words]
         pairs = list(zip(self.words, has, strict=True))

@@ -18,8 +18,8 @@ from rlvr.clients.endpoint import EndpointError, EndpointSamplingClient
 from rlvr.core import rng
 from rlvr.core.chat_client import Endpoint
 from rlvr.core.messages import SamplingParams
-from rlvr.envs.critics import Attempt, BlendCritic, BlendJudge
 from rlvr.envs.refine import RefineEnv
+from rlvr.envs.reviewers import Attempt, BlendJudge, BlendReviewer
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
 from rlvr.rollout import Group, play
@@ -140,14 +140,16 @@ class EndpointGenerator:
             await job.record(e, feedback)
             began, counted = time.time(), replace(usage)
 
-        critic = BlendCritic(
+        reviewer = BlendReviewer(
             BlendJudge(job.target.blend, job.owner),
             min_confidence=job.min_confidence,
             convergence_threshold=job.convergence_threshold,
             record=record,
             cancelled=job.is_cancelled,
         )
-        env = RefineEnv(job.task, view.get_tokenizer(), critic, compose=prompter.compose, max_turns=job.max_iterations)
+        env = RefineEnv(
+            job.task, view.get_tokenizer(), reviewer, compose=prompter.compose, max_turns=job.max_iterations
+        )
         version = self.strategies.policy.updates
         await play(Group(job.draw_name, job.task, [env]), view, self._params, seed=self._seed + sample, version=version)
         outcome.end_reasons[sample] = env.ended

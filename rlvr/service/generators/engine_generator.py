@@ -27,9 +27,9 @@ from typing import Any
 
 from rlvr.core.messages import SamplingParams
 from rlvr.core.types import Task, Trajectory, group_by
-from rlvr.envs.critics import Attempt, BlendCritic, BlendJudge
 from rlvr.envs.prompt import UnwritableText, encode_prompt
 from rlvr.envs.refine import RefineEnv
+from rlvr.envs.reviewers import Attempt, BlendJudge, BlendReviewer
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
 from rlvr.rollout import Group, rollout
@@ -269,7 +269,7 @@ class EngineGenerator:
             RefineEnv(
                 task,
                 tokenizer,
-                BlendCritic(
+                BlendReviewer(
                     judge,
                     min_confidence=job.min_confidence,
                     convergence_threshold=job.convergence_threshold,

@@ -21,7 +21,7 @@ from rlvr.reward.graders.grader import MAX_GRADERS
 from rlvr.reward.graders.grader_templates import MAX_TEMPLATE
 from rlvr.reward.graders.model_graders import MAX_LABELS
 from rlvr.reward.graders.python_grader import MAX_SOURCE
-from rlvr.reward.graders.similarity import METRICS, words_needed
+from rlvr.reward.graders.similarity import METRICS, count_needed_words
 from rlvr.reward.graders.text_graders import OPERATIONS
 from rlvr.reward.registry import reward_spec
 from rlvr.service.http.requests import LARGEST
@@ -238,8 +238,8 @@ def _grader(models: Sequence[str]) -> Schema:
 
 def _metrics_by_words() -> list[tuple[int, list[str]]]:
     """How many words a reference needs, and the metrics that need so many."""
-    needs = sorted({words_needed(metric) for metric in METRICS})
-    return [(needed, [metric for metric in METRICS if words_needed(metric) == needed]) for needed in needs]
+    needs = sorted({count_needed_words(metric) for metric in METRICS})
+    return [(needed, [metric for metric in METRICS if count_needed_words(metric) == needed]) for needed in needs]
 
 
 def _reference(words: int) -> Schema:

@@ -24,16 +24,16 @@ LEAST_ROOM = 5.0  # passes that the expected number is away from the possible on
 
 def describe_patterns(store: ExperienceStore) -> dict[str, Any]:
     """The body of the response. Blocks: the database reads all answers."""
-    groups = store.group_counts(MOST)
+    groups = store.count_groups(MOST)
     judged = {group.verified_by: group.judged for group in groups}
     errors = [
         {**vars(one), "share": one.answers / n if (n := judged.get(one.verified_by)) else None}
-        for one in store.error_counts(MOST)
+        for one in store.count_errors(MOST)
     ]
     return {
         "groups": [{**vars(one), **_rate(one.passed, one.judged)} for one in groups],
         "errors": errors,
-        "strategies": compare_strategies(store.strategy_counts(MOST)),
+        "strategies": compare_strategies(store.count_strategies(MOST)),
     }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlvr.core.types import Task
-from rlvr.envs.critics import Attempt, is_accepted
+from rlvr.envs.reviewers import Attempt, is_accepted
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
 from rlvr.service.problems import NO_GENERATOR

@@ -60,7 +60,7 @@ class SampleRecord:
 
 
 class RecordingSampler:
-    """A sampler that records its samples for one rollout: critics are given tokens only."""
+    """A sampler that records its samples for one rollout: reviewers are given tokens only."""
 
     def __init__(self, sampler: SamplingClient) -> None:
         self.sampler = sampler

@@ -1,10 +1,10 @@
-"""Critics of refinement: what a critic is, and the two that come with the package.
+"""Reviewers of refinement: what a reviewer is, and the two that come with the package.
 
     judge = BlendJudge(Blend.of(["math"]))             # one for all episodes
-    critic = BlendCritic(judge, min_confidence=0.8)    # one per episode
+    reviewer = BlendReviewer(judge, min_confidence=0.8)    # one per episode
 
-`BlendCritic` asks verifiers by weight; `TestsCritic` runs the visible tests of a programming problem. The episode that
-they criticise is in `rlvr.envs.refine`.
+`BlendReviewer` asks verifiers by weight; `TestsReviewer` runs the visible tests of a programming problem. The episode
+that they review is in `rlvr.envs.refine`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlvr.sandbox import Sandbox, Verdict
 
 @dataclass(frozen=True)
 class Attempt:
-    """One completion, as a critic gets it. `number` counts from 1; after the `last` one no other can follow.
+    """One completion, as a reviewer gets it. `number` counts from 1; after the `last` one no other can follow.
 
     `answer` is the text without its end token, `tokens` all sampled tokens, `prompt_tokens` all tokens before them.
     """
@@ -48,10 +48,10 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Critique:
-    """A critic's verdict on an attempt. `feedback` None ends the episode; `ended` is then a word for the reason.
+class Review:
+    """A reviewer's verdict on an attempt. `feedback` None ends the episode; `ended` is then a word for the reason.
 
-    `reward` adds to the episode's own. `passed` is whether the attempt is right, None if the critic does not know.
+    `reward` adds to the episode's own. `passed` is whether the attempt is right, None if the reviewer does not know.
     """
 
     feedback: str | None
@@ -61,10 +61,10 @@ class Critique:
     passed: bool | None = None
 
 
-class Critic(Protocol):
-    """Criticises the attempts of one episode in order; the next one is sampled after `criticise` returned."""
+class Reviewer(Protocol):
+    """Reviews the attempts of one episode in order; the next one is sampled after `review` returned."""
 
-    async def criticise(self, attempt: Attempt) -> Critique: ...
+    async def review(self, attempt: Attempt) -> Review: ...
 
 
 RecordAttempt = Callable[[Attempt, Feedback], Awaitable[None]]
@@ -118,8 +118,8 @@ def _case(attempt: Attempt) -> Case:
     return Case.of_task(attempt.task, attempt.answer, tokens=attempt.tokens, stop_reason=attempt.stop_reason)
 
 
-class BlendCritic:
-    """The critic of one episode that is judged by a blend of verifiers.
+class BlendReviewer:
+    """The reviewer of one episode that is judged by a blend of verifiers.
 
     The episode ends when the blend's confidence reaches `min_confidence` (`confident`; a confidence of 0 never does),
     when no verifier could judge (`unjudged`; if advisory ones did, once they have no new objection), when the caller is
@@ -148,7 +148,7 @@ class BlendCritic:
         self._last_reward: float | None = None
         self._last_errors: tuple[str, ...] = ()
 
-    async def criticise(self, attempt: Attempt) -> Critique:
+    async def review(self, attempt: Attempt) -> Review:
         feedback = await self._judge.judge(attempt)
         if self._record is not None:
             await self._record(attempt, feedback)
@@ -158,9 +158,9 @@ class BlendCritic:
         errors, self._last_errors = self._last_errors, feedback.error_types
         if feedback.confidence is None or reward is None:
             if feedback.error_types in ((), errors):
-                return Critique(None, cost, ended="unjudged")
+                return Review(None, cost, ended="unjudged")
             is_over = self._cancelled()
-            return Critique(None if is_over else feedback_text(feedback), cost, ended="cancelled" if is_over else "")
+            return Review(None if is_over else feedback_text(feedback), cost, ended="cancelled" if is_over else "")
         passed = is_accepted(feedback, self._min_confidence)
         ended = ""
         if passed:
@@ -171,7 +171,7 @@ class BlendCritic:
             ended = "cancelled"
         metrics = {"confidence": feedback.confidence, "converged": float(ended == "converged")}
         correct = passed if feedback.truth is None else feedback.truth
-        return Critique(None if ended else feedback_text(feedback), cost, metrics, ended, correct)
+        return Review(None if ended else feedback_text(feedback), cost, metrics, ended, correct)
 
 
 def is_accepted(feedback: Feedback, min_confidence: float) -> bool:
@@ -185,7 +185,7 @@ def feedback_text(feedback: Feedback) -> str:
     return "\n".join([*feedback.detailed_feedback.split("\n"), *feedback.suggestions])
 
 
-class TestsCritic:
+class TestsReviewer:
     """Runs an attempt against the first `visible` tests of its programming problem (None: all).
 
         Previous attempt failed: assertion: assert add(1, 2) == 3
@@ -200,9 +200,9 @@ class TestsCritic:
     def __init__(self, visible: int | None = 1, sandbox: Sandbox | None = None, special: Sequence[str] = ()) -> None:
         self._visible, self._sandbox, self._special = visible, sandbox, (*special, BEGIN, DONE)
 
-    async def criticise(self, attempt: Attempt) -> Critique:
+    async def review(self, attempt: Attempt) -> Review:
         error = None if attempt.last else await self._error(attempt)
-        return Critique(None if error is None else self.FEEDBACK.format(error=error))
+        return Review(None if error is None else self.FEEDBACK.format(error=error))
 
     async def _error(self, attempt: Attempt) -> str | None:
         """Why the attempt fails the visible tests; None if it passes them or could not be judged."""
