@@ -309,7 +309,7 @@ def _relations(a: Relation, b: Relation) -> bool | None:
     quotient = a.form / b.form
     constant = _constant(a.form, b.form)
     if constant is None:
-        return None if algebra.opaque(quotient) else False
+        return None if algebra.opaque(quotient) and numeric.may_be_constant(quotient) else False
     return a.sign in ("=", "!=") or constant > 0
 
 
