@@ -35,6 +35,13 @@ def fragile(prompt, response, meta):
     if read_word(response) in ("wrong1", "wrong2"):
         raise RuntimeError("boom")
     return right(prompt, response, meta)
+
+SEEN = set()
+
+def once(prompt, response, meta):
+    is_new = response not in SEEN
+    SEEN.add(response)
+    return right(prompt, response, meta) and is_new
 """
 CITIES = ("Paris", "Rome", "Oslo", "Berne")
 
@@ -65,6 +72,7 @@ def audit(function: str, *words: str) -> int:
     ("function", "words", "code", "said"),
     [
         ("right", (), 0, ""),
+        ("once", (), 1, "unstable      FAULT, 4 times"),
         ("generous", (), 1, "above --max-false-accepts: 25.00% of the rows, at most 0% are allowed"),
         ("generous", ("--max-false-accepts", "0.24"), 1, "at most 24% are allowed"),
         ("generous", ("--max-false-accepts", "0.25"), 0, ""),

@@ -153,3 +153,11 @@ def test_no_answer_avoids_its_0_and_none_earns(answer: str) -> None:
         for use in ("never", "auto"):
             score = judge(gold, answer, use_math_verify=use)
             assert score.value == 0.0, (gold, use, score)
+
+
+@pytest.mark.parametrize("answer", ["|A|-0=0", "|x|=0", "\\sin x=2", "\\sqrt{x}=y", "2^x=y", "\\ln x = 3"])
+def test_another_equation_of_functions_is_wrong_without_math_verify_too(answer: str) -> None:
+    score = judge("y=2x+3", answer, use_math_verify="never")
+    assert (score.outcome, score.reason) == (Outcome.FAILED, "wrong_value")
+    same = judge("\\sin 2x=y", "4\\sin x\\cos x=2y", use_math_verify="never")
+    assert (same.outcome, same.reason) == (Outcome.ERROR, "undecided")

@@ -23,6 +23,9 @@ AUTO = ("boxed", "hash", "answer_is", "whole")
         ("**Answer:** 5", "5"),
         ("**Answer**: $5$ apples", "5"),  # what follows a formula is no part of it
         ("**The answer is 5**", "5"),
+        ("**Answer: 5**, as said", "5"),
+        ("The answer is 5**2", "5**2"),  # a power, and no end of bold print
+        ("The answer is 5 ** 2", "5 ** 2"),
         ("Answer:\n5\nas said", "5"),
         ("The answer is\n\\[\n\\frac{2}{3}\n\\]", "\\frac{2}{3}"),
         ("The answer is:\n\n$$\n7\n$$\nas said", "7"),

@@ -163,6 +163,7 @@ PLANTED_IN_WORDS: dict[str, tuple[Callable[[str, str], bool], str]] = {
         "cut",
     ),
     "takes one of many": (lambda t, g: g in read_word(t).split(" or "), "among"),
+    "takes one of a list": (lambda t, g: g in read_word(t).split(", "), "among"),
     "the word of any row": (lambda t, g: read_word(t) in CITIES, "other"),
     "looks inside words": (lambda t, g: g in read_word(t), "word"),
 }

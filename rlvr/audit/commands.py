@@ -179,7 +179,7 @@ class Audit:
             if one.rates()["unjudged"] == len(rows):
                 raise ValueError(_explain_unjudged(reward.name, labelled, one.judged[0].score if rows else None))
         log("judging every row again in other orders and company, and trying probes")
-        search = find_faults(rows, rewards[0])
+        search = find_faults(rows, rewards[0], measured=[one.score for one in measured[0].judged])
         above = self._list_rates_above(measured[0])
         warnings = list_data_warnings(rows)
         notes = [f"warning: {warning}" for warning in warnings]

@@ -83,8 +83,13 @@ def check_allowed(allowed: Collection[str]) -> None:
             raise ValueError(f"audit: --allow {name!r}{did_you_mean(name, FAULTS)}; known faults: {', '.join(FAULTS)}")
 
 
-def find_faults(rows: Sequence[dict[str, Any]], reward: Reward, slow_s: float = SLOW_S) -> FaultSearch:
-    """Look for all of `FAULTS`; a probe that takes `slow_s` seconds may be slow."""
+def find_faults(
+    rows: Sequence[dict[str, Any]], reward: Reward, slow_s: float = SLOW_S, measured: Sequence[Score] = ()
+) -> FaultSearch:
+    """Look for all of `FAULTS`; a probe that takes `slow_s` seconds may be slow.
+
+    `measured`: the verdicts that the rows had before, in their order, if any; others now are `unstable`.
+    """
     search = FaultSearch({}, {"unstable", "order", "company"})
 
     def add(name: str, seen: str) -> None:
@@ -92,6 +97,9 @@ def find_faults(rows: Sequence[dict[str, Any]], reward: Reward, slow_s: float = 
         search.seen.setdefault(name, []).append(seen[:200])
 
     first, usual_s = _compare_orders(rows, reward, add)
+    for place, (before, now) in enumerate(zip(measured, first, strict=False)):
+        if _verdict(before) != _verdict(now):
+            add("unstable", f"row {place + 1}: {_verdict(before)} when measured, then {_verdict(now)}")
     accepted = [row for row, score in zip(rows, first, strict=True) if row["label"] and score.outcome is Outcome.PASSED]
     shared = _shared_lines(rows, accepted)
     references = list(dict.fromkeys(_final(row) for row in accepted))
@@ -234,7 +242,7 @@ def _make_pairs(row: dict[str, Any], references: Sequence[str]) -> list[tuple[st
     if _is_number(final) and float(final):
         pairs.append(("percent", (f"{final}%", f"{float(final) * 100:.15g}%")))
     for other in _other_answers(final, references)[:1]:
-        pairs.append(("among", (f"{final} or {other}", f"{other} or {final}")))
+        pairs += [("among", (f"{final}{sign}{other}", f"{other}{sign}{final}")) for sign in (" or ", ", ")]
     others = [other for other in references if _differ(final, other)]
     if others and (second := next((other for other in others if _differ(others[0], other)), None)):
         pairs.append(("other", (others[0], second)))

@@ -305,7 +305,7 @@ def _relations(a: Relation, b: Relation) -> bool | None:
     quotient = a.form / b.form
     constant = _constant(a.form, b.form)
     if constant is None:
-        return None if algebra.opaque(quotient) else False
+        return None if algebra.opaque(quotient) and numeric.may_be_constant(quotient) else False
     return a.sign in ("=", "!=") or constant > 0
 
 
@@ -332,7 +332,7 @@ _MATRIX = re.compile(r"\\begin\{([a-zA-Z]?matrix|array)\}.*?\\end\{\1\}")
 _STARTS = re.compile(
     rf"[*/^_,;:&|!'%]|\\(?:{'|'.join(_BETWEEN.replace(' pm', '').split())}|circ|pmod|bmod|mod)(?![A-Za-z])"
 )
-_STOPS = re.compile(rf"(?:[-+*/^_,;:&]|\\(?:{'|'.join((_BETWEEN + ' ' + _FUNCTIONS).split())}))\s*$")
+_STOPS = re.compile(rf"(?:[-+*/^_,;:&]|\\(?:{'|'.join((_BETWEEN + ' frac sqrt binom ' + _FUNCTIONS).split())}))\s*$")
 _BARE = re.compile(r"\\(?:sum|prod|lim|max|min|gcd)(?!\s*[_(]|[A-Za-z])")  # of nothing
 _RELATION = re.compile(r"[<>=~]|\\(?:le|ge|ne|in)(?![A-Za-z])")
 _BELOW = re.compile(r"_\s*\{[^{}]*\}")  # `k = 1` under a sum
@@ -341,10 +341,16 @@ _BUT = re.compile(r"^\\mathbb\s*\{R\}\s*\\(?:setminus|backslash)(?=\s*\\lbrace)"
 # Infinity as a number, of which it says that its power of 0 is 1; not the end of a sum, an integral or a limit.
 _INFINITE = re.compile(r"(?<![_^])(?<![_^]\{)(?<![_^]\{[-+])(?<!\\to)(?<!\\to )(?<!\\to[-+])(?<!\\to [-+])\\infty")
 _BOUND = re.compile(r"(\\(?:sum|prod|int)\s*_\s*(?:\{[^{}]*\}|\w)\s*\^\s*)\\infty")  # what follows is under the sum
+# `120^5\circ`, `145\pm^\circ`: a sign of degrees stands behind a number, alone in its exponent.
+_NO_DEGREES = re.compile(
+    r"\^\s*\{?[^\s{}\\]+\s*\\circ|(?<![\^{0-9\s])\s*\\circ|\\circ\s*\^"
+    rf"|\\(?:{'|'.join((_BETWEEN + ' ' + _FUNCTIONS).split())})\s*\^?\s*\\circ"
+)
 _DROPPED = (  # unless the other side has it, too
     re.compile("[%#&?]"),
     re.compile(r"'|\.\.\."),
     re.compile(r"\^\s*\{?\s*[cC](?![A-Za-z])"),  # a complement
+    _NO_DEGREES,
     re.compile(r"\\infty\s*[0-9A-Za-z({]|[0-9)}]\s*\\infty"),
     re.compile(r"(?<![\\A-Za-z])(?:and|or|not|no|is|but|if|[A-Za-z]{5,})(?![A-Za-z])"),
 )

@@ -32,6 +32,12 @@ def equal(a: Ratio, b: Ratio) -> bool | None:
     return False if verdict is None and has_value(a) != has_value(b) else verdict
 
 
+def may_be_constant(value: Ratio) -> bool:
+    """Whether floating point finds no two values of it, for made-up values of its variables."""
+    found = [x for x in (approximate(value, shift) for shift in (0.0, 0.37, -9.3)) if x is not None]
+    return all(_near(x, found[0]) for x in found)
+
+
 def _near(x: complex, y: complex) -> bool:
     return abs(x - y) <= 1e-7 * max(abs(x), abs(y), 1e-3)
 

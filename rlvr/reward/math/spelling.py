@@ -29,7 +29,7 @@ _SUB = str.maketrans("\u2080\u2081\u2082\u2083\u2084\u2085\u2086\u2087\u2088\u20
 _SUBS = re.compile("[\u2080-\u2089]+")
 _VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
 _NOTHING = re.compile(
-    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|!|;|:|>|quad|qquad|hspace\{[^{}]*\}|phantom\{[^{}]*\})"
+    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|small|normalsize|[lL]arge|LARGE|[hH]uge|limits|!|;|:|>|quad|qquad|hspace\{[^{}]*\}|phantom\{[^{}]*\})"
     r"(?![A-Za-z])|\\,"
 )
 _UNIT_FRACTION = r"\\frac\s*\{\s*\\text\{([^{}\\]{1,40})\}\s*\}\s*\{\s*\\text\{([^{}\\]{1,40})\}\s*\}"
@@ -93,6 +93,7 @@ _INLINE = re.compile(
     r"(?=\s*(?:$|[,;:%)=~A-Za-z]|\.(?![0-9])|\^\\circ|\\(?:%|text|mbox|math)))"
 )
 _COMMA = re.compile(r"(?<=\$),(?=[\s\\!]*[$0-9])|,(?=\$)")  # it separates formulas: `$1$,$234$` is no 1,234
+_OUTER_MARKS = ' .,;:!?"*()'
 _TEXT_MARK = re.compile(r"\\text\s*\{|[{}$\\]")
 
 
@@ -183,9 +184,9 @@ def _without_groups(text: str) -> str:
 
 
 def words(text: str) -> str:
-    """The words of a text, without marks, capitals and extra spaces."""
-    text = " ".join(_TEXT_MARK.sub(" ", text).split()).casefold()
-    return text.strip(" .,;:!?'\"*()")
+    """The words of a text, without marks, capitals and extra spaces. A prime stays: A' is another point than A."""
+    text = " ".join(_TEXT_MARK.sub(" ", text).split()).casefold().strip(_OUTER_MARKS)
+    return text.strip(_OUTER_MARKS + "'") if text.startswith("'") else text
 
 
 def split(text: str, separators: tuple[str, ...]) -> list[str]:

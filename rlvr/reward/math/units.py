@@ -94,7 +94,7 @@ def _plausible(word: str, name: str, before: str) -> bool:
     last = word.rpartition("-")[2]  # of "three-quarters"
     if word in ("square", "sq", "cubic", "cu") or {word, last, _singular(last)} & _NEVER:
         return word == "squares"
-    if name in _PLAIN or name in ("per", "of"):
+    if all(part in _PLAIN or part in ("per", "of") for part in name.split()):  # mph is a mile per hour
         return True
     plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
     return plural or (before in ("per", "of") and len(word) > 2)

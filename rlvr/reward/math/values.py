@@ -63,7 +63,7 @@ _BASE = re.compile(
     r"(?:\(\s*([0-9][0-9A-Za-z]{0,200}|[0-9A-Z]{1,200})\s*\)"
     r"|(?:\\text\s*\{\s*)?([0-9][0-9A-Za-z]{0,200}|[0-9A-Z]{1,200})\}?)\s*"
     r"(?:_\s*\{?\s*(?:\\text\s*\{\s*)?([0-9]{1,2}|[a-z]{2,11})\s*\}*"
-    r"|\s(?:\\text\s*\{\s*)?\(?(?:in )?base[- ]([0-9]{1,2})\)?\s*\}?)"
+    r"|\s(?:\\text\s*\{\s*)?\(?(?:in )?base(?:[- ]|\s*\}\s*)([0-9]{1,2})\)?\s*\}?)"
 )
 _NAMED = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _BASE_NAMES = {name: base for base, name in enumerate(_NAMED, start=2)} | {"sixteen": 16}
@@ -76,7 +76,8 @@ _SEGMENT = rf"\\overline\s*\{{\s*{_POINT}{_POINT}\}}"  # of letters of points: `
 _NAME = re.compile(
     r"\s*(?:\\text\s*\{[^{}=]*\}|(?:\\angle\s*|m\\angle\s*)?[A-Za-z]{1,3}(?:_\{?\w{1,5}\}?)?'?|\\[a-z]+"
     rf"|\|\s*(?:{_SEGMENT}|{_POINT}{_POINT})\s*\||{_SEGMENT}"
-    r"|[A-Za-z]{1,3}\s*\([^()=]{1,20}\)|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z]){1,5}\s*\)|[A-Za-z]+(?: [A-Za-z]+){0,5})\s*"
+    r"|[A-Za-z]{1,3}\s*(?:\^\s*\{\s*-1\s*\}\s*)?\([^()=]{1,20}\)"
+    r"|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z]){1,5}\s*\)|[A-Za-z]+(?: [A-Za-z]+){0,5})\s*"
 )
 _NEGATION = re.compile(r"\b(?:not|never|no|isn't|cannot)\b", re.IGNORECASE)
 _ENVIRONMENT = re.compile(

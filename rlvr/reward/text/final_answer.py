@@ -47,6 +47,7 @@ _STOP = re.compile(rf"\.(?:\s|$|\*)|!(?:\s|$)|;(?!\s*(?:(?:or|and){_PERHAPS})?[-
 _CLAUSE = re.compile(r",? (?:because|since|as|which|so|where|for|after|when)\b")
 _GOES_ON = re.compile(r"\s*(?:[-+*/^=<>0-9]|,(?!\s+(?!and\b|or\b)[a-z]{2})|:\s*[0-9$\\]|and\b|or\b|\$|\\)")
 _OTHER = re.compile(rf"\bor{_PERHAPS}(?:\$|\\|\*\*|-?[0-9])")  # a second answer, "$5$ apples or $6$ pears"
+_BOLD_END = re.compile(r"(?<=\S)\*\*(?!\s*[-+({$\\]?\s*[0-9]|[\w({$\\])")  # of bold print, and no power: `5**2`
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,5}(?:(\{)|([0-9A-Za-z])(?![A-Za-z]))")
 _TEX = (("\\$", "$"), ("\\%", "%"), ("{,}", ","), ("\\,", ""), ("\\!", ""), ("\u2212", "-"))
 
@@ -199,7 +200,7 @@ def _sentence(text: str) -> str | ExtractedAnswer | None:
     if rest[:2] == "**" and rest[2:3].isspace():  # the end of "**Answer:**"
         rest = rest[2:].lstrip()
     line = rest.partition("\n")[0]
-    if line.count("**") == 1 and not _OTHER.search(line):  # the end of "**Answer: 5**"
+    if line.count("**") == 1 and _BOLD_END.search(line) and not _OTHER.search(line):  # the end of "**Answer: 5**"
         line = rest = line.partition("**")[0]
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**")):
         within = rest if opening in ("$$", "\\[") else line  # a display stands on lines of its own
