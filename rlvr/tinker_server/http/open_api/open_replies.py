@@ -1,4 +1,4 @@
-"""The answers of the open endpoints, as plain dictionaries, from what the engine sampled.
+"""The answers of the open endpoints, as plain dictionaries: whole, or as chunks whenever a piece of text is certain.
 
 Log-probs are those of the Tinker side: at the request's temperature, before top_p, top_k and min_p; at temperature 0,
 and of prompts, at temperature 1.
