@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -77,8 +78,13 @@ def module_name(path: Path, root: Path = ROOT) -> str:
     return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
-def list_imports(path: Path, module_level: bool = False) -> Iterator[tuple[str, int]]:
+@functools.cache
+def list_imports(path: Path, module_level: bool = False) -> tuple[tuple[str, int], ...]:
     """(dotted name, line) of every import; with `module_level` only of those that run when the file is imported."""
+    return tuple(read_imports(path, module_level))
+
+
+def read_imports(path: Path, module_level: bool) -> Iterator[tuple[str, int]]:
     todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while todo:
         node = todo.pop()
