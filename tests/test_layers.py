@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -78,8 +79,13 @@ def module_name(path: Path, root: Path = ROOT) -> str:
     return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
-def list_imports(path: Path, module_level: bool = False) -> Iterator[tuple[str, int]]:
+@functools.cache
+def list_imports(path: Path, module_level: bool = False) -> tuple[tuple[str, int], ...]:
     """(dotted name, line) of every import; with `module_level` only of those that run when the file is imported."""
+    return tuple(read_imports(path, module_level))
+
+
+def read_imports(path: Path, module_level: bool) -> Iterator[tuple[str, int]]:
     todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while todo:
         node = todo.pop()
@@ -156,6 +162,19 @@ def test_a_file_imports_only_from_lower_layers_of_its_own_package():
     assert [mistake for path in FILES for mistake in upward_inside(path)] == []
 
 
+def test_folders_beside_each_other_import_in_one_direction():
+    """In every package: of two folders in one folder, at most one imports the other, also by way of a third."""
+    files = {f"rlvr.{module_name(path)}": path.relative_to(ROOT).parent for path in FILES}
+    graph: dict[Path, set[Path]] = {}
+    for path in FILES:
+        own = path.relative_to(ROOT).parent
+        for name, _ in list_imports(path):
+            other = files.get(name) or files.get(name.rpartition(".")[0])
+            if other is not None and own != other and own.parent == other.parent:
+                graph.setdefault(own, set()).add(other)
+    graphlib.TopologicalSorter(graph).prepare()
+
+
 def test_no_part_imports_what_it_is_to_be_free_of():
     assert [mistake for path in FILES for mistake in imports_forbidden(path)] == []
 
@@ -166,7 +185,7 @@ def test_no_part_imports_what_it_is_to_be_free_of():
         ("tinker_server/protocol/new.py", "from rlvr.tinker_server.backend.quotas import OwnerQuotas", "layer 1"),
         ("tinker_server/backend/runs/new.py", "def f():\n    from rlvr.tinker_server.http import app", "layer 2"),
         ("tinker_server/backend/storage/new.py", "import rlvr.tinker_server.backend.runs.executor", "layer 2"),
-        ("tinker_server/http/json_routes.py", "from rlvr.tinker_server.http.open_api import open_routes", "layer 1"),
+        ("tinker_server/http/dependencies.py", "from rlvr.tinker_server.http.open_api import open_routes", "layer 1"),
         ("service/sessions/new.py", "from rlvr.service.http.runtime import Service", "layer 5"),
         ("service/dashboard/new.py", "from rlvr.service.generators import build_generator", "layer 4"),
         ("tinker_server/backend/new.py", "from fastapi import Request", "fastapi"),

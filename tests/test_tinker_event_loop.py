@@ -20,8 +20,8 @@ pytest.importorskip("google.protobuf", reason="the extra [serve] is not installe
 
 from open_server import NAME, open_endpoints, request, text_engine, text_tokenizer
 
-from rlvr.tinker_server.http import json_routes
-from rlvr.tinker_server.http.json_routes import SMALL_BODY, dump_json
+from rlvr.tinker_server.http import dependencies
+from rlvr.tinker_server.http.dependencies import SMALL_BODY, dump_json
 from rlvr.tinker_server.http.open_api import open_replies, served_text
 from rlvr.tinker_server.http.open_api.open_sampling import OpenSampling
 from rlvr.tinker_server.http.open_api.served_text import ServedText
@@ -70,7 +70,7 @@ def test_texts_and_answers_are_made_off_the_event_loop(port: int, monkeypatch: p
     for place, names in (
         (ServedText, ("__init__", "encode", "decode", "token_text", "render")),
         (open_replies, ("completion_logprobs", "chat_logprobs", "generated_logprobs", "template_messages")),
-        (json_routes, ("dump_json",)),
+        (dependencies, ("dump_json",)),
         (served_text, ("cut_stops",)),
     ):
         for name in names:
@@ -113,7 +113,7 @@ def test_long_bodies_are_parsed_off_the_event_loop(
     port: int, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
 ) -> None:
     seen: dict[str, bool] = {}
-    note_loops(monkeypatch, json_routes, "parse_body", seen)
+    note_loops(monkeypatch, dependencies, "parse_body", seen)
     status, answer = request(port, path, body)
     assert seen == {"parse_body": False}, (status, answer)
 
@@ -234,7 +234,7 @@ def test_an_answer_is_written_in_pieces_as_json_is(monkeypatch: pytest.MonkeyPat
         longest = max(longest, len(text))
         return text
 
-    monkeypatch.setattr(json_routes.json, "dumps", measure)
+    monkeypatch.setattr(dependencies.json, "dumps", measure)
     row = {f"token {i}": -1.25 for i in range(128)}
     value = {"choices": [{"logprobs": {"tokens": ["a"] * 4_000, "top_logprobs": [None, *([row] * 500)]}}] * 2}
     assert dump_json(value) == real(value, ensure_ascii=False, separators=(",", ":")).encode()
@@ -328,10 +328,10 @@ def test_a_list_of_mistakes_is_refused_at_the_first(port: int) -> None:
 def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(
     port: int, monkeypatch: pytest.MonkeyPatch, body: Any
 ) -> None:
-    monkeypatch.setattr(json_routes.json, "loads", lambda *_: pytest.fail("it was parsed"))
+    monkeypatch.setattr(dependencies.json, "loads", lambda *_: pytest.fail("it was parsed"))
     raw = json.dumps(body).encode()
     with pytest.raises(UserError, match=r"50,000 lists, objects and fields"):
-        json_routes.parse_body(CreateSessionRequest, raw, "application/json")
+        dependencies.parse_body(CreateSessionRequest, raw, "application/json")
 
 
 def test_an_error_does_not_repeat_a_long_name(port: int) -> None:

@@ -1,6 +1,6 @@
 """The settings of one server: the engine's options, limits and vLLM servers, read from words and a file.
 
-rlvr serve engine --model ... limits.session_seconds=600 engine.micro_tokens=8192
+`rlvr serve engine --model ... limits.session_seconds=600 engine.micro_tokens=8192` sets two of them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
 
 A command runs in an empty folder with its `files`. Its record has the exit code, what it printed, and of a run that it
 made the settings, the metrics of each step and the hash of the weights; seconds, speeds, memory and paths are left out.
-`compare` prints every difference and exits with 1 if there is one. Two records of one tree must be equal.
+The record of a server is its OpenAPI document. `compare` prints every difference and exits with 1 if there is one. Two
+records of one tree must be equal.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rlvr.cli.main import run
@@ -35,7 +37,9 @@ Record = dict[str, Any]
 
 
 def record(command: Record) -> Record:
-    """Run one command, {"args": [...], "files": {name: text}}."""
+    """Run one command, {"args": [...], "files": {name: text}}, or describe a server, {"openapi": "engine"}."""
+    if server := command.get("openapi"):
+        return {"command": command, "out": json.dumps(describe_server(server), indent=1).splitlines()}
     with tempfile.TemporaryDirectory(prefix="behaviour-") as name:
         folder = Path(name)
         for file, text in command.get("files", {}).items():
@@ -61,6 +65,25 @@ def run_here(arguments: list[str], folder: Path) -> tuple[int, list[str]]:
         except Exception as fault:  # a traceback is a result too
             code, _ = -1, printed[1].write(repr(fault))
     return code, [text.getvalue() for text in printed]
+
+
+def describe_server(name: str) -> Any:
+    """What a server answers at /openapi.json."""
+    if name == "engine":
+        from rlvr.tinker_server.http.app import create_routes
+
+        return create_routes(SimpleNamespace(), SimpleNamespace()).openapi()  # type: ignore[arg-type]
+    from rlvr.service.http.app import create_app
+    from rlvr.service.serve_service import build
+    from rlvr.service.settings import Settings
+    from rlvr.web.auth import ApiKeys
+
+    with tempfile.TemporaryDirectory(prefix="behaviour-") as folder:
+        service = build(Settings(state=Path(folder), dashboard=False), ApiKeys([]), 0)
+        try:
+            return create_app(service)._app.openapi()  # type: ignore[attr-defined]
+        finally:
+            service.store.close()
 
 
 def strip(text: str, is_run: bool) -> list[str]:

@@ -1,1 +1,1 @@
-"""HTTP: routes, schemas and the binary encoding of the Tinker protocol."""
+"""HTTP of the Tinker server: the routes of the protocol, OpenAI's endpoints, and the middleware before them."""

@@ -15,8 +15,7 @@ from fastapi import APIRouter, Response
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
 from rlvr import __version__
-from rlvr.tinker_server.http.dependencies import CallerDep
-from rlvr.tinker_server.http.json_routes import JsonRoute
+from rlvr.tinker_server.http.dependencies import CallerDep, JsonRoute
 from rlvr.tinker_server.http.tinker_middleware import METRICS_PATH
 from rlvr.web.prometheus import gauge
 

@@ -15,8 +15,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse
 from starlette.concurrency import run_in_threadpool
 
-from rlvr.tinker_server.http.dependencies import CallerDep
-from rlvr.tinker_server.http.json_routes import JsonRoute
+from rlvr.tinker_server.http.dependencies import CallerDep, JsonRoute
 from rlvr.tinker_server.http.tinker_middleware import SIGNED_PREFIX
 from rlvr.tinker_server.protocol import schemas
 from rlvr.tinker_server.protocol.errors import Forbidden, NotFound, StatusError

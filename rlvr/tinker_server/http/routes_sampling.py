@@ -17,8 +17,7 @@ from rlvr.tinker_server.backend.request_futures import (
     SampleResult,
     lost_error,
 )
-from rlvr.tinker_server.http.dependencies import Caller, CallerDep
-from rlvr.tinker_server.http.json_routes import JsonRoute
+from rlvr.tinker_server.http.dependencies import Caller, CallerDep, JsonRoute
 from rlvr.tinker_server.protocol import schemas
 from rlvr.tinker_server.protocol.errors import StatusError, UserError
 from rlvr.tinker_server.protocol.wire import PROTOBUF

@@ -7,8 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from rlvr.tinker_server.backend.quotas import ANY_KEY, KEY_PREFIX
-from rlvr.tinker_server.http.dependencies import CallerDep
-from rlvr.tinker_server.http.json_routes import JsonRoute
+from rlvr.tinker_server.http.dependencies import CallerDep, JsonRoute
 from rlvr.tinker_server.protocol import schemas
 from rlvr.tinker_server.protocol.errors import Forbidden, StatusError, UserError
 from rlvr.web.auth import LOCAL_OWNER

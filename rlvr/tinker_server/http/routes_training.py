@@ -8,8 +8,7 @@ from fastapi import APIRouter
 
 from rlvr.tinker_server.backend.runs import run_operations
 from rlvr.tinker_server.backend.runs.run_operations import Operation
-from rlvr.tinker_server.http.dependencies import Caller, CallerDep
-from rlvr.tinker_server.http.json_routes import JsonRoute
+from rlvr.tinker_server.http.dependencies import Caller, CallerDep, JsonRoute
 from rlvr.tinker_server.protocol import schemas
 from rlvr.tinker_server.protocol.errors import StatusError, UserError
 from rlvr.tinker_server.protocol.wire import PROTOBUF, BadRequest, parse_forward_backward

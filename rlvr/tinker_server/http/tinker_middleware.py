@@ -30,6 +30,8 @@ QUIET_PATHS = (
 
 
 class LongPolls:
+    """Requests that are held open until there is a result, and released when the server stops."""
+
     def __init__(self, poll_seconds: float) -> None:
         self.poll_seconds = poll_seconds
         self._polls: set[asyncio.Task[Any]] = set()

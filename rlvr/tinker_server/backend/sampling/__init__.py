@@ -1,1 +1,1 @@
-"""Sampling: sessions, the fair queue, heartbeats and quotas."""
+"""Sampling: requests of clients, served runs, and vLLM servers that sample."""

@@ -1,1 +1,1 @@
-"""Storage: the request log, checkpoints, their encryption, and read queries."""
+"""What survives a restart: the request log, sessions, checkpoints, and read queries."""

@@ -8,8 +8,8 @@
 sessions that were opened on them, the newest few of these, and are deleted when those are finished.
 
 Another owner's checkpoints read as not found unless they are published. A deleted one keeps its row, so that replaying
-the log does not restore it. Files to download are encrypted, if their recipients give age keys
-(age-encryption.org), by `pyrage` of the extra [serve].
+the log does not restore it. Files to download are encrypted to the age keys (age-encryption.org) that a client gives,
+by `pyrage` of the extra [serve].
 """
 
 from __future__ import annotations

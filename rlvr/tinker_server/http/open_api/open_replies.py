@@ -1,4 +1,4 @@
-"""The answers of the open endpoints, as plain dictionaries, from what the engine sampled.
+"""The answers of the open endpoints, as plain dictionaries: whole, or as chunks whenever a piece of text is certain.
 
 Log-probs are those of the Tinker side: at the request's temperature, before top_p, top_k and min_p; at temperature 0,
 and of prompts, at temperature 1.
@@ -14,7 +14,7 @@ from typing import Any
 from rlvr.core.messages import SampledSequence
 from rlvr.engine.scheduler import SampledToken
 from rlvr.envs.tool_calls import ToolCall
-from rlvr.tinker_server.http.json_routes import MAX_PARTS, MAX_VALUES
+from rlvr.tinker_server.http.dependencies import MAX_PARTS, MAX_VALUES
 from rlvr.tinker_server.http.open_api.open_sampling import OpenSampling
 from rlvr.tinker_server.http.open_api.served_text import ServedText, TextStream, cut_stops
 from rlvr.tinker_server.protocol.open_requests import ChatMessage, ChatRequest, CompletionRequest

@@ -15,8 +15,7 @@ from rlvr.core.messages import SampledSequence, SampleResponse
 from rlvr.core.types import StopReason
 from rlvr.envs.tool_calls import ToolCallFormat
 from rlvr.tinker_server.backend.storage.server_store import Row
-from rlvr.tinker_server.http.dependencies import Caller, CallerDep
-from rlvr.tinker_server.http.json_routes import JsonRoute, json_response
+from rlvr.tinker_server.http.dependencies import Caller, CallerDep, JsonRoute, json_response
 from rlvr.tinker_server.http.open_api import open_replies as replies
 from rlvr.tinker_server.http.open_api.open_replies import AnswerStream, ChatStream, CompletionStream
 from rlvr.tinker_server.http.open_api.open_sampling import OpenSampling, error_fields
