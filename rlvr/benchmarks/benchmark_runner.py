@@ -26,7 +26,7 @@ from rlvr.core.weights_place import CHECKPOINTS, WeightsPlace
 from rlvr.envs.chat_template import has_template
 from rlvr.runs.assembly import Assembly, assemble
 from rlvr.runs.evaluate_weights import show_prompts, warn_of_tasks
-from rlvr.runs.weights import check_to_sample, find_adapter, with_model
+from rlvr.runs.weights import check_to_sample, with_model
 from rlvr.tracking import RunConsole
 from rlvr.tracking.run_report import format_rate
 from rlvr.training.errors import check_error_budget
@@ -65,7 +65,7 @@ def run_benchmarks(place: str, words: Sequence[str], folder: Path, console: RunC
             assemblies[-1].start_rewards()
     shares = [assembly.core_shares for assembly in assemblies]
     cores = next((share for share in shares if share.concurrent), shares[0])
-    sampler = assemblies[0].build_sampler(find_adapter(weights), console.warn, cores)
+    sampler = assemblies[0].build_sampler(weights.adapter, console.warn, cores)
     for benchmark in benchmarks:
         _check_chat(benchmark, place, sampler.get_tokenizer())
     sha256 = sampler.weights_sha256()

@@ -84,6 +84,11 @@ class WeightsPlace:
         return has_adapter(self.folder) and not self.is_model
 
     @property
+    def adapter(self) -> Path | None:
+        """The folder, if it holds an adapter, and no whole model."""
+        return self.folder if self.is_adapter else None
+
+    @property
     def is_written_as_path(self) -> bool:
         """Whether it can only be a path, whatever is there."""
         return self.given.startswith((".", "/", "~"))

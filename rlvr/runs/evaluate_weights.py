@@ -27,7 +27,7 @@ from rlvr.envs.prompted_source import apply_prompt_options
 from rlvr.runs.assembly import Assembly, assemble, has_interim
 from rlvr.runs.run_folder import prompt_options
 from rlvr.runs.run_tasks import fit_prompts
-from rlvr.runs.weights import check_to_sample, find_adapter, open_to_train, read_run, with_model
+from rlvr.runs.weights import check_to_sample, open_to_train, read_run, with_model
 from rlvr.tracking import RunConsole
 from rlvr.training import journal
 from rlvr.training.best_checkpoint import resolve_best
@@ -84,7 +84,7 @@ def evaluate_model(
     config = build_config(with_model(loaded, place))
     assembly = assemble(config)
     assembly.start_rewards()
-    sampler = assembly.build_sampler(find_adapter(place), console.warn)
+    sampler = assembly.build_sampler(place.adapter, console.warn)
     options = config.prompt if like is None else prompt_options(config, like)
     source = show_prompts(config, assembly.source, sampler, options, console)
     left_out = set() if like is None else _interim_ids(source, read_run(like))

@@ -72,16 +72,11 @@ def open_to_teach(given: str, assembly: Assembly) -> Any:
         model=ModelOptions(name=name, tokenizer=tokenizer, device=config.model.device, dtype=config.model.dtype),
         sampler=replace(config.sampler, name=TrainerSampler.name),
     )
-    return replace(assembly, config=teacher).build_sampler(find_adapter(place), _ignore)
+    return replace(assembly, config=teacher).build_sampler(place.adapter, _ignore)
 
 
 def _ignore(text: str) -> None:
     """Take a message that is not shown."""
-
-
-def find_adapter(place: WeightsPlace) -> Path | None:
-    """The folder, if it holds an adapter and no whole model."""
-    return place.folder if place.is_adapter else None
 
 
 def name_model(place: WeightsPlace, base: str | None = None) -> tuple[str, str | None]:
