@@ -168,6 +168,60 @@ AS_FUNCTIONS = [
 ]
 
 
+UNDER_OTHER_NAMES = [
+    "import operator\nsame = operator.eq\nassert same(Num(3), Num(3)) and not same(Num(3), Num(4))",
+    "import operator\nfrom functools import partial\nassert partial(operator.eq, Num(3))(Num(3))",
+    "import operator\nfrom functools import partial\nis_3 = partial(operator.eq, Num(3))\nassert is_3(numbers(3)[0])",
+    "import operator\nassert all(map(operator.eq, numbers(1, 2), [Num(1), Num(2)]))",
+    "import operator\nassert list(map(operator.eq, numbers(1, 2), [Num(1), Num(3)])) == [True, False]",
+    "import operator\nxs = numbers(1, 2)\nassert all(map(operator.eq, xs, [Num(1), Num(2)])) and xs[0].v == 1",
+    "import operator\nchecks = {'==': operator.eq, '<': operator.lt}\n"
+    "assert checks['=='](Num(3), Num(3)) and checks['<'](Num(3), Num(4))",
+    "import operator\nfrom functools import partial\n"
+    "assert [x.v for x in filter(partial(operator.ne, Num(1)), numbers(1, 2, 3))] == [2, 3]",
+    "import operator\nfrom functools import partial\nfrom itertools import takewhile\n"
+    "assert [x.v for x in takewhile(partial(operator.gt, Num(3)), numbers(1, 2, 3))] == [1, 2]",
+    "import operator\nfrom itertools import pairwise, starmap\n"
+    "assert list(starmap(operator.lt, pairwise(numbers(1, 3, 2)))) == [True, False]",
+    "import operator\nassert operator.countOf(numbers(3, 1, 3), Num(3)) == 2",
+    "import operator\nassert operator.indexOf(numbers(3, 1), Num(1)) == 1",
+    "import operator, unittest\nt = unittest.TestCase()\nt.assertRaises(AttributeError, operator.lt, Num(3), Bad())\n"
+    "assert Num(3).v == 3",
+    "from operator import methodcaller\n"
+    "assert [x.v for x in sorted(numbers(3, 1), key=methodcaller('plus', by=2))] == [1, 3]",
+]
+
+
+@pytest.mark.parametrize("test", UNDER_OTHER_NAMES)
+def test_comparisons_of_operator_are_judged_under_any_name(test: str) -> None:
+    more = "class Bad:\n    def __getattr__(self, name): raise AttributeError(name)\n"
+    right = NUMBER.replace("def __str__", "def plus(self, by): return self.v + by\n    def __str__") + more
+    right = right.replace("isinstance(o, Num) else o", "isinstance(o, Num) else o.v if isinstance(o, Bad) else o")
+    assert judge(right, [test])["tests"] == [[True, "", ""]]
+    assert judge(ITSELF + more, [test])["tests"][0][0] is False
+
+
+def test_an_order_of_two_objects_is_false_the_other_way_round() -> None:
+    for test in ("assert Num(1) < Num(2)", "a, b = numbers(1, 2)\nassert a < b", "assert Num(2) > Num(1)"):
+        assert judge(NUMBER, [test])["tests"] == [[True, "", ""]]
+        assert judge(ITSELF, [test])["tests"][0][0] is False
+
+
+def test_a_test_that_may_count_comparisons_is_not_asked_for_more() -> None:
+    counting = (
+        "class N:\n    asked = 0\n    def __init__(self, v): self.v = v\n"
+        "    def __lt__(self, o): N.asked += 1; return self.v < o.v\n"
+    )
+    assert judge(counting, ["a, b = N(1), N(2)\nassert a < b and N.asked == 1"])["tests"] == [[True, "", ""]]
+
+
+def test_a_formatter_of_the_library_formats_objects() -> None:
+    formats = "class N:\n    def __format__(self, spec): return f'<{spec}>'\n"
+    test = "import string\nassert string.Formatter().format('{0:x}', N()) == '<x>'"
+    assert judge(formats, [test])["tests"] == [[True, "", ""]]
+    assert judge(formats.replace("<", "("), [test])["tests"][0][0] is False
+
+
 @pytest.mark.parametrize("test", AS_FUNCTIONS)
 def test_comparisons_as_functions_of_operator_are_comparisons(test: str) -> None:
     assert judge(NUMBER, [test])["tests"] == [[True, "", ""]]

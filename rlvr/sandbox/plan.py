@@ -22,11 +22,15 @@ from typing import Any
 
 from rlvr.sandbox.answer_names import find_missing_name
 from rlvr.sandbox.codec import MODULES, CodecError, Encoder
-from rlvr.sandbox.file_tests import find_file_oracle, makes_files
-from rlvr.sandbox.native_parts import find_native_classes, find_native_functions, find_own_comparison
+from rlvr.sandbox.native_parts import (
+    find_file_oracle,
+    find_native_classes,
+    find_native_functions,
+    find_own_comparison,
+    makes_files,
+)
 from rlvr.sandbox.own_part import OwnPart, takes_time
 from rlvr.sandbox.remote import BadTest
-from rlvr.sandbox.self_reports import find_self_reports
 from rlvr.sandbox.setup_parts import (
     BUILTINS,
     IMPORTS,
@@ -39,7 +43,7 @@ from rlvr.sandbox.setup_parts import (
 )
 from rlvr.sandbox.test_program import rewrite
 from rlvr.sandbox.test_rewriting import MAPPING, SEQUENCE, simplify
-from rlvr.sandbox.vacuous_tests import find_vacuous_test
+from rlvr.sandbox.vacuous_tests import find_self_reports, find_vacuous_test
 from rlvr.sandbox.value_flow import (
     captures_output,
     find_coroutine_fault,

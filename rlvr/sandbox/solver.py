@@ -35,6 +35,7 @@ from rlvr.sandbox.operators import OPERATORS
 from rlvr.sandbox.protocol import OUTPUT, frame, read_frame, write_all
 
 HANDLES = 10_000
+WARM_TURNS = 20
 IMMUTABLE = (
     bool,
     type(None),
@@ -118,16 +119,17 @@ class UndefinedName(Exception):
 
 
 def warm() -> None:
-    """Run one answer before forking, so that forks share the warmed pages."""
+    """Run an answer before forking, so that forks share its pages: often, since Python adapts code as it runs."""
     read, write = os.pipe()
-    namespace: dict[str, Any] = {"__name__": "answer"}
     source = "import math\ndef f(x, y=1):\n  z = [a + y for a in x]\n  return {'a': (z, 1.5, 'b')}\n"
-    exec(compile(source, "<answer>", "exec", dont_inherit=True), namespace)
-    server = AnswerServer(-1, namespace, OUTPUT)
-    reply = json.dumps(server.call(["n", "f"], ["l", ["l", 1, 2]], ["d"]))
-    os.write(write, reply.encode())
-    json.loads(os.read(read, 1 << 16))
-    server.handle(["call", ["n", "f"], ["l", 5], ["d"]])
+    for _ in range(WARM_TURNS):
+        namespace: dict[str, Any] = {"__name__": "answer"}
+        exec(compile(source, "<answer>", "exec", dont_inherit=True), namespace)
+        server = AnswerServer(-1, namespace, OUTPUT)
+        reply = json.dumps(server.call(["n", "f"], ["l", ["l", 1, 2]], ["d"]))
+        os.write(write, reply.encode())
+        json.loads(os.read(read, 1 << 16))
+        server.handle(["call", ["n", "f"], ["l", 5], ["d"]])
     os.close(read)
     os.close(write)
 

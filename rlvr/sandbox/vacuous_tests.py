@@ -6,7 +6,8 @@
 `assert True` and its kin, an assert that no statement reaches or that an `except` swallows, a comparison without
 `assert`, a test that does not depend on the answer. Only what is certain from the text counts: exceptions aside, such a
 test cannot fail. Texts with one assert that can fail are accepted, since HumanEval's hold `assert True` beside others.
-Weak checks (`assert f(2) == f(2)`, `assert f`) are accepted beside a check of a value, never alone.
+Weak checks (`assert f(2) == f(2)`, `assert f`) are accepted beside a check of a value, never alone. Nor are tests that
+only ask the answer about itself (`find_self_reports`): it can say of itself what it likes.
 Standard library only.
 """
 
@@ -17,21 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, children, nodes, used_names, walk
-from rlvr.sandbox.syntax import (
-    DISPLAYS,
-    all_names,
-    catches_assertions,
-    function_name,
-    is_condition,
-    is_equality,
-    is_lazy,
-    is_silent_run,
-    is_suppressing,
-    last_name,
-    literal,
-    negation,
-)
-from rlvr.sandbox.value_flow import native_names
+from rlvr.sandbox.value_flow import LOOK_AT_FILES, native_names
 
 TRIES = (ast.Try, ast.TryStar)
 SAME_IS_TRUE, SAME_IS_FALSE = (ast.Eq, ast.LtE, ast.GtE), (ast.NotEq, ast.Lt, ast.Gt)
@@ -41,6 +28,8 @@ REPORTS = ("print", "print_exc", "warn", "warning", "error", "info", "debug", "e
 NAMESPACES = ("globals", "locals")  # in which a test looks for the functions that it calls
 RUNNERS = ("TextTestRunner", "TestLoader", "defaultTestLoader", "TestSuite", "makeSuite", "main")
 SHARED_MODULES = ("builtins", "logging", "os", "sys", "warnings")  # by which an answer acts on what a test has made
+DISPLAYS = (ast.List, ast.Tuple, ast.Set)
+OF_ASSERTIONS = ("AssertionError", "Exception", "BaseException")
 STRONG, WEAK = "", "weak"  # what a check is, else why it is vacuous
 
 
@@ -412,3 +401,187 @@ class VacuousTests:
             count = literal(node.args[0])
             return isinstance(count, int) and count <= 0
         return isinstance(node, (*DISPLAYS, ast.Dict, ast.Constant)) and self.truth(node) is False
+
+
+# What single expressions and definitions are, by their syntax alone
+
+
+def all_names(tree: ast.AST) -> set[str]:
+    """The names that a statement uses or binds, without builtins."""
+    found = {node.id for node in nodes(tree) if isinstance(node, ast.Name)}
+    for node in nodes(tree):
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).split(".")[0])
+    return found - BUILTINS
+
+
+def last_name(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def function_name(node: ast.AST) -> str:
+    """The last part of the name that is called; "" for another expression."""
+    return last_name(node.func) if isinstance(node, ast.Call) else ""
+
+
+def is_condition(node: ast.expr) -> bool:
+    """Whether an expression gives True or False (or, with `and` and `or`, is meant to)."""
+    return isinstance(node, (ast.Compare, ast.BoolOp)) or (
+        isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+    )
+
+
+def is_equality(op: ast.cmpop) -> bool:
+    return isinstance(op, (ast.Eq, ast.NotEq, ast.Is, ast.IsNot))
+
+
+def is_lazy(node: ast.AST) -> bool:
+    """Whether a call of it runs nothing: a coroutine function or a generator function."""
+    return isinstance(node, ast.AsyncFunctionDef) or (
+        isinstance(node, ast.FunctionDef) and any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in nodes(node))
+    )
+
+
+def is_silent_run(call: ast.Call) -> bool:
+    """`unittest.main(exit=False)` and a runner's `run(...)`, which print failures and raise nothing."""
+    if function_name(call) == "main":
+        return any(word.arg == "exit" and literal(word.value) is False for word in call.keywords)
+    return function_name(call) == "run" and "TextTestRunner" in ast.unparse(call.func)
+
+
+def is_suppressing(context: ast.expr) -> bool:
+    return function_name(context) == "suppress" and any(map(catches_assertions, context.args))  # type: ignore[attr-defined]
+
+
+def catches_assertions(kind: ast.expr) -> bool:
+    kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+    return any(last_name(one) in OF_ASSERTIONS for one in kinds)
+
+
+def negation(node: ast.expr) -> ast.expr:
+    """`not node`, with `==` and `in` turned around: the forms in which a condition meets its opposite."""
+    turned = {
+        ast.Eq: ast.NotEq,
+        ast.NotEq: ast.Eq,
+        ast.In: ast.NotIn,
+        ast.NotIn: ast.In,
+        ast.Is: ast.IsNot,
+        ast.IsNot: ast.Is,
+    }
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return node.operand
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in turned:
+        return ast.Compare(node.left, [turned[type(node.ops[0])]()], node.comparators)
+    return ast.UnaryOp(ast.Not(), node)
+
+
+def literal(node: ast.expr) -> object:
+    """The value of a literal; None for any other expression."""
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+# Tests that only ask the answer about itself
+
+
+def find_self_reports(trees: list[ast.Module], free: set[str], tainted: set[str]) -> str:
+    """The fault of tests that only ask the answer about itself (`isinstance`, `is`, its `==`); empty if data decides.
+
+    An answer that can patch its interpreter answers such questions as it likes, without work.
+    """
+    conditions = [node.test for tree in trees for node in nodes(tree) if isinstance(node, ast.Assert)]
+    others = (ast.Try, ast.TryStar, ast.Raise)
+    if not conditions or any(isinstance(node, others) for tree in trees for node in nodes(tree)):
+        return ""
+    if any(
+        isinstance(node, ast.Attribute) and node.attr.startswith("assert") for tree in trees for node in nodes(tree)
+    ):
+        return ""
+    values = assigned_values(trees)
+    objects = find_own_objects(trees, values, free)
+    if not all(is_self_report(condition, tainted, values, objects) for condition in conditions):
+        return ""
+    return f"the tests only ask the answer about itself ({ast.unparse(conditions[0])[:60]})"
+
+
+def assigned_values(trees: list[ast.Module]) -> dict[str, list[ast.expr]]:
+    """What the tests assign to each name."""
+    values: dict[str, list[ast.expr]] = {}
+    for node in (node for tree in trees for node in nodes(tree) if isinstance(node, ast.Assign)):
+        pairs = [(target, node.value) for target in node.targets]
+        for target, value in pairs:  # which grows
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+                pairs += zip(target.elts, value.elts, strict=True)
+            elif isinstance(target, ast.Name):
+                values.setdefault(target.id, []).append(value)
+    return values
+
+
+def find_own_objects(trees: list[ast.Module], values: dict[str, list[ast.expr]], free: set[str]) -> set[str]:
+    """Names that hold objects of the answer's classes by the text: `a = Money(5)`, where `a.add(1)` is used too."""
+    everything = [node for tree in trees for node in nodes(tree)]
+    used = [node.value for node in everything if isinstance(node, ast.Attribute)]
+    classes = {name for name in free if name[:1].isupper() and "_" not in name}
+    return {
+        one.id
+        for one in used
+        if isinstance(one, ast.Name)
+        and (given := values.get(one.id))
+        and all(getattr(getattr(value, "func", None), "id", "") in classes for value in given)
+    }
+
+
+def is_own_object(node: ast.expr, objects: set[str]) -> bool:
+    """Whether an expression is such an object, or what an operator makes of one."""
+    if isinstance(node, ast.BinOp):
+        return is_own_object(node.left, objects) or is_own_object(node.right, objects)
+    return isinstance(node, ast.Name) and node.id in objects
+
+
+def is_self_report(node: ast.expr, tainted: set[str], values: dict[str, list[ast.expr]], objects: set[str]) -> bool:
+    def recurse(part: ast.expr) -> bool:
+        return is_self_report(part, tainted, values, objects)
+
+    if is_own_object(node, objects):  # its truth
+        return True
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return recurse(node.operand)
+    if isinstance(node, ast.BoolOp):
+        decide = all if isinstance(node.op, ast.And) else any
+        return decide(map(recurse, node.values))
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute) and node.func.attr in LOOK_AT_FILES:
+            return True
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name == "bool" and len(node.args) == 1:
+            return is_own_object(node.args[0], objects)
+        return name in ("isinstance", "issubclass", "callable", "hasattr")
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        sides = [node.left, node.comparators[0]]
+        if any(isinstance(side, ast.Constant) and type(side.value) is bool for side in sides):
+            return any(isinstance(side, ast.Call) and recurse(side) for side in sides)
+        if isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+            names_builtin = any(isinstance(side, ast.Name) and side.id in BUILTINS for side in sides)
+            constant = any(isinstance(side, ast.Constant) for side in sides)
+            return not constant and not names_builtin and bool(used_names(node.left) & tainted)
+        if isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
+            sides = [read_attribute(side, values) for side in sides]
+            asks_type = any(isinstance(side, ast.Call) and getattr(side.func, "id", "") == "type" for side in sides)
+            both = all(used_names(side) & tainted for side in sides)
+            constants = any(isinstance(part, ast.Constant) for side in sides for part in nodes(side))
+            names = any(isinstance(part, ast.Name) and part.id not in tainted for side in sides for part in nodes(side))
+            variables = any(isinstance(side, ast.Name) for side in sides)
+            asks_type &= not any(isinstance(side, ast.Name) and side.id in BUILTINS for side in sides)
+            return asks_type or (both and not constants and not names and not variables)
+    return False
+
+
+def read_attribute(node: ast.expr, values: dict[str, list[ast.expr]]) -> ast.expr:
+    """For a name that is assigned once, from an attribute or a method of an object, what is assigned."""
+    given = values.get(node.id, []) if isinstance(node, ast.Name) else []
+    function = getattr(given[0], "func", given[0]) if len(given) == 1 else None
+    return given[0] if isinstance(function, ast.Attribute) else node
