@@ -47,8 +47,8 @@ def list_prompts(source: TaskSource) -> list[str]:
     return [source.train(0, i, level).id for level in source.levels for i in range(source.size(level))]
 
 
-def limit(source: TaskSource, most: int, how: str = "filter", say: Callable[[str], None] = lambda text: None) -> Any:
-    return limit_prompts(source, WORDS, most, how, say, "training.max_prompt_tokens")
+def limit(source: TaskSource, most: int, how: str = "filter", log: Callable[[str], None] = lambda text: None) -> Any:
+    return limit_prompts(source, WORDS, most, how, log, "training.max_prompt_tokens")
 
 
 def test_long_prompts_are_left_out_and_counted_apart_for_training_and_evaluation() -> None:
