@@ -38,7 +38,6 @@ REQUIRED = ("rollout.max_tokens",)  # null where an answer is sampled by hand; a
 _OPEN = {"algorithm.name": "`module:ROW`", "algorithm.advantage": "one that you registered"}
 
 # Keys that take one of a few words, where no table of the code lists them. A test tries every word.
-_RATES, _LEVELS = ("constant", "linear", "cosine"), ("uniform", "pass_rate", "schedule")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "client": ("local", "sharded", "tinker", "skyrl", "mock"),
     "sampler.name": ("trainer", "vllm"),
@@ -47,13 +46,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "training.completions": ("sampled", "given"),
     "training.control": ("none", "random_reward", "equal_rewards"),
     "evaluation.report": ("last", "best"),
-    "training.schedule": ("sync", "fixed_lag", "completion", "null"),
-    "training.stale": ("pace", "discard"),
     "training.long_prompts": ("filter", "truncate_left", "error"),
-    "training.optimizer.decay": _RATES,
-    "training.critic.optimizer.decay": _RATES,
-    "sft.optimizer.decay": _RATES,
-    "curriculum.by": (*_LEVELS, "threshold", "tasks"),
     "sft.curriculum.by": ("uniform", "schedule", "threshold", "tasks"),
 }
 

@@ -27,6 +27,7 @@ from rlvr.core.variants import Variants
 from rlvr.envs.registry import known_environments
 from rlvr.envs.registry import options_of as environment_options
 from rlvr.reward import known_rewards, options_of
+from rlvr.training.curriculum import CURRICULA
 from rlvr.training.schedules import SCHEDULES
 from rlvr.training.training_options import TrainingOptions
 
@@ -150,11 +151,7 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     phases = {"sft": config.sft, "training": config.training, "training.critic": config.training.critic}
     for phase, options in phases.items():
         idle += list_options_of_others(f"{phase}.optimizer", OPTIMIZERS, options.optimizer.name)
-    if config.curriculum.by != "pass_rate":
-        idle += [(f"curriculum.{key}", "curriculum.by is not pass_rate") for key in ("floor", "decay")]
-    if config.curriculum.by != "threshold":
-        opens = ("first", "every", "highest")
-        idle += [(f"curriculum.{key}", "curriculum.by is not threshold") for key in opens]
+    idle += list_options_of_others("curriculum", CURRICULA, config.curriculum.by, "by")
     if config.evaluation.every == 0:
         by_interim = ("training.until", "training.patience", "run.keep_best", "evaluation.report")
         idle += [(key, "evaluation.every is 0: there is no interim evaluation") for key in by_interim]
@@ -176,7 +173,10 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     if config.training.is_control:
         stops = ("training.until", "training.patience")
         idle += [(key, "a control run must not stop by the verifier's verdicts") for key in stops]
-        by_verdicts = ("curriculum.replay", *(("curriculum.by",) if config.curriculum.by == "pass_rate" else ()))
+        by_verdicts = (
+            "curriculum.replay",
+            *(("curriculum.by",) if config.curriculum.chosen.learns_from_verdicts else ()),
+        )
         idle += [(key, "a control run must not choose tasks by the verifier's verdicts") for key in by_verdicts]
     if config.training.mode == "sft":
         used = ("mode", "error_budget", "max_prompt_tokens", "long_prompts")  # of evaluation, and of all prompts
@@ -192,8 +192,9 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     return idle + _unused_algorithm_keys(config)
 
 
-def list_options_of_others(section: str, variants: Variants[Any], chosen: str) -> UnusedKeys:
-    """The options of a section that its chosen variant does not have."""
+def list_options_of_others(section: str, variants: Variants[Any], chosen: str, tag: str = "") -> UnusedKeys:
+    """The options of a section that its chosen variant does not have; `tag` is the key of the variant's name."""
+    named = f"{section}.{tag}" if tag else section
     own = {option.name for option in fields(variants.find(chosen))} if chosen in variants else set[str]()
     others = dict.fromkeys(
         option.name for one in variants.classes() for option in fields(one) if option.name not in own
@@ -201,7 +202,7 @@ def list_options_of_others(section: str, variants: Variants[Any], chosen: str) -
     return [
         (
             f"{section}.{option}",
-            f"{section}={chosen} has no {option}, an option of {', '.join(variants.list_takers(option))}",
+            f"{named}={chosen} has no {option}, an option of {', '.join(variants.list_takers(option))}",
         )
         for option in others
     ]
