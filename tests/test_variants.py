@@ -15,6 +15,7 @@ from rlvr.algorithms.critic import ValueCritic
 from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.losses.clipped import Cispo, Ppo
 from rlvr.algorithms.losses.dro import Dro
+from rlvr.algorithms.optimizers import OPTIMIZERS
 from rlvr.algorithms.registry import ALGORITHMS
 from rlvr.algorithms.terms import TERMS
 from rlvr.algorithms.terms.distillation import Teacher
@@ -24,6 +25,9 @@ from rlvr.algorithms.update import StreamPlan, UpdateInputs, update_streamed
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.messages import AdamParams
 from rlvr.core.variants import Variant, Variants, setting
+from rlvr.tracking.trackers import TRACKERS
+from rlvr.training.curriculum import CURRICULA
+from rlvr.training.schedules import SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,7 @@ def test_a_critic_does_not_learn_from_what_is_still_arriving() -> None:
 
 
 def test_every_part_says_what_it_does() -> None:
-    for variant in (*LOSSES.classes(), *ADVANTAGES.classes(), *TERMS.classes()):
-        if variant.__module__.startswith("rlvr."):
-            assert variant.__doc__ and not variant.__doc__.startswith(variant.__name__), variant
+    for variants in (LOSSES, ADVANTAGES, TERMS, SCHEDULES, OPTIMIZERS, CURRICULA, TRACKERS):
+        for variant in variants.classes():
+            if variant.__module__.startswith("rlvr."):
+                assert variant.__doc__ and not variant.__doc__.startswith(variant.__name__), variant

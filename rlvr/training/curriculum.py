@@ -1,7 +1,7 @@
 """Chooses the difficulty of each prompt. Its state is two small dictionaries, saved with every checkpoint.
 
-The ways to choose a level are variants (`CURRICULA`). Beside any of them `replay` brings tasks back that were not
-solved, with `hint_step` behind a hint.
+The ways to choose a level are variants; a new one is a class of `LevelChoice` and its entry in `CURRICULA`. Beside any
+of them `replay` brings tasks back that were not solved, with `hint_step` behind a hint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlvr.training.hints import HintWriter
 
 @dataclass(frozen=True)
 class LevelChoice(Variant):
-    """How the level of each task is chosen. A new way is a class here and its entry in `CURRICULA`.
+    """How the level of each task is chosen.
 
     With `replay` every place of a batch has that chance to be given to a task of which no completion has passed, the
     one that waits longest, if there is one. With `hint_step` it then reads the beginning of its demonstration: that
