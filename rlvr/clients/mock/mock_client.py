@@ -140,7 +140,7 @@ class MockTrainingClient:
 
     capabilities = ClientCapabilities(
         "mock",
-        losses=frozenset(FORMULAS),
+        losses=FORMULAS.keys(),
         features=frozenset({Feature.EXTRA_INPUTS, Feature.REFERENCE, Feature.OWN_LOSS}),
         scores_at_temperature=True,
     )

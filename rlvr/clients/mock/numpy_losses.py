@@ -8,11 +8,11 @@ compares with `rlvr.engine.losses` by automatic differentiation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from rlvr.algorithms.losses import LOSSES
+from rlvr.algorithms.losses import TokenLosses
 from rlvr.algorithms.losses.loss import MAX_LOG_RATIO
 
 Inputs = dict[str, np.ndarray]
@@ -36,4 +36,4 @@ def kl_terms(p: np.ndarray, reference: np.ndarray, estimator: int) -> Terms:
             return rise - d, -rise
 
 
-FORMULAS: dict[str, Formula] = {loss.name: loss.numpy_terms for loss in LOSSES.classes() if not loss.needs_whole_step}
+FORMULAS: Mapping[str, Formula] = TokenLosses("numpy_terms")
