@@ -21,7 +21,6 @@ from rlvr.clients.registry import CLIENTS
 from rlvr.clients.samplers import SAMPLERS
 from rlvr.core.variants import Variants
 from rlvr.tracking.trackers import TRACKERS
-from rlvr.training.curriculum import CURRICULA
 from rlvr.training.schedules import SCHEDULES
 
 ROOT = Path(rlvr.__file__).parent
@@ -132,7 +131,6 @@ KINDS: dict[str, tuple[Variants[Any], tuple[str, ...]]] = {
     "sampler": (SAMPLERS, ("clients/",)),
     "schedule": (SCHEDULES, ("training/schedules/",)),
     "optimizer": (OPTIMIZERS, ("algorithms/optimizers.py",)),
-    "curriculum": (CURRICULA, ("training/curriculum.py",)),
     "tracker": (TRACKERS, ("tracking/",)),
 }
 NAMED = {
@@ -147,10 +145,14 @@ NAMED = {
 }  # fmt: skip
 OTHER_WORDS = {  # the same words for something else
     ("advantage", "raw"), ("advantage", "verdict"), ("client", "local"), ("client", "mock"), ("client", "tinker"),
-    ("sampler", "trainer"), ("loss", "ppo"),
+    ("sampler", "trainer"), ("loss", "ppo"), ("schedule", "completion"), ("tracker", "store"),
+    ("optimizer", "adamw"),  # the Tinker protocol's
 }  # fmt: skip
 OF_OTHERS = (
-    "tinker_server/runs/",
+    "tinker_server/",
+    "audit/completion_rows.py",
+    "envs/columns.py",
+    "training/given_completions.py",
     "clients/",
     "service/",
     "web/",
