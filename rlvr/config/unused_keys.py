@@ -16,8 +16,6 @@ from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.optimizers import OPTIMIZERS
 from rlvr.algorithms.registry import find_algorithm
 from rlvr.algorithms.terms import TERMS
-from rlvr.algorithms.terms.importance import Importance
-from rlvr.algorithms.terms.overlong import Overlong
 from rlvr.clients.registry import CLIENTS
 from rlvr.clients.samplers import SAMPLERS
 from rlvr.config.choices import get_at, list_given, set_at
@@ -99,7 +97,7 @@ def _needs_importance_cap(config: RunConfig) -> bool:
     if training.order.minibatches > 1 and training.num_substeps > 1:  # `rlvr.training.compatibility` refuses both
         return False
     algorithm = config.algorithm.resolve()
-    return algorithm.term(Importance) is None and not algorithm.loss.compares_completions
+    return not any(term.bounds_ratio for term in algorithm.terms) and not algorithm.loss.compares_completions
 
 
 def _without_dynamic_sampling(config: RunConfig) -> str:
@@ -217,7 +215,7 @@ def _unused_algorithm_keys(config: RunConfig) -> UnusedKeys:
             switch = get_at(config, f"{key}.{term.switch}")
             why = f"{term.key(term.switch)} is {'not given' if switch is None else switch}"
             idle += [(f"{key}.{option.name}", why) for option in fields(term) if option.name != term.switch]
-    if spec.term(Overlong) is None:
+    if not any(term.is_known_when_judged for term in spec.terms):
         idle.append(("algorithm.equal_by", "algorithm.overlong_buffer is not given"))
     elif not spec.drop_equal_groups:
         idle.append(("algorithm.equal_by", "algorithm.drop_equal_groups is false"))
