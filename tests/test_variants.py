@@ -27,7 +27,7 @@ from rlvr.algorithms.update import StreamPlan, UpdateInputs, make_datum, update_
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.messages import AdamParams
 from rlvr.core.types import Trajectory
-from rlvr.core.variants import Variant, Variants, setting
+from rlvr.core.variants import Variant, Variants, make_variant, setting
 from rlvr.tracking.trackers import TRACKERS
 from rlvr.training.curriculum import CURRICULA
 from rlvr.training.schedules import SCHEDULES
@@ -169,3 +169,21 @@ def test_a_loss_that_is_registered_later_is_computed_by_name() -> None:
     half = client.forward_backward(data, "test_half").result().metrics["loss:sum"]
     whole = client.forward_backward(data, "importance_sampling").result().metrics["loss:sum"]
     assert half == pytest.approx(whole / 2) and whole != 0
+
+
+def test_options_of_a_config_have_the_types_that_are_declared() -> None:
+    made = make_variant("fruit 'm:Basket'", Basket, {"size": 3, "names": ["a"]})
+    assert made == Basket(3.0, ("a",)) and isinstance(made.size, float) and isinstance(made.names, tuple)
+    for kwargs, said in (
+        ({"size": "3"}, r"fruit 'm:Basket': size='3': input should be a valid number"),
+        ({"sise": 3}, r"fruit 'm:Basket' does not take 'sise' \(did you mean 'size'\?\)"),
+        ({"size": -1}, "bowl.fruit.size=-1.0, expected at least 0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make_variant("fruit 'm:Basket'", Basket, kwargs)
+
+
+@dataclass(frozen=True)
+class Basket(Fruit):
+    size: float = setting(1.0, low=0, expected="at least 0")
+    names: tuple[str, ...] = ()
