@@ -38,7 +38,6 @@ REQUIRED = ("rollout.max_tokens",)  # null where an answer is sampled by hand; a
 _OPEN = {"algorithm.name": "`module:ROW`", "algorithm.advantage": "one that you registered"}
 
 # Keys that take one of a few words, where no table of the code lists them. A test tries every word.
-_RATES, _LEVELS = ("constant", "linear", "cosine"), ("uniform", "pass_rate", "schedule")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "client": ("local", "sharded", "tinker", "skyrl", "mock"),
     "sampler.name": ("trainer", "vllm"),
@@ -47,13 +46,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "training.completions": ("sampled", "given"),
     "training.control": ("none", "random_reward", "equal_rewards"),
     "evaluation.report": ("last", "best"),
-    "training.schedule": ("sync", "fixed_lag", "completion", "null"),
-    "training.stale": ("pace", "discard"),
     "training.long_prompts": ("filter", "truncate_left", "error"),
-    "training.optimizer.decay": _RATES,
-    "training.critic.optimizer.decay": _RATES,
-    "sft.optimizer.decay": _RATES,
-    "curriculum.by": (*_LEVELS, "threshold", "tasks"),
     "sft.curriculum.by": ("uniform", "schedule", "threshold", "tasks"),
 }
 
@@ -520,14 +513,17 @@ def _section(schema: Any, prefix: str, title: str) -> Iterator[str]:
     if rows:
         yield _table(["key", "default", "takes"], rows)
     head = ["key", "other key", "of", "default", "takes"]
-    if prefix and (options := [row for part, key in inner for row in _list_variant_options(part, key)]):
+    overrides = [(part, key) for part, key in inner if prefix and not hasattr(part, "registry")]
+    if options := [row for part, key in overrides for row in _list_variant_options(part, key)]:
         yield _table(head, options)
     for part, key in inner:
         if not (options := _list_variant_options(part, key)):
             yield from _section(part, f"{key}.", f"`{key}`")
-        elif not prefix:
+        elif (part, key) not in overrides:
             told = "\n".join(f"- `{variant.name}`: {_cell(variant)}" for variant in part.variants)
-            yield f"### `{key}`\n\n{told}"
+            base = part.registry.base
+            shared = f"{_paragraphs(base)}\n\n" if dataclasses.fields(base) else ""
+            yield f"{'#' * max(3, 2 + key.count('.') + 1)} `{key}`\n\n{shared}{told}"
             yield _table(head, options)
 
 
@@ -538,6 +534,7 @@ def _list_variant_options(section: Any, key: str) -> list[list[str]]:
         if not all(hasattr(part, "variants") for part in inner.values()):
             return []
         return [row for name, part in inner.items() for row in _list_variant_options(part, f"{key}.{name}")]
+    from rlvr.config.choices import SHORTHANDS
     from rlvr.core.variants import setting_of
 
     rows: list[list[str]] = []
@@ -545,18 +542,26 @@ def _list_variant_options(section: Any, key: str) -> list[list[str]]:
         having = [one for one in section.variants if field.name in {option.name for option in dataclasses.fields(one)}]
         if not having:
             names = ", ".join(f"`{variant.name}`" for variant in section.variants)
-            is_name, default = field.name == "name", _default(field)
-            shown = default if default != "null" else "that of the spec"
+            is_name, default = field.name == getattr(section, "tag", "name"), _default(field)
+            has_spec = not hasattr(section, "registry")
+            shown = "that of the spec" if has_spec else f"`{default}`" if default else "has to be given"
             rows.append(
-                [f"`{key}.{field.name}`", f"`{key}`" if is_name else "", "", shown, names if is_name else "mapping"]
+                [
+                    f"`{key}.{field.name}`",
+                    f"`{key}`" if is_name and key in SHORTHANDS else "",
+                    "",
+                    shown,
+                    names if is_name else "mapping",
+                ]
             )
             continue
         option = having[0].__dataclass_fields__[field.name]
         declared, hint = setting_of(option), typing.get_type_hints(having[0])[field.name]
-        defaults = dict.fromkeys(f"`{_default(one.__dataclass_fields__[field.name])}`" for one in having)
+        own = [field] if hasattr(section, "registry") else [one.__dataclass_fields__[field.name] for one in having]
+        defaults = dict.fromkeys(f"`{_default(one)}`" for one in own)
         takes = ", ".join(f"`{word}`" for word in declared.choices) or declared.expected or _kind(hint)
         shorter = f"`{having[0].full_key(declared.flat)}`" if declared.flat else ""
-        of = ", ".join(f"`{one.name}`" for one in having)
+        of = "all" if len(having) == len(section.variants) > 1 else ", ".join(f"`{one.name}`" for one in having)
         rows.append([f"`{key}.{field.name}`", shorter, of, " or ".join(defaults).replace("``", "none"), takes])
     return rows
 

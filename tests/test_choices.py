@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,23 @@ import pytest
 from composing import compose_base
 
 from rlvr.algorithms.losses.clipped import Cispo, Ppo
+from rlvr.algorithms.optimizers import AdamW, CriticOptimizerSection, Muon
 from rlvr.algorithms.terms.entropy import Entropy
 from rlvr.algorithms.terms.kl import Kl
 from rlvr.clients.client_options import TinkerOptions
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.config import dump, load
 from rlvr.config.build_config import add_defaults, build_config, resolved_values
-from rlvr.config.choices import FLAT, SHORTHANDS, full_key, move_flat
+from rlvr.config.choices import FLAT, SHORTHANDS, full_key, get_at, move_flat
 from rlvr.config.schema import RunConfig
 from rlvr.config.validate import list_keys
 from rlvr.runs.run_folder import open_run
+from rlvr.tracking.mlflow_store import MlflowOptions
+from rlvr.tracking.tensorboard_files import TensorBoardOptions
+from rlvr.tracking.tracker import TrackerOptions
+from rlvr.tracking.wandb_run import WandbOptions
 from rlvr.training import journal
+from rlvr.training.schedules.schedule_options import CompletionOptions, FixedLagOptions, ScheduleOptions, SyncOptions
 
 
 @pytest.fixture(autouse=True)
@@ -192,3 +199,82 @@ def test_a_file_keeps_what_is_no_flat_key() -> None:
         "env": {"kwargs": {"client": "x", "rows": [{"loss": "ppo"}, "${client.name}"]}}, "empty": {},
     }  # fmt: skip
     assert compose_base("", "epsilon=0.1").typed["algorithm.loss.clip_low"] == "epsilon"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "options"),
+    [
+        ("", [], SyncOptions()),
+        ("training: {schedule: null, max_steps_off_policy: 0, num_minibatches: 1, stale: pace}\n", [], SyncOptions()),
+        ("training: {max_steps_off_policy: 2}\n", [], FixedLagOptions(2)),
+        ("training: {num_minibatches: 2}\n", [], FixedLagOptions(0, 2)),
+        ("training: {schedule: fixed_lag}\n", ["training.max_steps_off_policy=1"], FixedLagOptions(1)),
+        ("training: {schedule: {name: fixed_lag, lag: 3}}\n", ["max_steps_off_policy=1"], FixedLagOptions(1)),
+        ("training: {schedule: {lag: 3}}\n", ["training.schedule=completion"], CompletionOptions(3)),
+        ("", ["training.schedule={name: completion, lag: 1, stale: discard}"], CompletionOptions(1, 1, "discard")),
+    ],
+)  # fmt: skip
+def test_a_schedule_is_chosen_with_its_options(text: str, words: list[str], options: ScheduleOptions) -> None:
+    assert build_config(compose(BASE + text, *words)).training.order == options
+
+
+@pytest.mark.parametrize("section", ["training", "training.critic", "sft"])
+def test_an_optimizer_is_chosen_with_its_options(section: str) -> None:
+    rate = CriticOptimizerSection().learning_rate if section == "training.critic" else 1e-5
+    wanted = Muon(learning_rate=rate, matrix_learning_rate=0.02)
+    steps = "algorithm: {name: ppo_critic}\nsft: {steps: 3}\n"
+    for words in (
+        [f"{section}.optimizer=muon", f"{section}.optimizer.matrix_learning_rate=0.02"],
+        [f"{section}.optimizer={{name: muon, matrix_learning_rate: 0.02}}"],
+    ):
+        config = build_config(compose(BASE + steps, *words))
+        assert get_at(config, f"{section}.optimizer").chosen == wanted
+    assert get_at(build_config(compose(BASE + steps)), f"{section}.optimizer").chosen == AdamW(learning_rate=rate)
+
+
+def test_trackers_are_a_list_and_flat_keys() -> None:
+    text = "tracking: {trackers: [tensorboard, {name: mlflow, uri: /a, experiment: b}], wandb: true, experiment: s}\n"
+    loaded = compose(BASE + text)
+    config = build_config(loaded)
+    assert config.tracking.chosen == [WandbOptions("s"), TensorBoardOptions(), MlflowOptions("/a", "b")]
+    assert add_defaults(resolved_values(config, loaded)) == resolved_values(config, loaded)
+    path = f"{__name__}:OwnTracker"
+    own = build_config(compose(f"{BASE}tracking: {{trackers: [{{name: '{path}', kwargs: {{place: here}}}}]}}\n"))
+    (chosen,) = own.tracking.chosen
+    assert type(chosen).__name__ == "OwnTracker" and chosen.options == {"place": "here"}
+
+
+@dataclass(frozen=True)
+class OwnTracker(TrackerOptions):
+    place: str = "there"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["training.schedule=sinc"], r"training.schedule='sinc' is unknown.*did you mean 'sync'"),
+        (["training.schedule={name: fixed_lag, leg: 1}"], "did you mean training.schedule.lag"),
+        (["training.schedule={name: fixed_lag, lag: -1}"], "training.max_steps_off_policy=-1, expected at least 0"),
+        (["training.schedule={name: fixed_lag, stale: discard}"], "fixed_lag has no stale, an option of completion"),
+        (["training.schedule={name: sync, lag: 1}"], "sync has no lag, an option of completion, fixed_lag"),
+        (["training.optimizer=mun"], "name='mun' is unknown.*did you mean 'muon'"),
+        (["training.optimizer.momentum=0.5"], "training.optimizer=adamw has no momentum, an option of muon"),
+        (["curriculum.every=2"], "curriculum.by=uniform has no every, an option of threshold"),
+        (["tracking.trackers=[wanb]"], "tracker='wanb' is unknown.*did you mean 'wandb'"),
+        (["tracking.trackers=[{name: wandb, uri: x}]"], "the tracker 'wandb' has no uri, an option of mlflow"),
+        (["tracking.trackers=[{name: wandb, projct: x}]"], r"did you mean tracking.trackers\[0\].project"),
+    ],
+)
+def test_an_option_of_another_variant_is_refused(words: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        build_config(compose(BASE, *words))
+
+
+def test_a_run_of_before_has_flat_keys_of_its_schedule() -> None:
+    """`resolved.yaml` as it was written when `training.schedule` was a word."""
+    loaded = compose(BASE, "training.schedule=completion", "training.max_steps_off_policy=2", "training.stale=discard")
+    now = resolved_values(build_config(loaded), loaded)
+    training = {key: value for key, value in now["training"].items() if key != "schedule"}
+    flat = {"schedule": "completion", "max_steps_off_policy": 2, "num_minibatches": 1, "stale": "discard"}
+    tracking = {key: value for key, value in now["tracking"].items() if key != "trackers"}
+    assert add_defaults({**now, "training": training | flat, "tracking": tracking}) == now

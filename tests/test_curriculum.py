@@ -46,7 +46,7 @@ def test_a_restored_curriculum_goes_on_with_the_next_tasks() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"by": "hardness"}, "expected uniform, tasks, pass_rate, schedule or threshold"),
+        ({"by": "hardness"}, "by='hardness' is unknown; known: uniform, tasks, pass_rate, schedule, threshold"),
         ({"by": "schedule"}, "belong together"),
         ({"by": "schedule", "schedule": [(0, {"1": -1.0})]}, "not all 0"),
         ({"by": "schedule", "schedule": [(5, {"1": 1.0})]}, "must start at 0"),
@@ -115,5 +115,5 @@ def test_a_threshold_that_nothing_is_above_is_warned_of_and_one_below_everything
         Curriculum(Problems(), CurriculumOptions(by="threshold", first=2), seed=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="the level '' is not a number"):
         Curriculum(resolve_environment("toy"), CurriculumOptions(by="threshold"), seed=1)
-    with pytest.raises(ValueError, match="expected every >= 1"):
+    with pytest.raises(ValueError, match="every=0, expected at least 1"):
         CurriculumOptions(by="threshold", every=0)

@@ -16,9 +16,12 @@ import pytest
 import rlvr
 from rlvr.algorithms.advantages import ADVANTAGES
 from rlvr.algorithms.losses import LOSSES
+from rlvr.algorithms.optimizers import OPTIMIZERS
 from rlvr.clients.registry import CLIENTS
 from rlvr.clients.samplers import SAMPLERS
 from rlvr.core.variants import Variants
+from rlvr.tracking.trackers import TRACKERS
+from rlvr.training.schedules import SCHEDULES
 
 ROOT = Path(rlvr.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -126,6 +129,9 @@ KINDS: dict[str, tuple[Variants[Any], tuple[str, ...]]] = {
     "advantage": (ADVANTAGES, ("algorithms/advantages.py", "algorithms/registry.py")),
     "client": (CLIENTS, ("clients/",)),
     "sampler": (SAMPLERS, ("clients/",)),
+    "schedule": (SCHEDULES, ("training/schedules/",)),
+    "optimizer": (OPTIMIZERS, ("algorithms/optimizers.py",)),
+    "tracker": (TRACKERS, ("tracking/",)),
 }
 NAMED = {
     # tables of other systems' words, and the classes REINFORCE and PPO, which stand for a spec
@@ -139,10 +145,14 @@ NAMED = {
 }  # fmt: skip
 OTHER_WORDS = {  # the same words for something else
     ("advantage", "raw"), ("advantage", "verdict"), ("client", "local"), ("client", "mock"), ("client", "tinker"),
-    ("sampler", "trainer"), ("loss", "ppo"),
+    ("sampler", "trainer"), ("loss", "ppo"), ("schedule", "completion"), ("tracker", "store"),
+    ("optimizer", "adamw"),  # the Tinker protocol's
 }  # fmt: skip
 OF_OTHERS = (
-    "tinker_server/backend/runs/",
+    "tinker_server/",
+    "audit/completion_rows.py",
+    "envs/dataset.py",
+    "training/given_completions.py",
     "clients/",
     "service/",
     "web/",
@@ -154,7 +164,7 @@ OF_OTHERS = (
 SCORING = "cross_entropy"  # the protocol's own: a forward pass by it gives log-probs, and fine-tuning imitates by it
 
 
-def test_losses_advantages_clients_and_samplers_are_named_in_their_own_folders_alone() -> None:
+def test_variants_are_named_in_their_own_folders_alone() -> None:
     mistakes: set[str] = set()
     for path, node in definitions(ast.Constant):
         assert isinstance(node, ast.Constant)

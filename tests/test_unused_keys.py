@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("", "training.critic.optimizer.momentum=0.9 algorithm.name=ppo_critic", "adamw has no momentum"),
         ("", "experiment_name=x", "neither tracking.mlflow nor tracking.wandb is true"),
         ("", "tracking.wandb_tags=[a]", "tracking.wandb is false"),
-        ("", "curriculum.highest=4", "curriculum.by is not threshold"),
+        ("", "curriculum.highest=4", "curriculum.by=uniform has no highest, an option of threshold"),
         ("", "tracking.mlflow_uri=x", "tracking.mlflow is false"),
         ("", "algorithm.beta=0.1", "has no beta"),
         ("", "training.dynamic_sampling=1 algorithm.name=reinforce", "keeps every group"),

@@ -11,19 +11,26 @@ import pytest
 
 from rlvr.algorithms import Algorithm, register_advantage, resolve_algorithm
 from rlvr.algorithms.advantages import ADVANTAGES, GroupMeanAdvantage, MovingAverageAdvantage, RunningBaseline
+from rlvr.algorithms.capabilities import check_supported
 from rlvr.algorithms.critic import ValueCritic
 from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.losses.clipped import Cispo, Ppo
 from rlvr.algorithms.losses.dro import Dro
+from rlvr.algorithms.losses.policy_gradient import ImportanceSampling
+from rlvr.algorithms.optimizers import OPTIMIZERS
 from rlvr.algorithms.registry import ALGORITHMS
 from rlvr.algorithms.terms import TERMS
 from rlvr.algorithms.terms.distillation import Teacher
 from rlvr.algorithms.terms.kl import Kl
 from rlvr.algorithms.terms.overlong import Overlong
-from rlvr.algorithms.update import StreamPlan, UpdateInputs, update_streamed
+from rlvr.algorithms.update import StreamPlan, UpdateInputs, make_datum, update_streamed
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.messages import AdamParams
-from rlvr.core.variants import Variant, Variants, setting
+from rlvr.core.types import Trajectory
+from rlvr.core.variants import Variant, Variants, make_variant, setting
+from rlvr.tracking.trackers import TRACKERS
+from rlvr.training.curriculum import CURRICULA
+from rlvr.training.schedules import SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,47 @@ def test_a_critic_does_not_learn_from_what_is_still_arriving() -> None:
 
 
 def test_every_part_says_what_it_does() -> None:
-    for variant in (*LOSSES.classes(), *ADVANTAGES.classes(), *TERMS.classes()):
-        if variant.__module__.startswith("rlvr."):
-            assert variant.__doc__ and not variant.__doc__.startswith(variant.__name__), variant
+    for variants in (LOSSES, ADVANTAGES, TERMS, SCHEDULES, OPTIMIZERS, CURRICULA, TRACKERS):
+        for variant in variants.classes():
+            if variant.__module__.startswith("rlvr."):
+                assert variant.__doc__ and not variant.__doc__.startswith(variant.__name__), variant
+
+
+def test_a_loss_that_is_registered_later_is_computed_by_name() -> None:
+    """Half of the importance-sampling term: r A / 2, with r = exp(p - q)."""
+
+    @dataclass(frozen=True)
+    class Half(ImportanceSampling):
+        name = "test_half"
+
+        @staticmethod
+        def numpy_terms(p: Any, inputs: Any, config: Any, row_N: Any) -> tuple[Any, Any]:
+            terms, slopes = ImportanceSampling.numpy_terms(p, inputs, config, row_N)
+            return terms / 2, slopes / 2
+
+    LOSSES.add(Half)
+    client = MockTrainingClient(TablePolicy(["a", "b"]))
+    algorithm = resolve_algorithm("reinforce", loss="test_half")
+    check_supported(algorithm, client.capabilities)
+    data = [make_datum(algorithm, Trajectory("a", [0], "b", [1], [-0.5], advantage=3.0), 1.0)]
+    half = client.forward_backward(data, "test_half").result().metrics["loss:sum"]
+    whole = client.forward_backward(data, "importance_sampling").result().metrics["loss:sum"]
+    assert half == pytest.approx(whole / 2) and whole != 0
+
+
+def test_options_of_a_config_have_the_types_that_are_declared() -> None:
+    made = make_variant("fruit 'm:Basket'", Basket, {"size": 3, "names": ["a"]})
+    assert made == Basket(3.0, ("a",)) and isinstance(made.size, float) and isinstance(made.names, tuple)
+    for kwargs, said in (
+        ({"size": "3"}, r"fruit 'm:Basket': size='3': input should be a valid number"),
+        ({"sise": 3}, r"fruit 'm:Basket' does not take 'sise' \(did you mean 'size'\?\)"),
+        ({"size": -1}, "bowl.fruit.size=-1.0, expected at least 0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make_variant("fruit 'm:Basket'", Basket, kwargs)
+
+
+@dataclass(frozen=True)
+class Basket(Fruit):
+    size: float = setting(1.0, low=0, expected="at least 0")
+    names: tuple[str, ...] = ()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from rlvr.algorithms.losses import LOSSES
+from rlvr.algorithms.losses import LOSSES, TokenLosses
 from rlvr.algorithms.losses.loss import DUAL_CLIP, KL_INPUTS, LossSpec
 from rlvr.core.messages import Datum
 
-LOSS_SPECS: dict[str, LossSpec] = {loss.name: loss.spec for loss in LOSSES.classes() if not loss.needs_whole_step}
+LOSS_SPECS: Mapping[str, LossSpec] = TokenLosses("spec")
 PROTOCOL_LOSSES = frozenset(name for name in LOSS_SPECS if LOSSES.find(name).is_in_protocol)
 # The loss of a critic, whose client has values instead of log-probs: V the critic's value, R `returns`, w `weights`.
 VALUE_LOSS = "value"
@@ -21,15 +21,18 @@ VALUE_SPEC = LossSpec(
     inputs=("values", "returns", "weights"),
     config={"value_clip": math.inf},
 )
-_TOKEN_SPECS = {**LOSS_SPECS, VALUE_LOSS: VALUE_SPEC}  # a client takes these by name
-_KNOWN_INPUTS = {"target_tokens"}.union(*((*spec.required, *spec.optional) for spec in _TOKEN_SPECS.values()))
 
 CUSTOM_METRICS = ("loss:sum", "surrogate_loss:sum")  # what `forward_backward_custom` reports beside a loss's own
 
 
 def find_loss_spec(name: str) -> LossSpec:
     """The spec of a named loss of a client, a critic's included."""
-    return _TOKEN_SPECS[name]
+    return VALUE_SPEC if name == VALUE_LOSS else LOSS_SPECS[name]
+
+
+def _list_known_inputs() -> set[str]:
+    specs = (*LOSS_SPECS.values(), VALUE_SPEC)
+    return {"target_tokens"}.union(*((*spec.required, *spec.optional) for spec in specs))
 
 
 def list_inputs(data: Sequence[Datum], spec: LossSpec) -> tuple[str, ...]:
@@ -45,9 +48,9 @@ def check_batch(
     data: Sequence[Datum], loss_fn: str, config: Mapping[str, float] | None, *, allow_many_targets: bool = True
 ) -> dict[str, float]:
     """Return the loss's settings with defaults filled in; ValueError naming the first wrong setting or datum."""
-    if loss_fn not in _TOKEN_SPECS:
+    if loss_fn not in LOSS_SPECS and loss_fn != VALUE_LOSS:
         raise ValueError(f"loss_fn {loss_fn!r} is unknown; known: {', '.join(LOSS_SPECS)}, or forward_backward_custom")
-    spec = _TOKEN_SPECS[loss_fn]
+    spec = find_loss_spec(loss_fn)
     names = list_inputs(data, spec)
     has_kl = KL_INPUTS[0] in names
     temperature = {} if spec.predicts_values else {"temperature": 1.0}
@@ -60,8 +63,9 @@ def check_batch(
     if not data:
         raise ValueError("data is empty: there is nothing to compute (were all groups filtered out?)")
     many = allow_many_targets and spec.allows_many_targets
+    known = _list_known_inputs()
     for i, datum in enumerate(data):
-        _check_shapes(i, datum, loss_fn, names, many)
+        _check_shapes(i, datum, loss_fn, names, many, known)
         targets = datum.loss_fn_inputs["target_tokens"].data
         if has_kl and targets.ndim == 2:
             raise ValueError(f"datum {i}: a KL needs one target per token, got {targets.shape[1]}: give 1-D targets")
@@ -96,9 +100,9 @@ def _check_settings(loss_fn: str, settings: Mapping[str, float]) -> None:
             )
 
 
-def _check_shapes(i: int, datum: Datum, loss_fn: str, names: Sequence[str], many: bool) -> None:
-    spec, length = _TOKEN_SPECS[loss_fn], datum.model_input.length
-    if unknown := datum.loss_fn_inputs.keys() - _KNOWN_INPUTS:
+def _check_shapes(i: int, datum: Datum, loss_fn: str, names: Sequence[str], many: bool, known: Collection[str]) -> None:
+    spec, length = find_loss_spec(loss_fn), datum.model_input.length
+    if unknown := datum.loss_fn_inputs.keys() - known:
         raise ValueError(
             f"datum {i}: loss_fn_inputs holds {', '.join(sorted(unknown))}, which no loss reads; leave it out. "
             f"{loss_fn} reads {', '.join(('target_tokens', *spec.required))}. A mask is 0 in advantages or weights, a "

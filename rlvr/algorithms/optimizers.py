@@ -87,7 +87,7 @@ class Optimizer(Variant):
 
 @dataclass(frozen=True)
 class AdamW(Optimizer):
-    """AdamW for all weights."""
+    """Step all weights by AdamW."""
 
     name = "adamw"
     title = "AdamW"
@@ -95,7 +95,7 @@ class AdamW(Optimizer):
 
 @dataclass(frozen=True)
 class Muon(Optimizer):
-    """Muon for the matrices inside the model, AdamW for all other weights.
+    """Step the matrices inside the model by Muon, and all other weights by AdamW.
 
     It needs all weights of a model in this process. The matrices take `matrix_learning_rate` (required), with the same
     warm-up and decay, and `momentum`.

@@ -1,7 +1,6 @@
 """One update: how a batch of scored trajectories becomes optimizer steps on a training client.
 
 The training loop and hand-written loops (`REINFORCE`, `PPO`) go through these functions, over any training client.
-Exercised by `python -m pytest tests/test_update.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import numpy as np
 
 from rlvr.algorithms.advantages import REDUCTIONS, RunningBaseline
 from rlvr.algorithms.critic import ValueCritic
-from rlvr.algorithms.losses.preferences import mismatch_completions
 from rlvr.algorithms.penalties import penalize
 from rlvr.algorithms.sampler_logprobs import compute_sampler_logprobs, fill_reference_logprobs
 from rlvr.algorithms.specs import Algorithm
@@ -26,7 +24,7 @@ from rlvr.core import rng
 from rlvr.core.futures import Future
 from rlvr.core.messages import AdamParams, Datum, ForwardBackwardOutput
 from rlvr.core.protocols import TrainingClient
-from rlvr.core.types import Trajectory, group_by, mean
+from rlvr.core.types import Trajectory, group_by
 
 Rows = Sequence[tuple[Trajectory, float]]
 
@@ -122,8 +120,14 @@ def update(
             if statistics.approx_kl > passes.target_kl:
                 return statistics
         divergence = None
-        if inputs.is_given and algorithm.loss.takes_divergence:
-            divergence = _estimate_divergence(client, algorithm, rows, config, inputs)
+        if inputs.is_given:
+            divergence = algorithm.loss.estimate_divergence(
+                [t for t, _ in rows],
+                is_mean=algorithm.reduction == "sequence_mean",
+                context=getattr(client.get_tokenizer(), "model_max_length", None),
+                before=lambda others: compute_sampler_logprobs(others, inputs.reference, inputs.temperature),
+                now=lambda others: compute_current_logprobs(client, others, config),
+            )
         output = _forward_backward(client, algorithm, rows, data, config, divergence).result()
         statistics.add(rows, data, output, again=epoch > 0)
         _step(client, statistics, adam, check)
@@ -238,25 +242,6 @@ def _select(
     for term in algorithm.terms:
         term.adjust(selected, prepared)
     return selected, prepared
-
-
-def _estimate_divergence(
-    client: TrainingClient,
-    algorithm: Algorithm,
-    rows: Rows,
-    config: dict[str, float],
-    inputs: UpdateInputs,
-) -> float:
-    """The policy's divergence from the reference, max(0, mean of h) with h as in `rlvr.algorithms.losses.preferences`.
-
-    Of completions that the policy did not sample it is estimated by mismatched ones, as in arXiv:2402.01306, eq. 8,
-    cut to the model's context.
-    """
-    context = getattr(client.get_tokenizer(), "model_max_length", None)
-    others, is_mean = mismatch_completions([t for t, _ in rows], context), algorithm.reduction == "sequence_mean"
-    before = compute_sampler_logprobs(others, inputs.reference, inputs.temperature)
-    pairs = zip(compute_current_logprobs(client, others, config), before, strict=True)
-    return max(0.0, mean([(math.fsum(p) - math.fsum(q)) / (len(q) if is_mean else 1) for p, q in pairs]))
 
 
 def _forward_backward(

@@ -25,9 +25,6 @@ from rlvr.core.protocols import CustomLoss, TrainingClient
 from rlvr.core.registry import load_path
 from rlvr.core.types import Trajectory
 
-# Inputs that our engine takes and the Tinker protocol does not: those of a KL, optional weights, and masks (gspo's).
-EXTRA_INPUTS = frozenset(KL_INPUTS).union(*((*spec.weight_inputs, *spec.masks) for spec in LOSS_SPECS.values()))
-
 
 def two_passes(
     client: TrainingClient, data: list[Datum], loss_fn: CustomLoss, loss_fn_config: dict[str, float] | None = None
@@ -191,7 +188,9 @@ def needs_two_passes(data: Sequence[Datum]) -> bool:
             "entropy_weights: the exact entropy needs the whole distribution, which stays on the server; use the "
             "sampled one (algorithm.entropy=sampled)"
         )
-    return bool(given & EXTRA_INPUTS)
+    # What our engine takes and the Tinker protocol does not: inputs of a KL, optional weights, and masks (gspo's).
+    extra = set(KL_INPUTS).union(*((*spec.weight_inputs, *spec.masks) for spec in LOSS_SPECS.values()))
+    return bool(given & extra)
 
 
 def build_named_loss(name: str, config: Mapping[str, float] | None = None) -> CustomLoss:

@@ -4,5 +4,5 @@ from rlvr.algorithms.loss_specs import LOSS_SPECS
 from rlvr.core.protocols import ClientCapabilities, Feature
 
 LOCAL_CAPABILITIES = ClientCapabilities(
-    "local", losses=frozenset(LOSS_SPECS), features=frozenset(Feature), scores_at_temperature=True, runs_in_process=True
+    "local", losses=LOSS_SPECS.keys(), features=frozenset(Feature), scores_at_temperature=True, runs_in_process=True
 )

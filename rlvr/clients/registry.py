@@ -26,8 +26,8 @@ from rlvr.clients.client_options import (
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.core.cpu_budget import CoreShares
 from rlvr.core.protocols import ClientCapabilities, TaskSource, TrainingClient
-from rlvr.core.registry import check_kwargs, did_you_mean, load_object
-from rlvr.core.variants import Variants
+from rlvr.core.registry import did_you_mean, load_object
+from rlvr.core.variants import Variants, make_variant
 from rlvr.engine.engine_options import EngineLimits
 
 
@@ -144,8 +144,7 @@ def make_options(name: str, options: Mapping[str, Any], kwargs: Mapping[str, Any
     if name in _BUILT_IN:
         return _BUILT_IN[name].options(**options)
     kind = resolve_client(name).options
-    check_kwargs(f"client {name!r}", kind, kwargs)
-    return kind(**kwargs)
+    return make_variant(f"client {name!r}", kind, kwargs)
 
 
 def known_clients() -> list[str]:

@@ -96,7 +96,7 @@ class SkyrlSamplingClient(TinkerSamplingClient):
 class SkyrlTrainingClient(TinkerTrainingClient):
     capabilities = ClientCapabilities(
         "skyrl",
-        losses=frozenset(LOSS_SPECS),
+        losses=LOSS_SPECS.keys(),
         features=frozenset({Feature.EXTRA_INPUTS, Feature.REFERENCE, Feature.OWN_LOSS}),
         is_remote=True,
         clips_gradients=False,

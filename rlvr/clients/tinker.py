@@ -64,7 +64,7 @@ class TinkerTrainingClient:
 
     capabilities = ClientCapabilities(
         "tinker",
-        losses=frozenset(LOSS_SPECS),
+        losses=LOSS_SPECS.keys(),
         features=frozenset({Feature.EXTRA_INPUTS, Feature.REFERENCE, Feature.OWN_LOSS, Feature.CRITIC}),
         can_overlap=True,
         is_remote=True,

@@ -1,8 +1,7 @@
 """Finds keys that have no effect in a run: an error if typed on the command line, one warning if set in a file.
 
 `drop_unused` also removes those that the parts below would refuse, when they came from a file that other runs may share
-(clip bounds of a file under an algorithm that does not clip, the weights of another reward). Exercised by `python -m
-pytest tests/test_unused_keys.py`.
+(clip bounds of a file under an algorithm that does not clip, the weights of another reward).
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.optimizers import OPTIMIZERS
 from rlvr.algorithms.registry import find_algorithm
 from rlvr.algorithms.terms import TERMS
-from rlvr.algorithms.terms.importance import Importance
-from rlvr.algorithms.terms.overlong import Overlong
 from rlvr.clients.registry import CLIENTS
 from rlvr.clients.samplers import SAMPLERS
 from rlvr.config.choices import get_at, list_given, set_at
@@ -27,6 +24,7 @@ from rlvr.core.variants import Variants
 from rlvr.envs.registry import known_environments
 from rlvr.envs.registry import options_of as environment_options
 from rlvr.reward import known_rewards, options_of
+from rlvr.training.curriculum import CURRICULA
 from rlvr.training.schedules import SCHEDULES
 from rlvr.training.training_options import TrainingOptions
 
@@ -98,7 +96,7 @@ def _needs_importance_cap(config: RunConfig) -> bool:
     if training.order.minibatches > 1 and training.num_substeps > 1:  # `rlvr.training.compatibility` refuses both
         return False
     algorithm = config.algorithm.resolve()
-    return algorithm.term(Importance) is None and not algorithm.loss.compares_completions
+    return not any(term.bounds_ratio for term in algorithm.terms) and not algorithm.loss.compares_completions
 
 
 def _without_dynamic_sampling(config: RunConfig) -> str:
@@ -150,11 +148,7 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     phases = {"sft": config.sft, "training": config.training, "training.critic": config.training.critic}
     for phase, options in phases.items():
         idle += list_options_of_others(f"{phase}.optimizer", OPTIMIZERS, options.optimizer.name)
-    if config.curriculum.by != "pass_rate":
-        idle += [(f"curriculum.{key}", "curriculum.by is not pass_rate") for key in ("floor", "decay")]
-    if config.curriculum.by != "threshold":
-        opens = ("first", "every", "highest")
-        idle += [(f"curriculum.{key}", "curriculum.by is not threshold") for key in opens]
+    idle += list_options_of_others("curriculum", CURRICULA, config.curriculum.by, "by")
     if config.evaluation.every == 0:
         by_interim = ("training.until", "training.patience", "run.keep_best", "evaluation.report")
         idle += [(key, "evaluation.every is 0: there is no interim evaluation") for key in by_interim]
@@ -176,7 +170,10 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     if config.training.is_control:
         stops = ("training.until", "training.patience")
         idle += [(key, "a control run must not stop by the verifier's verdicts") for key in stops]
-        by_verdicts = ("curriculum.replay", *(("curriculum.by",) if config.curriculum.by == "pass_rate" else ()))
+        by_verdicts = (
+            "curriculum.replay",
+            *(("curriculum.by",) if config.curriculum.chosen.learns_from_verdicts else ()),
+        )
         idle += [(key, "a control run must not choose tasks by the verifier's verdicts") for key in by_verdicts]
     if config.training.mode == "sft":
         used = ("mode", "error_budget", "max_prompt_tokens", "long_prompts")  # of evaluation, and of all prompts
@@ -192,8 +189,9 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     return idle + _unused_algorithm_keys(config)
 
 
-def list_options_of_others(section: str, variants: Variants[Any], chosen: str) -> UnusedKeys:
-    """The options of a section that its chosen variant does not have."""
+def list_options_of_others(section: str, variants: Variants[Any], chosen: str, tag: str = "") -> UnusedKeys:
+    """The options of a section that its chosen variant does not have; `tag` is the key of the variant's name."""
+    named = f"{section}.{tag}" if tag else section
     own = {option.name for option in fields(variants.find(chosen))} if chosen in variants else set[str]()
     others = dict.fromkeys(
         option.name for one in variants.classes() for option in fields(one) if option.name not in own
@@ -201,7 +199,7 @@ def list_options_of_others(section: str, variants: Variants[Any], chosen: str) -
     return [
         (
             f"{section}.{option}",
-            f"{section}={chosen} has no {option}, an option of {', '.join(variants.list_takers(option))}",
+            f"{named}={chosen} has no {option}, an option of {', '.join(variants.list_takers(option))}",
         )
         for option in others
     ]
@@ -216,7 +214,7 @@ def _unused_algorithm_keys(config: RunConfig) -> UnusedKeys:
             switch = get_at(config, f"{key}.{term.switch}")
             why = f"{term.key(term.switch)} is {'not given' if switch is None else switch}"
             idle += [(f"{key}.{option.name}", why) for option in fields(term) if option.name != term.switch]
-    if spec.term(Overlong) is None:
+    if not any(term.is_known_when_judged for term in spec.terms):
         idle.append(("algorithm.equal_by", "algorithm.overlong_buffer is not given"))
     elif not spec.drop_equal_groups:
         idle.append(("algorithm.equal_by", "algorithm.drop_equal_groups is false"))

@@ -8,7 +8,7 @@ and a trainer are two protocols because an OpenAI-compatible endpoint can sample
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
@@ -65,7 +65,7 @@ class ClientCapabilities:
     """
 
     name: str
-    losses: frozenset[str]
+    losses: Set[str]
     features: frozenset[Feature] = frozenset()
     scores_at_temperature: bool = False
     can_overlap: bool = False

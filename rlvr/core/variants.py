@@ -14,6 +14,7 @@ A `Section` is the part of a config that chooses a variant.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
@@ -217,6 +218,25 @@ class Variants(Generic[V]):
         )
 
 
+def make_variant(what: str, variant: type[V], kwargs: Mapping[str, Any]) -> V:
+    """A variant from options as a config holds them, each of the type that the variant declares.
+
+    ValueError that names the option; `what` says in messages what has the options.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    check_kwargs(what, variant, kwargs)
+    try:
+        return TypeAdapter(variant).validate_json(json.dumps(kwargs), strict=True)
+    except ValidationError as error:
+        item = error.errors()[0]
+        if item["type"] == "value_error":
+            raise ValueError(item["msg"].removeprefix("Value error, ")) from None
+        option, first = ".".join(map(str, item["loc"])), variant.__dataclass_fields__.get(str(item["loc"][0]))
+        shown = "***" if first and setting_of(first).is_secret else repr(item["input"])
+        raise ValueError(f"{what}: {option}={shown}: {item['msg'][:1].lower()}{item['msg'][1:]}") from None
+
+
 # The field of a section for the options of a variant that does not come with the package.
 KWARGS = ("kwargs", dict[str, Any], field(default_factory=dict[str, Any]))
 
@@ -262,8 +282,7 @@ class Section:
         if name in self.registry or kwargs is None:
             options = [option.name for option in fields(variant) if option.name in self.__dict__]
             return variant(**{option: getattr(self, option) for option in options})
-        check_kwargs(f"{variant.kind} {name!r}", variant, kwargs)
-        return variant(**kwargs)
+        return make_variant(f"{variant.kind} {name!r}", variant, kwargs)
 
     def list_others(self) -> dict[str, Any]:
         """The options that are given, and that the variant which is chosen does not have."""

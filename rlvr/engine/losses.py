@@ -11,14 +11,14 @@ which datum a token belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from rlvr.algorithms.losses import LOSSES
+from rlvr.algorithms.losses import TokenLosses
 from rlvr.algorithms.losses.dro import find_pull_weights
 from rlvr.algorithms.losses.loss import ENTROPY_INPUT, KL_INPUTS, LossSpec, exp_torch
 
@@ -43,7 +43,7 @@ def value(v: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N:
     return 0.5 * inputs["weights"] * torch.maximum((v - returns) ** 2, (clipped - returns) ** 2)
 
 
-TERMS: dict[str, LossFn] = {loss.name: loss.torch_terms for loss in LOSSES.classes() if not loss.needs_whole_step}
+TERMS: Mapping[str, LossFn] = TokenLosses("torch_terms")
 
 
 def find_gradient_tokens(inputs: dict[str, Tensor], spec: LossSpec) -> Tensor:

@@ -1,15 +1,13 @@
 """Which combinations of algorithm, sampling and sizes contradict each other, train nothing or mislead.
 
 `check_compatibility` refuses them before anything is built; `list_advice` speaks of those that run and are known to
-disappoint. Exercised by `python -m pytest tests/test_compatibility.py tests/test_schedule_compatibility.py`.
+disappoint.
 """
 
 from __future__ import annotations
 
 from rlvr.algorithms import Algorithm
 from rlvr.algorithms.advantages import ADVANTAGES
-from rlvr.algorithms.terms.importance import Importance
-from rlvr.algorithms.terms.overlong import Overlong
 from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import ClientCapabilities
 from rlvr.training.schedules import SCHEDULES
@@ -72,12 +70,8 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
         )
     if not params.max_tokens:
         raise ValueError("rollout.max_tokens is missing: training needs a token budget per completion")
-    overlong = algorithm.term(Overlong)
-    if overlong is not None and overlong.buffer > params.max_tokens:
-        raise ValueError(
-            f"algorithm.overlong_buffer={overlong.buffer} is longer than the budget rollout.max_tokens="
-            f"{params.max_tokens}: every completion would be penalised; use a fifth of the budget, for example"
-        )
+    for term in algorithm.terms:
+        term.check_budget(params.max_tokens)
     _check_sizes(options)
     _check_staleness(algorithm, options)
     if options.order.minibatches > 1:
@@ -118,11 +112,11 @@ def _check_given(algorithm: Algorithm, options: TrainingOptions) -> None:
             f"{algorithm.loss.name} pairs each prompt with another one's completion, and an optimizer step has {rows} "
             f"(prompts_per_step={options.prompts_per_step} / num_substeps={options.num_substeps}; use at least 2)"
         )
-    if (overlong := algorithm.term(Overlong)) is not None:
-        wrong.append(
-            f"algorithm.overlong_buffer={overlong.buffer} lowers the reward of long completions, which can "
-            "make a preferred one count as not preferred (leave it out)"
-        )
+    wrong += [
+        f"{term.key(term.switch)}={term.strength} {term.why_not_given} (leave it out)"
+        for term in algorithm.terms
+        if term.why_not_given
+    ]
     if options.order.samples_ahead:
         wrong.append(f"training.schedule={options.order.name} samples ahead, and nothing is sampled (use {_IN_TURNS})")
     if options.temperature_end is not None:
@@ -181,7 +175,7 @@ def _divisors(total: int) -> str:
 def _check_staleness(algorithm: Algorithm, options: TrainingOptions) -> None:
     order = options.order
     options.schedule.check()
-    if (lag := order.max_lag) and algorithm.loss.has_unbounded_ratio and algorithm.term(Importance) is None:
+    if (lag := order.max_lag) and algorithm.loss.has_unbounded_ratio and not _bounds_ratio(algorithm):
         raise ValueError(
             f"training.max_steps_off_policy={lag} with algorithm.loss={algorithm.loss.name}: on stale completions its "
             "importance weights have no bound; use a loss that clips them (algorithm.name=ppo or cispo), or give "
@@ -192,6 +186,10 @@ def _check_staleness(algorithm: Algorithm, options: TrainingOptions) -> None:
             f"training.dynamic_sampling={options.dynamic_sampling} replaces groups once a whole batch is "
             f"sampled; schedule={order.name} draws the next prompts before that: leave dynamic_sampling out"
         )
+
+
+def _bounds_ratio(algorithm: Algorithm) -> bool:
+    return any(term.bounds_ratio for term in algorithm.terms)
 
 
 def _check_streaming(algorithm: Algorithm, options: TrainingOptions) -> None:
@@ -220,8 +218,11 @@ def _check_streaming(algorithm: Algorithm, options: TrainingOptions) -> None:
         wrong.append(f"training.ppo_epochs={options.ppo_epochs} goes through a whole batch again (use num_substeps)")
     if options.target_kl:
         wrong.append("training.target_kl is checked between whole passes (leave it out)")
-    if algorithm.term(Importance) is not None and options.num_substeps > 1:
-        wrong.append("algorithm.importance_cap compares with the policy before the first of the num_substeps")
+    wrong += [
+        f"{term.key(term.switch)} compares with the policy before the first of the num_substeps"
+        for term in algorithm.terms
+        if term.compares_with_start and options.num_substeps > 1
+    ]
     if wrong:
         raise ValueError(f"training.num_minibatches={options.order.minibatches}: {'; '.join(wrong)}")
 
@@ -229,7 +230,8 @@ def _check_streaming(algorithm: Algorithm, options: TrainingOptions) -> None:
 def list_advice(algorithm: Algorithm, params: SamplingParams) -> list[str]:
     """Warnings about settings that run and are known to disappoint."""
     warnings = [text for term in algorithm.terms if (text := term.advice(algorithm))]
-    is_left_out = algorithm.drop_equal_groups and (algorithm.equal_by == "reward" or algorithm.term(Overlong) is None)
+    is_judged = any(term.is_known_when_judged for term in algorithm.terms)
+    is_left_out = algorithm.drop_equal_groups and (algorithm.equal_by == "reward" or not is_judged)
     if algorithm.has_penalty and algorithm.advantage.divides_by_group_deviation and not is_left_out:
         warnings.append(
             f"algorithm.advantage={algorithm.advantage.name} divides by the deviation of reward less penalty: in a "

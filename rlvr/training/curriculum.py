@@ -1,12 +1,7 @@
 """Chooses the difficulty of each prompt. Its state is two small dictionaries, saved with every checkpoint.
 
-`uniform` draws every level alike, `tasks` every task, so that a level of many is drawn more often. `pass_rate` prefers
-levels whose completions are mixed: weight p (1 - p) + floor, the variance of a pass and so the expected size of a
-group-mean gradient, with p a running mean of the level's pass rate. `schedule` gives weights from a step on:
-`[[0, {"1": 2, "2": 1}], [50, {"1": 1, "2": 1, "3": 1}]]`; a level that is not named is not drawn. `threshold` opens the
-levels up to min(highest, first + step // every), for levels that are numbers (of tests, of operators), and draws every
-task of the open ones alike. Beside any of them `replay` brings tasks back that were not solved, with `hint_step` behind
-a hint.
+The ways to choose a level are variants; a new one is a class of `LevelChoice` and its entry in `CURRICULA`. Beside any
+of them `replay` brings tasks back that were not solved, with `hint_step` behind a hint.
 """
 
 from __future__ import annotations
@@ -15,62 +10,207 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlvr.core import rng
 from rlvr.core.protocols import TaskSource
 from rlvr.core.types import Task
+from rlvr.core.variants import Section, Variant, Variants, make_section, setting
 from rlvr.training.hints import HintWriter
 
 
 @dataclass(frozen=True)
-class CurriculumOptions:
-    """`by` is uniform, tasks, pass_rate, schedule or threshold.
+class LevelChoice(Variant):
+    """How the level of each task is chosen.
 
-    Of pass_rate: `floor` keeps every level alive; `decay` is the running mean's. Of threshold: levels up to `first` are
-    open at step 0, one more every `every` steps, up to `highest`. With `replay` every place of a batch has that
-    chance to be given to a task of which no completion has passed, the one that waits longest, if there is one. With
-    `hint_step` it then reads the beginning of its demonstration: that share, and one more each time no completion
-    passes, one less each time one does, until one passes without (`rlvr.training.hints`).
+    With `replay` every place of a batch has that chance to be given to a task of which no completion has passed, the
+    one that waits longest, if there is one. With `hint_step` it then reads the beginning of its demonstration: that
+    share, and one more each time no completion passes, one less each time one does, until one passes without
+    (`rlvr.training.hints`).
     """
 
-    by: str = "uniform"
-    floor: float = 0.05
-    decay: float = 0.9
+    kind = "curriculum"
+    section = "curriculum"
+
+    learns_from_verdicts: ClassVar[bool] = False
+    """The verdicts of a run decide what is drawn."""
+
+    replay: float = setting(0.0, low=0, high=math.nextafter(1.0, 0.0), expected="a chance from 0 to below 1")
+    hint_step: float = setting(0.0, low=0, high=1, expected="a share of a demonstration, 0 to 1")
+
+    @classmethod
+    def place(cls) -> str:
+        """Several sections hold one: its keys begin with theirs."""
+        return ""
+
+    def check(self, curriculum: Curriculum) -> None:
+        """ValueError for an environment that it cannot choose from."""
+
+    def advice(self, curriculum: Curriculum) -> list[str]:
+        """Warnings about options that have no effect in this environment."""
+        return []
+
+    def weigh(self, curriculum: Curriculum, step: int) -> list[float]:
+        """One weight per level of the source."""
+        return [1.0] * len(curriculum.drawn)
+
+
+@dataclass(frozen=True)
+class Uniform(LevelChoice):
+    """Every level alike."""
+
+    name = "uniform"
+
+
+@dataclass(frozen=True)
+class ByTasks(LevelChoice):
+    """Every task alike, so that a level of many is drawn more often."""
+
+    name = "tasks"
+
+    def check(self, curriculum: Curriculum) -> None:
+        if curriculum.source.size is None:
+            raise ValueError(
+                "curriculum.by=tasks: this environment generates its tasks without a fixed number; use by=uniform"
+            )
+
+    def weigh(self, curriculum: Curriculum, step: int) -> list[float]:
+        return [curriculum.count_tasks(level) for level in curriculum.drawn]
+
+
+@dataclass(frozen=True)
+class ByPassRate(LevelChoice):
+    """Prefer levels whose completions are mixed: weight p (1 - p) + `floor`, the variance of a pass and so the expected
+    size of a group-mean gradient, with p a running mean of the level's pass rate, whose decay is `decay`.
+    """
+
+    name = "pass_rate"
+    learns_from_verdicts = True
+
+    floor: float = setting(0.05, low=math.ulp(0.0), expected="above 0", may_be_infinite=True)
+    decay: float = setting(0.9, low=0, high=math.nextafter(1.0, 0.0), expected="0 to below 1")
+
+    def advice(self, curriculum: Curriculum) -> list[str]:
+        if len(curriculum.drawn) > 1:
+            return []
+        return [
+            f"curriculum.by=pass_rate changes nothing here: it chooses between levels, and every task is of the level "
+            f"{next(iter(curriculum.drawn))}"
+        ]
+
+    def weigh(self, curriculum: Curriculum, step: int) -> list[float]:
+        return [p * (1 - p) + self.floor for p in curriculum.pass_rate.values()]
+
+
+@dataclass(frozen=True)
+class BySchedule(LevelChoice):
+    """Weights from a step on: `[[0, {"1": 2, "2": 1}], [50, {"1": 1, "2": 1, "3": 1}]]`; a level that is not named is
+    not drawn.
+    """
+
+    name = "schedule"
+
     schedule: list[tuple[int, dict[str, float]]] = field(default_factory=list[tuple[int, dict[str, float]]])
-    first: int = 3
-    every: int = 5
-    highest: int = 10
-    replay: float = 0.0
-    hint_step: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.by not in ("uniform", "tasks", "pass_rate", "schedule", "threshold"):
-            raise ValueError(f"curriculum.by={self.by!r}; expected uniform, tasks, pass_rate, schedule or threshold")
-        if (self.by == "schedule") != bool(self.schedule):
-            raise ValueError("curriculum.schedule and by=schedule belong together: give both or neither")
-        if self.floor <= 0 or not 0 <= self.decay < 1:
-            raise ValueError(f"curriculum: floor={self.floor}, decay={self.decay}; expected floor > 0, 0 <= decay < 1")
-        if not 0 <= self.replay < 1:
-            raise ValueError(f"curriculum.replay={self.replay}, expected a chance from 0 to below 1")
-        if not 0 <= self.hint_step <= 1:
-            raise ValueError(f"curriculum.hint_step={self.hint_step}, expected a share of a demonstration, 0 to 1")
-        if self.hint_step and not self.replay:
-            raise ValueError(
-                f"curriculum.hint_step={self.hint_step:g} has no effect without curriculum.replay: a task has its hint "
-                "when it comes back; give curriculum.replay=0.5"
-            )
-        if self.every < 1 or self.highest < self.first:
-            raise ValueError(
-                f"curriculum: first={self.first}, every={self.every}, highest={self.highest}; expected every >= 1 and "
-                "highest >= first"
-            )
+        super().__post_init__()
         starts = [start for start, _ in self.schedule]
         if starts and (starts[0] != 0 or starts != sorted(set(starts))):
             raise ValueError(f"curriculum.schedule: steps {starts} must start at 0 and rise")
         for start, weights in self.schedule:
             if not weights or min(weights.values()) < 0 or not 0 < sum(weights.values()) < float("inf"):
                 raise ValueError(f"curriculum.schedule: weights {weights} at step {start} must be >= 0 and not all 0")
+
+    def check(self, curriculum: Curriculum) -> None:
+        for _, weights in self.schedule:
+            if unknown := [level for level in weights if level not in curriculum.drawn]:
+                levels = list(curriculum.source.levels)
+                raise ValueError(f"curriculum.schedule: no level {unknown}; this environment has {levels}")
+
+    def weigh(self, curriculum: Curriculum, step: int) -> list[float]:
+        active = [weights for start, weights in self.schedule if start <= step][-1]
+        return [active.get(level, 0.0) for level in curriculum.drawn]
+
+
+@dataclass(frozen=True)
+class ByThreshold(LevelChoice):
+    """Open levels up to min(`highest`, `first` + step // `every`), for levels that are numbers (of tests, of
+    operators), and draw every task of the open ones alike.
+    """
+
+    name = "threshold"
+
+    first: int = 3
+    every: int = setting(5, low=1, expected="at least 1")
+    highest: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.highest < self.first:
+            raise ValueError(f"curriculum: first={self.first}, highest={self.highest}; expected highest >= first")
+
+    def check(self, curriculum: Curriculum) -> None:
+        if min(_measure_levels(curriculum).values()) > self.first:
+            raise ValueError(
+                f"curriculum.by=threshold: no level is at most first={self.first}, so no task is "
+                f"open at step 0; this environment has {list(curriculum.source.levels)}; raise curriculum.first"
+            )
+
+    def advice(self, curriculum: Curriculum) -> list[str]:
+        heights, warnings = _measure_levels(curriculum), list[str]()
+        if max(heights.values()) <= self.first:
+            warnings.append(
+                f"curriculum.by=threshold changes nothing here: every task is of a level up to {self.first} "
+                f"(levels {', '.join(heights)}), so all are open at step 0"
+                + ("; curriculum.by=pass_rate may help" if len(heights) > 1 else "")
+            )
+        if shut := [level for level, height in heights.items() if height > self.highest]:
+            warnings.append(
+                f"curriculum.by=threshold never opens the levels {', '.join(shut)}: raise curriculum.highest"
+            )
+        return warnings
+
+    def weigh(self, curriculum: Curriculum, step: int) -> list[float]:
+        highest = min(self.highest, self.first + step // self.every)
+        heights = _measure_levels(curriculum)
+        return [curriculum.count_tasks(level) * (height <= highest) for level, height in heights.items()]
+
+
+def _measure_levels(curriculum: Curriculum) -> dict[str, float]:
+    """The number that each level is; ValueError for one that is none."""
+    heights: dict[str, float] = {}
+    for level in curriculum.source.levels:
+        try:
+            heights[level] = float(level)
+        except ValueError:
+            raise ValueError(
+                f"curriculum.by=threshold: the level {level!r} is not a number; this curriculum compares levels such "
+                "as '3', the number of a problem's tests"
+            ) from None
+    return heights
+
+
+CURRICULA = Variants("curriculum.by", LevelChoice, Uniform, ByTasks, ByPassRate, BySchedule, ByThreshold)
+
+
+class CurriculumChoice(Section):
+    """The way that levels are chosen in, and its options."""
+
+    def __post_init__(self) -> None:
+        if (self.choose_name() == BySchedule.name) != bool(self.schedule):
+            raise ValueError("curriculum.schedule and by=schedule belong together: give both or neither")
+        super().__post_init__()
+        if self.hint_step and not self.replay:
+            raise ValueError(
+                f"curriculum.hint_step={self.hint_step:g} has no effect without curriculum.replay: a task has its hint "
+                "when it comes back; give curriculum.replay=0.5"
+            )
+
+
+if TYPE_CHECKING:  # it is made of the ways that there are
+    CurriculumOptions = CurriculumChoice
+else:
+    CurriculumOptions = make_section("CurriculumOptions", CURRICULA, ("by", str, Uniform.name), base=CurriculumChoice)
 
 
 class Curriculum:
@@ -89,59 +229,17 @@ class Curriculum:
         self.hints = Counter[tuple[str, int]]()  # (level, index): how many steps long its hint is; one for each id
         self.under_way: dict[str, list[tuple[str, int]]] = {}  # task id: (level, index) of each draw without a verdict
         self._hint_writer = hint_writer
-        for _, weights in options.schedule:
-            if unknown := [level for level in weights if level not in self.drawn]:
-                raise ValueError(f"curriculum.schedule: no level {unknown}; this environment has {list(source.levels)}")
-        if options.by == "tasks" and source.size is None:
-            raise ValueError(
-                "curriculum.by=tasks: this environment generates its tasks without a fixed number; use by=uniform"
-            )
-        self.heights = dict.fromkeys(source.levels, 0.0)
-        if options.by == "threshold":
-            self.heights = {level: _height(level) for level in source.levels}
-            if min(self.heights.values()) > options.first:
-                raise ValueError(
-                    f"curriculum.by=threshold: no level is at most first={options.first}, so no task is "
-                    f"open at step 0; this environment has {list(source.levels)}; raise curriculum.first"
-                )
+        options.chosen.check(self)
 
     def advice(self) -> list[str]:
         """Warnings about settings of this curriculum that have no effect."""
-        options, warnings = self.options, list[str]()
-        if options.by == "pass_rate" and len(self.heights) == 1:
-            warnings.append(
-                f"curriculum.by=pass_rate changes nothing here: it chooses between levels, and every task is of the "
-                f"level {next(iter(self.heights))}"
-            )
-        if options.by == "threshold" and max(self.heights.values()) <= options.first:
-            warnings.append(
-                f"curriculum.by=threshold changes nothing here: every task is of a level up to {options.first} "
-                f"(levels {', '.join(self.heights)}), so all are open at step 0"
-                + ("; curriculum.by=pass_rate may help" if len(self.heights) > 1 else "")
-            )
-        if shut := [level for level, height in self.heights.items() if height > options.highest]:
-            warnings.append(
-                f"curriculum.by=threshold never opens the levels {', '.join(shut)}: raise curriculum.highest"
-            )
-        return warnings
+        return self.options.chosen.advice(self)
 
     def weights(self, step: int) -> list[float]:
         """One weight per level of the source."""
-        match self.options.by:
-            case "pass_rate":
-                return [p * (1 - p) + self.options.floor for p in self.pass_rate.values()]
-            case "schedule":
-                active = [weights for start, weights in self.options.schedule if start <= step][-1]
-                return [active.get(level, 0.0) for level in self.drawn]
-            case "tasks":
-                return [self._size(level) for level in self.drawn]
-            case "threshold":
-                highest = min(self.options.highest, self.options.first + step // self.options.every)
-                return [self._size(level) * (height <= highest) for level, height in self.heights.items()]
-            case _:
-                return [1.0] * len(self.drawn)
+        return self.options.chosen.weigh(self, step)
 
-    def _size(self, level: str) -> float:
+    def count_tasks(self, level: str) -> float:
         """The number of tasks of a level if the source knows it, else 1."""
         return float(self.source.size(level)) if self.source.size else 1.0
 
@@ -231,13 +329,3 @@ class Curriculum:
             self.unsolved.setdefault(ids[place], place)
         self.hints = Counter({p: steps for p, steps in hints.items() if self.unsolved.get(ids[p], p) == p})
         self.under_way = {}
-
-
-def _height(level: str) -> float:
-    try:
-        return float(level)
-    except ValueError:
-        raise ValueError(
-            f"curriculum.by=threshold: the level {level!r} is not a number; this "
-            "curriculum compares levels such as '3', the number of a problem's tests"
-        ) from None

@@ -45,8 +45,10 @@ class SftOptions:
             raise ValueError(f"sft.until_each={self.until_each}, expected a pass rate from 0 to 1")
         if self.curriculum.replay:
             raise ValueError("sft.curriculum.replay: demonstrations are not solved or unsolved; leave it out")
-        if self.curriculum.by == "pass_rate":
-            raise ValueError("sft.curriculum.by=pass_rate: demonstrations have no pass rate; use uniform or schedule")
+        if self.curriculum.chosen.learns_from_verdicts:
+            raise ValueError(
+                f"sft.curriculum.by={self.curriculum.by}: demonstrations have no pass rate; use uniform or schedule"
+            )
 
 
 def name_task(source: TaskSource, task: Task) -> str:

@@ -8,7 +8,7 @@ methods of tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -129,6 +129,22 @@ class Loss(Part):
     def of_rows(self, trajectories: Sequence[Trajectory], *, is_mean: bool, divergence: float | None) -> CustomLoss:
         """The loss of all rows of an optimizer step, if it `needs_whole_step`."""
         raise NotImplementedError
+
+    def estimate_divergence(
+        self,
+        trajectories: Sequence[Trajectory],
+        *,
+        is_mean: bool,
+        context: int | None,
+        before: Callable[[Sequence[Trajectory]], Sequence[Sequence[float]]],
+        now: Callable[[Sequence[Trajectory]], Sequence[Sequence[float]]],
+    ) -> float | None:
+        """The policy's divergence from the reference, if the loss takes one of completions that it did not sample.
+
+        `before` and `now` give the log-probs [R] of trajectories under the reference and the policy; `context` is the
+        most tokens of a row, `is_mean`: a completion counts with the mean over its tokens.
+        """
+        return None
 
     def sequence_ratio(self, output: Mapping[str, Any], inputs: Inputs) -> float | None:
         """The ratio of a whole completion, for a loss that clips it instead of each token's."""

@@ -6,13 +6,12 @@ losses as that of a custom loss (`forward_backward_custom`), with all rows of an
 
 Legend: h = the sum, or with `reduction=sequence_mean` the mean, over the sampled tokens of a completion of log policy -
 log reference; w a preferred completion, l the other one of a pair. torch is imported when a loss is computed.
-Exercised by `python -m pytest tests/test_preferences.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from rlvr.algorithms.losses.loss import Inputs, Loss, LossSpec
 from rlvr.algorithms.part import SpecView
 from rlvr.core.messages import Datum
 from rlvr.core.protocols import CustomLoss, Feature
-from rlvr.core.types import Trajectory
+from rlvr.core.types import Trajectory, mean
 from rlvr.core.variants import setting
 
 Rows = Sequence[tuple[Trajectory, float]]
@@ -222,6 +221,21 @@ class Kto(PreferenceLoss):
         import torch
 
         return kto(h, torch.tensor(pairing.preferred), self.beta, divergence)
+
+    def estimate_divergence(
+        self,
+        trajectories: Sequence[Trajectory],
+        *,
+        is_mean: bool,
+        context: int | None,
+        before: Callable[[Sequence[Trajectory]], Sequence[Sequence[float]]],
+        now: Callable[[Sequence[Trajectory]], Sequence[Sequence[float]]],
+    ) -> float | None:
+        """max(0, mean of h) of mismatched completions, as in arXiv:2402.01306, eq. 8, cut to the model's context."""
+        others = mismatch_completions(trajectories, context)
+        reference = before(others)
+        pairs = zip(now(others), reference, strict=True)
+        return max(0.0, mean([(math.fsum(p) - math.fsum(q)) / (len(q) if is_mean else 1) for p, q in pairs]))
 
 
 def dpo(margin: Any, beta: float) -> Any:

@@ -22,6 +22,8 @@ class Importance(Term):
 
     name = "importance"
     switch = "cap"
+    bounds_ratio = True
+    compares_with_start = True
 
     cap: float = setting(low=1, expected="at least 1 (2 is usual), or null", flat="importance_cap")
 

@@ -19,6 +19,7 @@ class Overlong(Term):
     switch = "buffer"
     changes_gradient = False
     is_known_when_judged = True
+    why_not_given = "lowers the reward of long completions, which can make a preferred one count as not preferred"
 
     buffer: int = setting(low=1, expected="at least 1 token, or null", flat="overlong_buffer")
     penalty: float = setting(1.0, low=0, expected="at least 0", flat="overlong_penalty")
@@ -32,6 +33,13 @@ class Overlong(Term):
             raise ValueError(
                 f"algorithm.overlong_buffer={self.buffer} has no effect with the advantage "
                 f"{algorithm.advantage.name!r}, which reads no reward; leave it out"
+            )
+
+    def check_budget(self, max_tokens: int) -> None:
+        if self.buffer > max_tokens:
+            raise ValueError(
+                f"{self.key(self.switch)}={self.buffer} is longer than the budget rollout.max_tokens={max_tokens}: "
+                "every completion would be penalised; use a fifth of the budget, for example"
             )
 
     def penalize(

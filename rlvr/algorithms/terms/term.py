@@ -92,6 +92,12 @@ class Term(Part):
     """It cannot be applied to a batch that is still arriving."""
     is_known_when_judged: ClassVar[bool] = False
     """Its penalty follows from the completion alone."""
+    bounds_ratio: ClassVar[bool] = False
+    """It bounds the importance weights of a loss that does not."""
+    compares_with_start: ClassVar[bool] = False
+    """It compares with the policy before the first optimizer step of a batch."""
+    why_not_given: ClassVar[str] = ""
+    """Why it cannot go with judged completions that the policy did not sample; "" if it can."""
     teaches: ClassVar[bool] = False
     """The policy learns from it even if no reward is read."""
 
@@ -132,6 +138,9 @@ class Term(Part):
     def is_penalty(self) -> bool:
         """Whether it is subtracted from the reward."""
         return False
+
+    def check_budget(self, max_tokens: int) -> None:
+        """ValueError for options that do not fit a budget of `max_tokens` per completion."""
 
     def advice(self, algorithm: SpecView) -> str:
         """A warning about settings that run and are known to disappoint, or ""."""

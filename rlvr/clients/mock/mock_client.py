@@ -13,14 +13,14 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
 from rlvr.algorithms.loss_specs import LOSS_SPECS, check_batch, list_inputs
-from rlvr.algorithms.losses import LOSSES
+from rlvr.algorithms.losses import TokenLosses
 from rlvr.algorithms.losses.loss import ENTROPY_INPUT, MAX_LOG_RATIO
 from rlvr.clients.custom_loss import two_passes
 from rlvr.clients.mock.tabular_policy import TablePolicy, WordTokenizer, toy_policy
@@ -68,7 +68,7 @@ def kl_terms(p: np.ndarray, reference: np.ndarray, estimator: int) -> Terms:
             return rise - d, -rise
 
 
-FORMULAS: dict[str, Formula] = {loss.name: loss.numpy_terms for loss in LOSSES.classes() if not loss.needs_whole_step}
+FORMULAS: Mapping[str, Formula] = TokenLosses("numpy_terms")
 
 
 class MockSamplingClient:
@@ -161,7 +161,7 @@ class MockTrainingClient:
 
     capabilities = ClientCapabilities(
         "mock",
-        losses=frozenset(FORMULAS),
+        losses=FORMULAS.keys(),
         features=frozenset({Feature.EXTRA_INPUTS, Feature.REFERENCE, Feature.OWN_LOSS}),
         scores_at_temperature=True,
     )
