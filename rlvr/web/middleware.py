@@ -26,6 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from rlvr.core.fair_queue import become_owner
 from rlvr.core.fair_slots import LoopTurns
 from rlvr.web.auth import ApiKeys
 from rlvr.web.errors import HttpError
@@ -153,6 +154,7 @@ class Middleware:
             scope = {**scope, "method": "GET"}
         state: dict[str, Any] = scope.setdefault("state", {})
         owner = self._owner_of(scope)
+        become_owner(owner)
         state |= {"request_id": request_id, "owner": owner, "reason": ""}
         turn = (owner, self.is_probe(scope["path"]))  # clients without a key do not keep a probe waiting
         counted_as, max_open = self.open_requests_of(scope, owner)
