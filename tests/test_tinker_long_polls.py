@@ -111,3 +111,40 @@ def test_unfinished_samples_are_those_without_an_outcome() -> None:
         assert await futures.wait(second, 0.01) == Pending() and not second.waiters
 
     asyncio.run(run())
+
+
+def finish(futures: FutureRegistry, name: str) -> None:
+    future = futures.create(name, "anna", group="s/0", session="s")
+    assert future is not None
+    futures.resolve(future, JsonResult({}))
+
+
+def test_a_poll_for_many_goes_on_when_the_time_of_day_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client's cursor outlives its group, whose first number is the time of day."""
+
+    async def run() -> None:
+        futures, now = FutureRegistry(60.0, 1 << 30), time.time()
+        monkeypatch.setattr(time, "time", lambda: now)
+        finish(futures, "a")
+        cursor = (await futures.wait_for_group("s/0", 0, [], 1.0)).cursor
+        assert (await futures.wait_for_group("s/0", cursor, ["a"], 0.01)).samples == []
+        futures.trim()
+        now -= 3_600
+        for names in (["b", "c"], ["d"]):
+            for name in names:
+                finish(futures, name)
+            found = await futures.wait_for_group("s/0", cursor, [], 1.0)
+            assert [sample.request_id for sample in found.samples] == names and found.cursor > cursor
+            cursor = found.cursor
+        assert (await futures.wait_for_group("s/0", cursor, [], 0.01)).samples == []
+
+    asyncio.run(run())
+
+
+def test_results_stay_when_the_time_of_day_is_set_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    futures, now = FutureRegistry(60.0, 1 << 30), time.time()
+    finish(futures, "a")
+    monkeypatch.setattr(time, "time", lambda: now + 86_400)
+    futures.trim()
+    finish(futures, "b")
+    assert futures.find("a") is not None and futures.find("b") is not None

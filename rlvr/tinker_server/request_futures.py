@@ -113,7 +113,8 @@ class FutureGroup:
 
 
 class FutureRegistry:
-    def __init__(self, keep_seconds: float, keep_bytes: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, keep_seconds: float, keep_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` does not jump as the time of day may: results would be dropped before they are read."""
         self._keep_seconds, self._keep_bytes, self._clock = keep_seconds, keep_bytes, clock
         self._lock = threading.Lock()
         self._all: dict[str, ResultFuture] = {}
@@ -169,7 +170,7 @@ class FutureRegistry:
 
     def _group(self, name: str) -> FutureGroup:
         if name not in self._groups:
-            self._groups[name] = FutureGroup(int(self._clock() * 1e6))
+            self._groups[name] = FutureGroup(int(time.time() * 1e6))
         return self._groups[name]
 
     def discard(self, future: ResultFuture) -> None:
@@ -233,6 +234,8 @@ class FutureRegistry:
                         self._done.move_to_end(request_id, last=False)
         with self._lock:
             group = self._group(name)
+            if cursor > group.cursor:
+                self._renumber(group, cursor)
             for number in [*takewhile(lambda n: n <= cursor, group.finished)]:
                 del group.finished[number]
         await self._wait_until(group.waiters, lambda: bool(group.finished), timeout)
@@ -246,6 +249,16 @@ class FutureRegistry:
                 for future in done
             ]
             return FinishedSamples(max([cursor, *found]), samples)
+
+    def _renumber(self, group: FutureGroup, cursor: int) -> None:
+        """Number what a group finished, and will finish, after a client's cursor, which an earlier group of that name
+        gave out when the time of day was ahead: the client would wait for ever."""
+        shift = cursor + 1 - next(iter(group.finished), group.cursor + 1)
+        group.cursor += shift
+        group.finished = OrderedDict((number + shift, request_id) for number, request_id in group.finished.items())
+        for number, request_id in group.finished.items():
+            if future := self._all.get(request_id):
+                future.number = number
 
     async def _wait_until(self, waiters: Waiters, ready: Callable[[], bool], timeout: float) -> None:
         loop = asyncio.get_running_loop()
