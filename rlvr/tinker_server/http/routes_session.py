@@ -12,7 +12,7 @@ from fastapi import APIRouter, Response
 from rlvr.tinker_server.errors import Forbidden, StatusError, UserError
 from rlvr.tinker_server.http import schemas
 from rlvr.tinker_server.http.dependencies import CallerDep
-from rlvr.tinker_server.http.json_routes import JsonRoute
+from rlvr.tinker_server.http.json_routes import JsonRoute, json_response
 from rlvr.tinker_server.sampling.quotas import ANY_KEY, KEY_PREFIX
 from rlvr.web.auth import LOCAL_OWNER
 
@@ -100,8 +100,9 @@ async def sessions(caller: CallerDep, limit: int = 20, offset: int = 0) -> dict[
 
 
 @router.get("/sessions/{session_id}")
-async def session(session_id: str, caller: CallerDep) -> dict[str, Any]:
-    return await caller.call(caller.backend.queries.session, session_id)
+async def session(session_id: str, caller: CallerDep) -> Response:
+    # Written on a thread too: a session may have a hundred thousand runs and sampling sessions.
+    return await caller.call(lambda owner: json_response(caller.backend.queries.session(owner, session_id)))
 
 
 @router.post("/telemetry")
