@@ -11,13 +11,20 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
+from rlvr.core.fair_queue import current_owner
+from rlvr.core.fair_slots import LoopTurns
+
 QUIET_SECONDS = 15.0  # after which a comment keeps the connection open: proxies close silent ones
 
 
 async def stream_events(
-    events: AsyncIterator[dict[str, Any]], after: int = 0, quiet_s: float = QUIET_SECONDS
+    events: AsyncIterator[dict[str, Any]],
+    after: int = 0,
+    quiet_s: float = QUIET_SECONDS,
+    turns: LoopTurns | None = None,
 ) -> AsyncIterator[bytes]:
-    """Encode the events after number `after`. `events` always starts with the session's first event."""
+    """Encode the events after number `after`. `events` always starts with the session's first event. `turns`: an event
+    may have thousands of watchers, and each encodes an answer; those of one owner go on one by one."""
     yield b"retry: 2000\n\n"
     number, waiting = 0, None
     try:
@@ -32,6 +39,8 @@ async def stream_events(
             except StopAsyncIteration:
                 return
             waiting, number = None, number + 1
+            if turns is not None:
+                await turns.take(current_owner())
             if number > after:
                 yield encode_event(number, event)
     finally:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Response
 from starlette.responses import StreamingResponse
 
 from rlvr.service.http import events
 from rlvr.service.http.responses import AcceptedSession, EvaluateResponse, SessionPage, SessionState
 from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
-from rlvr.service.http.strict_routes import StrictRoute
+from rlvr.service.http.strict_routes import StrictRoute, json_response
 from rlvr.service.problems import not_found
 from rlvr.store.records import Session, Status
 from rlvr.web.errors import HttpProblem
@@ -34,13 +34,15 @@ async def sessions(
 ) -> Any:
     if "\x00" in (task_id or ""):
         raise HttpProblem(422, "invalid", "task_id: holds a null character", field="task_id")
-    rows = await service.run_blocking(
-        service.store.sessions, status=status, task_id=task_id, limit=limit + 1, offset=offset, texts=False
-    )  # fmt: skip
-    return {
-        "sessions": [session_row(row) for row in rows[:limit]],
-        "next_offset": offset + limit if len(rows) > limit else None,
-    }
+
+    def answer() -> Response:
+        rows = service.store.sessions(status=status, task_id=task_id, limit=limit + 1, offset=offset, texts=False)
+        return json_response(SessionPage, {
+            "sessions": [session_row(row) for row in rows[:limit]],
+            "next_offset": offset + limit if len(rows) > limit else None,
+        })  # fmt: skip
+
+    return await service.run_blocking(answer)
 
 
 @router.get("/{session_id}", response_model=SessionState, summary="One session, and its answer so far")
@@ -64,7 +66,7 @@ async def watch(
     """Server-sent events: `status`, `iteration` with its feedback, `end`; they resume after `Last-Event-ID`."""
     await require_session(service, session_id)
     return StreamingResponse(
-        events.stream_events(service.sessions.watch(session_id), int(last_event_id or 0)),
+        events.stream_events(service.sessions.watch(session_id), int(last_event_id or 0), turns=service.turns),
         media_type="text/event-stream",
         headers={"cache-control": "no-store", "x-accel-buffering": "no"},
     )

@@ -20,7 +20,7 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 
 from rlvr.core.fair_queue import become_owner, current_owner
-from rlvr.core.fair_slots import FairSlots
+from rlvr.core.fair_slots import FairSlots, LoopTurns
 from rlvr.core.file_lock import lock_file
 from rlvr.service.http.grading_queue import GradingQueue
 from rlvr.service.http.pattern_report import describe_patterns
@@ -89,6 +89,7 @@ class Service:
     stopping: asyncio.Task[None] | None = None
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
     slots: FairSlots = field(default_factory=lambda: FairSlots(THREADS, SHARE))
+    turns: LoopTurns = field(default_factory=LoopTurns)  # of those who watch sessions
     grading: GradingQueue = field(default_factory=GradingQueue)
 
     def __post_init__(self) -> None:
