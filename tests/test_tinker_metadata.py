@@ -13,7 +13,6 @@ pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytest.importorskip("google.protobuf", reason="the extra [serve] is not installed")
 
 from open_server import NAME, open_endpoints, request, text_engine
-from test_tinker_event_loop import note_loops
 
 from rlvr.tinker_server import request_futures
 from rlvr.tinker_server.http import json_routes
@@ -55,12 +54,17 @@ def test_metadata_of_a_usual_size_are_taken() -> None:
 
 
 def test_lists_are_written_off_the_event_loop(server: tuple[Any, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    port, seen = server[1], dict[str, bool]()
-    note_loops(monkeypatch, json_routes, "dump_json", seen)
+    port, real, on_loop = server[1], json_routes.dump_json, list[bool]()
+
+    def dump(value: Any) -> bytes:
+        on_loop.append(asyncio._get_running_loop() is not None)
+        return real(value)
+
+    monkeypatch.setattr(json_routes, "dump_json", dump)
     for path, key in (("training_runs", "training_runs"), ("checkpoints", "checkpoints")):
         status, answer = request(port, f"/api/v1/{path}?limit=5")
         assert status == 200 and answer == {key: [], "cursor": {"offset": 0, "limit": 5, "total_count": 0}}
-    assert seen == {"dump_json": False}
+    assert on_loop == [False, False]
 
 
 def test_a_poll_for_many_samples_has_some_of_them_and_the_next_one_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
