@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -11,7 +12,15 @@ import pytest
 from dashboard_fixtures import make_run
 from fastapi import FastAPI
 
-from rlvr.service.dashboard.dashboard_app import Dashboard, attach, is_dashboard
+from rlvr.service.dashboard.dashboard_app import (
+    PAGES,
+    PAGES_PER_MINUTE,
+    PAGES_SHARE,
+    Dashboard,
+    attach,
+    is_dashboard,
+)
+from rlvr.service.dashboard.dashboard_data import OWNER
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.dashboard.sign_in import COOKIE, SECONDS, SignIn, local
 
@@ -179,3 +188,49 @@ def test_a_mistake_at_rlvr_view_is_one_message(
     assert run(["view", *(option.format(runs=tmp_path) for option in options)]) == 2
     error = capsys.readouterr().err
     assert said in error and "Traceback" not in error
+
+
+def read_pages(dashboard: Dashboard, inner: Any, keys: list[str], path: str = "/") -> list[int]:
+    """The statuses of as many requests at once, each of a user who is signed in, from an application `inner`."""
+    assert dashboard.sign_in is not None
+    dashboard._inner, statuses = inner, list[int]()
+    dashboard.sign_in.owner = lambda scope: dict(scope["headers"])[b"cookie"].decode()
+
+    async def run() -> None:
+        async def get(key: str) -> None:
+            async def send(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    statuses.append(message["status"])
+                elif key.startswith("slow"):
+                    await asyncio.sleep(0.2)
+
+            receive: Any = asyncio.Event().wait
+            headers = [(b"host", b"127.0.0.1"), (b"cookie", key.encode())]
+            await dashboard({"type": "http", "path": path, "headers": headers}, receive, send)
+
+        await asyncio.gather(*map(get, keys))
+
+    asyncio.run(run())
+    return statuses
+
+
+def test_pages_of_one_user_are_drawn_one_after_the_other_and_so_many_a_minute(tmp_path: Path):
+    dashboard = Dashboard(RunSource(make_run(tmp_path / "run")), KEYS.get)
+    drawn, at_once, most = list[str](), Counter[str](), Counter[str]()
+
+    async def draw(scope: Any, receive: Any, send: Any) -> None:
+        user = scope[OWNER]
+        at_once[user] += 1
+        most[user] = max(most[user], at_once[user])
+        await asyncio.sleep(0.001)
+        at_once[user] -= 1
+        drawn.append(user)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+
+    statuses = Counter(read_pages(dashboard, draw, [*["anna"] * 100, "bob"]))
+    assert most == {"anna": PAGES_SHARE, "bob": 1} and drawn.index("bob") <= PAGES_SHARE
+    assert statuses[200] + statuses[429] == 101 and PAGES_PER_MINUTE / 10 < statuses[200] < PAGES_PER_MINUTE / 5
+    slow = [f"slow {number}" for number in range(4 * PAGES)]
+    assert read_pages(dashboard, draw, [*slow, "carl"]) == [200] * (4 * PAGES + 1)
+    assert read_pages(dashboard, draw, ["anna"] * 50, "/_nicegui/x.js") == [200] * 50  # no pages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +226,28 @@ def test_adapters_in_memory_are_bounded_by_their_bytes(new_server: ServerFactory
         client.wait(client.step(5))
         assert len(cache) == 2
     assert len({counters(backend.state, client.run, "first")["weights_sha256"] for client in clients}) == 1
+
+
+def test_a_long_look_at_the_tables_keeps_no_other_call_waiting(
+    new_server: ServerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a connection of its own, and is not begun again for every owner who asks."""
+    backend = new_server()
+    trained(backend)
+    used, store, scans = backend.disk.measure_owner("anna"), backend._store, list[str]()
+    with store._lock, ThreadPoolExecutor(1) as pool:  # of every other call
+        query = "SELECT model, sum(length(body)) AS size FROM log GROUP BY model"
+        assert len(pool.submit(store.scan, query).result(timeout=30)) == 1
+    real = store.scan
+
+    def scan_slowly(query: str) -> Any:
+        scans.append(query)
+        time.sleep(0.05)
+        return real(query)
+
+    monkeypatch.setattr(store, "scan", scan_slowly)
+    for _ in range(3):
+        assert backend.disk.measure_owner("anna") == used and backend.disk.measure_owner("bob") == DiskUsage()
+    assert len(scans) == 2  # the log and the results, once
+    monkeypatch.setattr(backend.disk, "_measure_at", time.monotonic())
+    assert backend.disk.measure_owner("anna") == used and len(scans) == 4

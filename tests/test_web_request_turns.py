@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +20,11 @@ from rlvr.core.fair_slots import LoopTurns
 from rlvr.core.messages import SampledSequence, SampleResponse
 from rlvr.core.types import StopReason
 from rlvr.engine import sampling
+from rlvr.service.http.service_middleware import ServiceMiddleware
 from rlvr.tinker_server.backend.request_futures import ProtoResult
 from rlvr.tinker_server.backend.sampling.sample_requests import _encode_protobuf
 from rlvr.tinker_server.http.open_api.open_replies import template_messages
-from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
+from rlvr.tinker_server.http.tinker_middleware import HEALTH_PATH, MAX_DOWNLOADS, SIGNED_PREFIX, TinkerMiddleware
 from rlvr.tinker_server.protocol.open_requests import ChatMessage
 from rlvr.tinker_server.protocol.server_limits import ServerLimits
 from rlvr.tinker_server.protocol.wire import encode_samples
@@ -35,9 +37,9 @@ ANNA, BOB = "tml-anna-has-a-key", "tml-bob-has-another"
 class Client:
     """A request as the middleware sees it; `receive` is called for its body."""
 
-    def __init__(self, key: str, receive: Callable[[], Any]) -> None:
+    def __init__(self, key: str, receive: Callable[[], Any], path: str = "/api/v1/create_session") -> None:
         self.scope: dict[str, Any] = {
-            "type": "http", "method": "POST", "path": "/api/v1/create_session", "query_string": b"",
+            "type": "http", "method": "POST", "path": path, "query_string": b"",
             "headers": [(b"x-api-key", key.encode())],
         }  # fmt: skip
         self.receive = receive
@@ -70,12 +72,13 @@ def test_requests_of_one_owner_that_begin_at_once_do_not_stand_before_anothers()
     asyncio.run(run())
 
 
-def test_requests_without_a_key_do_not_stand_before_a_probe() -> None:
+@pytest.mark.parametrize("path", ["/api/v1/create_session", f"{SIGNED_PREFIX}s/1/key-a/run/name/file"])
+def test_requests_without_a_key_do_not_stand_before_a_probe(path: str) -> None:
     answered: list[str] = []
 
     async def run() -> None:
         middleware = protect(lambda scope, receive, send: asyncio.sleep(0))
-        clients = [Client("", asyncio.Event().wait) for _ in range(100)]
+        clients = [Client("", asyncio.Event().wait, path) for _ in range(100)]
         probe = Client("", asyncio.Event().wait)
         probe.scope["path"] = "/api/v1/healthz"
 
@@ -87,6 +90,55 @@ def test_requests_without_a_key_do_not_stand_before_a_probe() -> None:
         assert answered.index("/api/v1/healthz") < 5
 
     asyncio.run(run())
+
+
+def ask_beside(middleware: Any, held: list[Client], asked: list[Client]) -> list[int]:
+    """The statuses of `asked` while `held` are open, whose application answers when `release` is set."""
+
+    async def run() -> list[int]:
+        release = asyncio.Event()
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            if scope["path"] in {one.scope["path"] for one in held}:
+                await release.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body"})
+
+        middleware._app = answer
+        tasks = [asyncio.create_task(middleware(one.scope, one.receive, one.send)) for one in held]
+        await asyncio.sleep(0.05)
+        others = [asyncio.create_task(middleware(one.scope, one.receive, one.send)) for one in asked]
+        await asyncio.sleep(0.05)
+        release.set()
+        await asyncio.gather(*tasks, *others)
+        assert not middleware._open
+        return [status for one in asked for status in one.statuses]
+
+    return asyncio.run(run())
+
+
+def test_open_downloads_count_as_their_owners_and_leave_the_probe_alone() -> None:
+    def download(owner: str) -> Client:
+        return Client("", asyncio.Event().wait, f"{SIGNED_PREFIX}signed/1/{owner}/run/name/file")
+
+    middleware = protect(None, owner_requests=3)
+    held = [download("key-a") for _ in range(MAX_DOWNLOADS)]
+    probe = Client("", asyncio.Event().wait, HEALTH_PATH)
+    asked = [probe, download("key-a"), download("key-b"), Client(ANNA, asyncio.Event().wait)]
+    assert ask_beside(middleware, held, asked) == [200, 429, 200, 200]
+
+
+def test_open_requests_without_a_key_leave_the_probes_of_the_service_alone() -> None:
+    """A body that is sent slowly to the page that asks for a key holds its request for a minute."""
+    limits: Any = SimpleNamespace(max_body=1_000, requests_per_minute=0, reads_per_minute=0)
+    middleware = ServiceMiddleware(
+        lambda *_: asyncio.sleep(0), ApiKeys([ANNA]), limits, has_own_auth=lambda path: path.startswith("/ui")
+    )
+    middleware.max_open_requests = 3
+    held = [Client("", asyncio.Event().wait, "/ui/sign-in") for _ in range(3)]
+    paths = ("/health/live", "/health/ready", "/health", "/ui/sign-in")
+    asked = [Client("", asyncio.Event().wait, path) for path in paths]
+    assert ask_beside(middleware, held, asked) == [200, 200, 200, 429]
 
 
 @pytest.mark.parametrize("fate", ["slow", "left"])

@@ -25,6 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from rlvr.core.fair_queue import become_owner
 from rlvr.core.fair_slots import LoopTurns
 from rlvr.web.auth import ApiKeys
 from rlvr.web.errors import HttpError
@@ -86,6 +87,14 @@ class Middleware:
         """Whether a path is served without a key."""
         raise NotImplementedError
 
+    def is_probe(self, path: str) -> bool:
+        """Whether a path is a health check's, which other requests without a key must not delay or use up."""
+        return False
+
+    def open_requests_of(self, scope: Scope, owner: str) -> tuple[str, float]:
+        """As whose a request counts while it is open, and how many of these there may be at a time."""
+        return owner, math.inf if self.is_probe(scope["path"]) else self.max_open_requests
+
     def is_quiet(self, scope: Scope, status: int) -> bool:
         """Whether a request is logged at level debug only."""
         raise NotImplementedError
@@ -144,8 +153,10 @@ class Middleware:
             scope = {**scope, "method": "GET"}
         state: dict[str, Any] = scope.setdefault("state", {})
         owner = self._owner_of(scope)
+        become_owner(owner)
         state |= {"request_id": request_id, "owner": owner, "reason": ""}
-        turn = (owner, self.is_open(scope["path"]))  # clients without a key do not keep a probe waiting
+        turn = (owner, self.is_probe(scope["path"]))  # clients without a key do not keep a probe waiting
+        counted_as, max_open = self.open_requests_of(scope, owner)
         clear_ids()
         bind_ids(request_id=request_id)
         status, received, held, is_started, is_complete = 0, 0, 0, False, False  # `held` of what was received
@@ -220,9 +231,9 @@ class Middleware:
                 return
             self._authenticate(scope, state)
             self.check_rate(scope, owner)
-            if self._open[owner] >= self.max_open_requests:
-                raise self._too_many_requests(owner)
-            self._open[owner] += 1
+            if self._open[counted_as] >= max_open:
+                raise self._too_many_requests(counted_as, owner)
+            self._open[counted_as] += 1
             is_counted = True
             await self.wait_until_ready(scope)
             if (declared := _declared_length(headers_of(scope))) > limit:
@@ -240,7 +251,7 @@ class Middleware:
                 await send_error(send_marked, self.internal_error(error), state)
         finally:
             self._arriving[owner] -= held
-            self._open[owner] -= is_counted
+            self._open[counted_as] -= is_counted
             self._arriving, self._open = +self._arriving, +self._open  # without owners at zero
             seconds = time.perf_counter() - started_at
             if self._count is not None:
@@ -287,8 +298,9 @@ class Middleware:
         detail = f"{arriving:,} bytes of yours are arriving at the same time; send fewer requests at once"
         return self.error(429, "busy", detail, retry_after=1.0)
 
-    def _too_many_requests(self, owner: str) -> HttpError:
-        detail = f"{self._open[owner]:,} requests of yours are not answered yet; {self.open_requests_hint}"
+    def _too_many_requests(self, counted_as: str, owner: str) -> HttpError:
+        hint = self.open_requests_hint if counted_as == owner else Middleware.open_requests_hint
+        detail = f"{self._open[counted_as]:,} requests of yours are not answered yet; {hint}"
         return self.error(429, "busy", detail, retry_after=1.0)
 
 

@@ -11,6 +11,7 @@ accepts websockets from pages of any origin; here `Origin` must be the requested
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import secrets
@@ -23,8 +24,11 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Match, NoMatchFound
 
+from rlvr.core.fair_queue import become_owner
+from rlvr.core.fair_slots import FairSlots
 from rlvr.service.dashboard.dashboard_data import OWNER, SOURCE, Source
 from rlvr.service.dashboard.sign_in import SignIn
+from rlvr.service.http.service_middleware import RateLimit
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -32,6 +36,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# A page that no browser opens a websocket for stays in memory for a minute, with half a megabyte.
+PAGES_PER_MINUTE = 600  # of one user
+PAGES, PAGES_SHARE = 8, 2  # that are drawn at once, for all users and for one
+_ASSETS = re.compile(r"/_nicegui|/ui/assets/|/favicon\.ico")
 _OURS = re.compile(r"/|/ui(/.*)?|/_nicegui(_ws)?/.*|/favicon\.ico")
 
 
@@ -97,6 +105,7 @@ class Dashboard:
         self._inner: Any = None
         self._lock = asyncio.Lock()
         self._open = AsyncExitStack()
+        self._rate, self._slots = RateLimit(PAGES_PER_MINUTE), FairSlots(PAGES, PAGES_SHARE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (reason := self._refusal(scope)) is not None:
@@ -117,7 +126,25 @@ class Dashboard:
             owner = signed_in
         scope[SOURCE], scope[OWNER] = self.source, owner
         inner = self._inner or await self.load()
-        await inner(scope, receive, _with_policy(scope, send))
+        if scope["type"] == "websocket" or _ASSETS.match(scope["path"]):
+            await inner(scope, receive, _with_policy(scope, send))
+            return
+        user = owner or "without keys"
+        if wait := self._rate.acquire(user):
+            answer = PlainTextResponse(
+                f"more than {PAGES_PER_MINUTE} pages a minute\n", 429, {"retry-after": str(math.ceil(wait))}
+            )
+            await answer(scope, receive, send)
+            return
+        become_owner(user)
+        async with AsyncExitStack() as slot:
+            await slot.enter_async_context(self._slots.hold(user))
+
+            async def send_without_slot(message: Message) -> None:
+                await slot.aclose()  # a client that reads slowly holds none
+                await send(message)
+
+            await inner(scope, receive, _with_policy(scope, send_without_slot))
 
     async def load(self) -> Any:
         """Import NiceGUI and the pages, and start them. The first request does it."""

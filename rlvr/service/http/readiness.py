@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from rlvr.core.fair_queue import become_owner
 from rlvr.sandbox import NoTier, shared_sandbox
 from rlvr.store import ExperienceStore, StoreDown
 from rlvr.web.logs import get_logger
@@ -48,6 +49,7 @@ class PartCheck:
         return f"no answer for {took:.0f} s" if not self._task.done() and took > self._late_s else self.result
 
     async def _run(self) -> None:
+        become_owner("")  # of all its callers: none of their turns
         try:
             self.result = await self._check()
         except Exception as error:  # a health check must not fail

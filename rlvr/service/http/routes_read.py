@@ -28,7 +28,7 @@ from rlvr.service.http.responses import (
     Stats,
 )
 from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
-from rlvr.service.http.strict_routes import StrictRoute
+from rlvr.service.http.strict_routes import StrictRoute, json_response
 from rlvr.service.problems import NO_GENERATOR, not_found, store_unavailable
 from rlvr.store import StoreDown
 from rlvr.store.records import Experience, Status
@@ -203,13 +203,17 @@ async def experiences(
         size += sum(len(row.prompt) + len(row.generated_output) for row in page)
     if not rows:
         await require_task(service, task_id)
-    page = rows[:limit]
-    return {
-        "task_id": task_id,
-        "experiences": [experience_row(row) for row in page],
-        "count": await service.run_blocking(store.count, task_id=task_id),
-        "next_after": page[-1].id if len(rows) > limit or more else None,
-    }
+
+    def answer() -> Response:
+        page = rows[:limit]
+        return json_response(Experiences, {
+            "task_id": task_id,
+            "experiences": [experience_row(row) for row in page],
+            "count": store.count(task_id=task_id),
+            "next_after": page[-1].id if len(rows) > limit or more else None,
+        })  # fmt: skip
+
+    return await service.run_blocking(answer)
 
 
 @router.get("/analysis", response_model=PatternsResponse, summary="What the answers to all tasks have in common")

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Response
 from starlette.responses import StreamingResponse
 
+from rlvr.core.fair_queue import current_owner
+from rlvr.core.fair_slots import LoopTurns
 from rlvr.service.http.responses import AcceptedSession, EvaluateResponse, SessionPage, SessionState
 from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
-from rlvr.service.http.strict_routes import StrictRoute
+from rlvr.service.http.strict_routes import StrictRoute, json_response
 from rlvr.service.problems import not_found
 from rlvr.store.records import Session, Status
 from rlvr.web.errors import HttpProblem
@@ -35,13 +37,15 @@ async def sessions(
 ) -> Any:
     if "\x00" in (task_id or ""):
         raise HttpProblem(422, "invalid", "task_id: holds a null character", field="task_id")
-    rows = await service.run_blocking(
-        service.store.sessions, status=status, task_id=task_id, limit=limit + 1, offset=offset, texts=False
-    )  # fmt: skip
-    return {
-        "sessions": [session_row(row) for row in rows[:limit]],
-        "next_offset": offset + limit if len(rows) > limit else None,
-    }
+
+    def answer() -> Response:
+        rows = service.store.sessions(status=status, task_id=task_id, limit=limit + 1, offset=offset, texts=False)
+        return json_response(SessionPage, {
+            "sessions": [session_row(row) for row in rows[:limit]],
+            "next_offset": offset + limit if len(rows) > limit else None,
+        })  # fmt: skip
+
+    return await service.run_blocking(answer)
 
 
 @router.get("/{session_id}", response_model=SessionState, summary="One session, and its answer so far")
@@ -65,7 +69,7 @@ async def watch(
     """Server-sent events: `status`, `iteration` with its feedback, `end`; they resume after `Last-Event-ID`."""
     await require_session(service, session_id)
     return StreamingResponse(
-        stream_events(service.sessions.watch(session_id), int(last_event_id or 0)),
+        stream_events(service.sessions.watch(session_id), int(last_event_id or 0), turns=service.turns),
         media_type="text/event-stream",
         headers={"cache-control": "no-store", "x-accel-buffering": "no"},
     )
@@ -110,9 +114,13 @@ def session_row(session: Session, most: int = PROMPT_CHARS) -> dict[str, Any]:
 
 
 async def stream_events(
-    events: AsyncIterator[dict[str, Any]], after: int = 0, quiet_s: float = QUIET_SECONDS
+    events: AsyncIterator[dict[str, Any]],
+    after: int = 0,
+    quiet_s: float = QUIET_SECONDS,
+    turns: LoopTurns | None = None,
 ) -> AsyncIterator[bytes]:
-    """Encode the events after number `after`. `events` always starts with the session's first event."""
+    """Encode the events after number `after`. `events` always starts with the session's first event. `turns`: an event
+    may have thousands of watchers, and each encodes an answer; those of one owner go on one by one."""
     yield b"retry: 2000\n\n"
     number, waiting = 0, None
     try:
@@ -127,6 +135,8 @@ async def stream_events(
             except StopAsyncIteration:
                 return
             waiting, number = None, number + 1
+            if turns is not None:
+                await turns.take(current_owner())
             if number > after:
                 yield encode_event(number, event)
     finally:

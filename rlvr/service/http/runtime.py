@@ -16,6 +16,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 
+from rlvr.core.fair_queue import become_owner, current_owner
+from rlvr.core.fair_slots import FairSlots, LoopTurns
 from rlvr.core.files import lock_file
 from rlvr.service.http.grading import GradingQueue
 from rlvr.service.http.pattern_report import describe_patterns
@@ -35,7 +37,7 @@ T = TypeVar("T")
 MOST_TASKS = 1_000  # in the JSON of the metrics: it is written on the event loop
 PATTERNS_S = 10.0  # the most often that the patterns over all tasks are computed: they read every answer
 PROBE_S = 1.5  # how long health and metrics wait for the database: their callers give up after a few seconds
-THREADS = 16  # for calls of the database
+THREADS, SHARE = 16, 4  # for calls of the database: of all keys, and of one key; every busy one slows the event loop
 LOAD_WAIT_S, LOAD_POLL_S = 600.0, 0.2  # how long a request waits for a model that loads, and how often it looks
 
 
@@ -58,6 +60,7 @@ class CoalescedQuery(Generic[T]):
         return await asyncio.shield(self._next)
 
     async def _after(self, before: asyncio.Task[T] | None) -> T:
+        become_owner("")  # of all its callers: none of their turns
         if before is not None:
             await asyncio.wait((before,))
         self._current, self._next, self._last = self._next, None, time.monotonic()
@@ -82,6 +85,8 @@ class Service:
     loop: asyncio.AbstractEventLoop | None = None
     stopping: asyncio.Task[None] | None = None
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
+    slots: FairSlots = field(default_factory=lambda: FairSlots(THREADS, SHARE))
+    turns: LoopTurns = field(default_factory=LoopTurns)  # of those who watch sessions
     grading: GradingQueue = field(default_factory=GradingQueue)
 
     def __post_init__(self) -> None:
@@ -102,7 +107,8 @@ class Service:
             raise store_unavailable(error) from error
 
     async def _run_once(self, method: Callable[..., T], *args: Any, **named: Any) -> T:
-        return await to_thread.run_sync(partial(method, *args, **named), limiter=self.threads)
+        async with self.slots.hold(current_owner()):
+            return await to_thread.run_sync(partial(method, *args, **named), limiter=self.threads)
 
     async def probe_database(self) -> dict[Status, int]:
         """The numbers of sessions by status; StoreDown unless the database answers within `PROBE_S`."""

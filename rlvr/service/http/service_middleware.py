@@ -89,6 +89,9 @@ class ServiceMiddleware(Middleware):
     def is_open(self, path: str) -> bool:
         return path in OPEN_PATHS or self._has_own_auth(path)
 
+    def is_probe(self, path: str) -> bool:
+        return path in OPEN_PATHS
+
     def is_quiet(self, scope: Scope, status: int) -> bool:
         return status < 400 and (scope["path"] in QUIET_PATHS or route_pattern(scope) == "other")
 

@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from rlvr.core.fair_queue import current_owner
+from rlvr.core.fair_slots import FairSlots
 from rlvr.service.sessions import session_results
 from rlvr.service.sessions.live_session import LiveSession, Phase
 from rlvr.store import ExperienceStore, StoreDown
@@ -29,6 +31,7 @@ SILENT_S = 60.0  # an instance without a heartbeat for so long has lost its sess
 PATIENCE_S = 30.0
 OPEN = (Status.QUEUED, Status.RUNNING)
 THREADS = 8  # for the store alone, so that a judge that hangs cannot delay the heartbeat
+READERS, READERS_SHARE = 8, 4  # threads that read for those who watch sessions: of all, and of one owner
 FIXED_COLUMNS = ("id", "created", "instance", "heartbeat")  # never changed when a session ends
 
 log = get_logger("rlvr.service.sessions.sessions")
@@ -44,6 +47,14 @@ class SessionWriter:
         self._patience_s = patience_s
         self._pending: list[LiveSession] = []
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store reads")
+        self._read_slots = FairSlots(READERS, READERS_SHARE)
+
+    async def read(self, call: Callable[[], T]) -> T:
+        """Run a call of the store that only reads, in its owner's turn: thousands may watch a session, and no write and
+        no heartbeat waits for them."""
+        async with self._read_slots.hold(current_owner()):
+            return await asyncio.get_running_loop().run_in_executor(self._readers, call)
 
     async def run(self, call: Callable[[], T]) -> T:
         """Run a call of the store in one of its threads."""

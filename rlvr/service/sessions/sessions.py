@@ -188,7 +188,7 @@ class Sessions:
                 num_opening += 1
                 yield event
             page = partial(self.store.experiences, session_id=session_id, limit=WATCH_PAGE, tokens=False)
-            while experiences := await self._writer.run(partial(page, after=last)):
+            while experiences := await self._writer.read(partial(page, after=last)):
                 last = experiences[-1].id
                 for e in experiences:
                     yield iteration_event(e)
@@ -389,7 +389,7 @@ class Sessions:
         self._live.pop(session.id, None)
 
     async def _load_session(self, session_id: str) -> Session:
-        session = await self.wait_out(lambda: self._writer.run(partial(self.store.session, session_id)))
+        session = await self.wait_out(lambda: self._writer.read(partial(self.store.session, session_id)))
         if session is None:
             raise not_found("session", session_id)
         return session
@@ -398,7 +398,7 @@ class Sessions:
         if (live := self._live.get(session_id)) is not None:
             return list(live.experiences)
         page = partial(self.store.experiences, session_id=session_id, limit=MOST_ANSWERS, tokens=False)
-        return await self.wait_out(lambda: self._writer.run(page))
+        return await self.wait_out(lambda: self._writer.read(page))
 
 
 def turn_of(owner: str, is_background: bool) -> str:

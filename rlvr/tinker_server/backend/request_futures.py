@@ -15,10 +15,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 from rlvr.core.messages import SampleResponse
 from rlvr.tinker_server.protocol.errors import GoneError
+
+MOST_FINISHED = 4_096  # samples that one poll reports; the next poll reports those after its cursor
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class SampleResult:
     response: SampleResponse
 
 
+Waiters = dict[Callable[[], None], None]  # in order; of thousands, one that times out is removed at once
 Outcome = JsonResult | ProtoResult | RequestFailure  # what can be stored and sent
 LiveOutcome = Outcome | SampleResult
 
@@ -75,7 +79,7 @@ class ResultFuture:
     finished: float = 0.0
     number: int = 0  # its place among the finished ones of its group
     pinned: bool = False
-    waiters: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    waiters: Waiters = field(default_factory=dict[Callable[[], None], None])
 
     @property
     def size(self) -> int:
@@ -105,14 +109,16 @@ class FutureGroup:
 
     cursor: int
     finished: OrderedDict[int, str] = field(default_factory=OrderedDict[int, str])
-    waiters: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    waiters: Waiters = field(default_factory=dict[Callable[[], None], None])
 
 
 class FutureRegistry:
-    def __init__(self, keep_seconds: float, keep_bytes: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, keep_seconds: float, keep_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` does not jump as the time of day may: results would be dropped before they are read."""
         self._keep_seconds, self._keep_bytes, self._clock = keep_seconds, keep_bytes, clock
         self._lock = threading.Lock()
         self._all: dict[str, ResultFuture] = {}
+        self._unfinished_samples: dict[str, ResultFuture] = {}
         self._done: OrderedDict[str, ResultFuture] = OrderedDict()  # the oldest first
         self._bytes = 0
         self._groups: dict[str, FutureGroup] = {}
@@ -128,6 +134,8 @@ class FutureRegistry:
                     return None
                 self._discard(known)
             future = self._all[request_id] = ResultFuture(request_id, owner, group, session, pinned=pinned)
+            if group:
+                self._unfinished_samples[request_id] = future
             return future
 
     def find(self, request_id: str) -> ResultFuture | None:
@@ -138,7 +146,7 @@ class FutureRegistry:
 
     def unfinished_samples(self) -> list[ResultFuture]:
         with self._lock:
-            return [future for future in self._all.values() if future.group and future.outcome is None]
+            return list(self._unfinished_samples.values())
 
     def resolve(self, future: ResultFuture, outcome: LiveOutcome | LostRequest) -> None:
         """Set the outcome, once: a later call (a cancel, an engine that finishes after it) changes nothing."""
@@ -146,6 +154,7 @@ class FutureRegistry:
             if future.outcome is not None:
                 return
             future.outcome, future.finished = outcome, self._clock()
+            self._unfinished_samples.pop(future.request_id, None)
             self._done[future.request_id] = future
             self._bytes += future.size
             wake = pop_all(future.waiters)
@@ -161,7 +170,7 @@ class FutureRegistry:
 
     def _group(self, name: str) -> FutureGroup:
         if name not in self._groups:
-            self._groups[name] = FutureGroup(int(self._clock() * 1e6))
+            self._groups[name] = FutureGroup(int(time.time() * 1e6))
         return self._groups[name]
 
     def discard(self, future: ResultFuture) -> None:
@@ -183,11 +192,15 @@ class FutureRegistry:
 
     def _trim(self) -> None:
         too_old = self._clock() - self._keep_seconds
-        for future in list(self._done.values()):
-            if self._bytes <= self._keep_bytes and future.finished > too_old:
-                return
-            if future.pinned:
-                continue
+        unwanted: list[ResultFuture] = []
+        size = self._bytes
+        for future in self._done.values():  # of a hundred thousand, only those that go and the first that stays
+            if size <= self._keep_bytes and future.finished > too_old:
+                break
+            if not future.pinned:
+                unwanted.append(future)
+                size -= future.size
+        for future in unwanted:
             self._discard(future)
 
     def _discard(self, future: ResultFuture) -> None:
@@ -221,20 +234,33 @@ class FutureRegistry:
                         self._done.move_to_end(request_id, last=False)
         with self._lock:
             group = self._group(name)
-            for number in [n for n in group.finished if n <= cursor]:
+            if cursor > group.cursor:
+                self._renumber(group, cursor)
+            for number in [*takewhile(lambda n: n <= cursor, group.finished)]:
                 del group.finished[number]
         await self._wait_until(group.waiters, lambda: bool(group.finished), timeout)
         with self._lock:
-            done = [self._all[request_id] for request_id in group.finished.values() if request_id in self._all]
+            found = dict(islice(group.finished.items(), MOST_FINISHED))
+            done = [self._all[request_id] for request_id in found.values() if request_id in self._all]
             samples = [
                 FinishedSample(
                     future.request_id, isinstance(future.outcome, (RequestFailure, LostRequest)), future.size
                 )
                 for future in done
             ]
-            return FinishedSamples(max([cursor, *group.finished]), samples)
+            return FinishedSamples(max([cursor, *found]), samples)
 
-    async def _wait_until(self, waiters: list[Callable[[], None]], ready: Callable[[], bool], timeout: float) -> None:
+    def _renumber(self, group: FutureGroup, cursor: int) -> None:
+        """Number what a group finished, and will finish, after a client's cursor, which an earlier group of that name
+        gave out when the time of day was ahead: the client would wait for ever."""
+        shift = cursor + 1 - next(iter(group.finished), group.cursor + 1)
+        group.cursor += shift
+        group.finished = OrderedDict((number + shift, request_id) for number, request_id in group.finished.items())
+        for number, request_id in group.finished.items():
+            if future := self._all.get(request_id):
+                future.number = number
+
+    async def _wait_until(self, waiters: Waiters, ready: Callable[[], bool], timeout: float) -> None:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
@@ -249,17 +275,16 @@ class FutureRegistry:
         with self._lock:
             if ready():
                 return
-            waiters.append(wake)
+            waiters[wake] = None
         try:
             await asyncio.wait([future], timeout=timeout)
         finally:
             with self._lock:
-                if wake in waiters:
-                    waiters.remove(wake)
+                waiters.pop(wake, None)
 
 
-def pop_all(waiters: list[Callable[[], None]]) -> list[Callable[[], None]]:
-    """Empty the list in place, because waiting tasks hold it too."""
+def pop_all(waiters: Waiters) -> list[Callable[[], None]]:
+    """Empty them in place, because waiting tasks hold it too."""
     calls = list(waiters)
     waiters.clear()
     return calls

@@ -83,7 +83,7 @@ class TinkerBackend:
         except BaseException:
             lock.close()
             raise
-        self._futures = futures = FutureRegistry(limits.result_seconds, limits.result_bytes, clock)
+        self._futures = futures = FutureRegistry(limits.result_seconds, limits.result_bytes)
         self._pending_samples = PendingSamples(state / "samples.db")
         self._pending_samples.resolve_leftovers(futures)
         futures.on_discard = self._pending_samples.remove

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse
 from starlette.concurrency import run_in_threadpool
 
-from rlvr.tinker_server.http.dependencies import CallerDep, JsonRoute
+from rlvr.tinker_server.http.dependencies import Caller, CallerDep, JsonRoute, json_response
 from rlvr.tinker_server.http.tinker_middleware import SIGNED_PREFIX
 from rlvr.tinker_server.protocol import schemas
 from rlvr.tinker_server.protocol.errors import Forbidden, NotFound, StatusError
@@ -36,9 +37,9 @@ UNSUPPORTED_CALLS = {
 @router.get("/training_runs")
 async def training_runs(
     caller: CallerDep, limit: int = 20, offset: int = 0, access_scope: str = "owned", project_id: str | None = None
-) -> dict[str, Any]:
+) -> Response:
     _no_project(project_id)
-    return await caller.call(caller.backend.queries.training_runs, limit, offset)
+    return await _list(caller, caller.backend.queries.training_runs, limit, offset)
 
 
 @router.get("/training_runs/{run}")
@@ -54,16 +55,16 @@ async def delete_training_run(run: str, caller: CallerDep) -> Response:
 
 
 @router.get("/training_runs/{run}/checkpoints")
-async def run_checkpoints(run: str, caller: CallerDep) -> dict[str, Any]:
-    return await caller.call(caller.backend.queries.checkpoints, run, 1_000)
+async def run_checkpoints(run: str, caller: CallerDep) -> Response:
+    return await _list(caller, caller.backend.queries.checkpoints, run, 1_000)
 
 
 @router.get("/checkpoints")
 async def checkpoints(
     caller: CallerDep, limit: int = 100, offset: int = 0, access_scope: str = "owned", project_id: str | None = None
-) -> dict[str, Any]:
+) -> Response:
     _no_project(project_id)
-    return await caller.call(caller.backend.queries.checkpoints, None, limit, offset)
+    return await _list(caller, caller.backend.queries.checkpoints, None, limit, offset)
 
 
 @router.delete("/training_runs/{run}/checkpoints/{kind}/{name}", status_code=204)
@@ -122,6 +123,11 @@ async def external_file(
     if found is None:
         raise NotFound(f"there is no file {file[:200]!r}")
     return FileResponse(found)
+
+
+async def _list(caller: Caller, query: Callable[..., Any], *args: Any) -> Response:
+    """A page of a list, read and written on a thread: it may have a thousand rows with metadata."""
+    return await caller.call(lambda owner: json_response(query(owner, *args)))
 
 
 def sign_download(owner: str, run: str, name: str, file: str, until: int) -> str:

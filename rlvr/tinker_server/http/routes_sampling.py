@@ -17,7 +17,7 @@ from rlvr.tinker_server.backend.request_futures import (
     SampleResult,
     lost_error,
 )
-from rlvr.tinker_server.http.dependencies import Caller, CallerDep, JsonRoute
+from rlvr.tinker_server.http.dependencies import Caller, CallerDep, JsonRoute, json_response
 from rlvr.tinker_server.protocol import schemas
 from rlvr.tinker_server.protocol.errors import StatusError, UserError
 from rlvr.tinker_server.protocol.wire import PROTOBUF
@@ -67,7 +67,8 @@ async def sample(body: schemas.SampleRequest, caller: CallerDep) -> dict[str, An
 
 @router.post("/retrieve_future")
 async def retrieve_future(body: schemas.RetrieveFutureRequest, caller: CallerDep) -> Response:
-    result = await caller.polls.hold(caller.backend.result(caller.owner, body.request_id, caller.polls.poll_seconds))
+    answer = caller.backend.result(caller.owner, body.request_id, caller.polls.poll_seconds)
+    result = await caller.polls.hold(caller.owner, answer)
     return result_response(caller, body, result or Pending())
 
 
@@ -96,18 +97,23 @@ def result_response(caller: Caller, body: schemas.RetrieveFutureRequest, outcome
 
 
 @router.post("/retrieve_futures")
-async def retrieve_futures(body: schemas.RetrieveFuturesRequest, caller: CallerDep) -> dict[str, Any]:
+async def retrieve_futures(body: schemas.RetrieveFuturesRequest, caller: CallerDep) -> Response:
     """The samples of one sampling session that finished since a cursor, for clients that wait for many."""
     target = body.target
     longest = caller.polls.poll_seconds
     timeout = longest if body.timeout is None else min(max(body.timeout, 0.0), longest)
     result = await caller.polls.hold(
+        caller.owner,
         caller.backend.sampling.wait_for_any(
             caller.owner, target.sampling_session_id, target.cloned_sampler_id, body.prev_cursor,
             body.retrieved_request_ids, timeout,
-        )
+        ),
     )  # fmt: skip
     finished = result or FinishedSamples(body.prev_cursor, [])
+    return await caller.call(lambda owner: json_response(_describe_finished(finished)))
+
+
+def _describe_finished(finished: FinishedSamples) -> dict[str, Any]:
     return {
         "cursor": finished.cursor,
         "completions": [

@@ -11,6 +11,7 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from rlvr.core.fair_slots import LoopTurns
 from rlvr.tinker_server.protocol.errors import Busy, LoadingError, StatusError, TinkerServerError
 from rlvr.tinker_server.protocol.server_limits import ServerLimits, WireLimits
 from rlvr.web.auth import ApiKeys
@@ -24,6 +25,7 @@ BATCH_PATH = "/api/v1/forward_backward"
 HEALTH_PATH = "/api/v1/healthz"  # a load balancer asks without a key
 METRICS_PATH = "/metrics"
 SIGNED_PREFIX = "/api/v1/external/"  # downloads: the address itself is the permission
+MAX_DOWNLOADS = 256  # of one owner's files at a time; each holds a connection and an open file
 QUIET_PATHS = (
     "/api/v1/retrieve_future", "/api/v1/retrieve_futures", "/api/v1/session_heartbeat", HEALTH_PATH, METRICS_PATH,
 )  # fmt: skip
@@ -35,15 +37,19 @@ class LongPolls:
     def __init__(self, poll_seconds: float) -> None:
         self.poll_seconds = poll_seconds
         self._polls: set[asyncio.Task[Any]] = set()
+        self._turns = LoopTurns()
         self.closing = False
 
-    async def hold(self, answer: Awaitable[T]) -> T | None:
-        """Wait for the answer; None if the server stops first."""
+    async def hold(self, owner: str, answer: Awaitable[T]) -> T | None:
+        """Wait for the answer of an owner's poll; None if the server stops first. Thousands of polls of one owner may
+        end in the same moment: they go on one by one."""
         task = asyncio.current_task()
         assert task is not None
         self._polls.add(task)
         try:
-            return await answer
+            found = await answer
+            await self._turns.take(owner)
+            return found
         except asyncio.CancelledError:
             if not self.closing:
                 raise
@@ -107,6 +113,16 @@ class TinkerMiddleware(Middleware):
 
     def is_open(self, path: str) -> bool:
         return path == HEALTH_PATH or path.startswith(SIGNED_PREFIX)
+
+    def is_probe(self, path: str) -> bool:
+        return path == HEALTH_PATH
+
+    def open_requests_of(self, scope: Scope, owner: str) -> tuple[str, float]:
+        """A download has no key, and counts as one of the owner in its address."""
+        if not scope["path"].startswith(SIGNED_PREFIX):
+            return super().open_requests_of(scope, owner)
+        parts = scope["path"].removeprefix(SIGNED_PREFIX).split("/", 3)
+        return f"downloads of {parts[2][:100] if len(parts) > 2 else ''}", MAX_DOWNLOADS
 
     def is_quiet(self, scope: Scope, status: int) -> bool:
         """Polls without a result and heartbeats, of which there are thousands, and the same while the models load."""

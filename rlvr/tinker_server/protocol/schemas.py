@@ -5,6 +5,7 @@ An unknown field is refused by name unless it is empty: a newer SDK sends its ne
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -23,16 +24,41 @@ from rlvr.tinker_server.protocol.errors import UserError
 from rlvr.tinker_server.protocol.wire import RequestedTargets, read_targets
 
 SDK_VERSION = "0.38"  # of the tinker SDK
+MAX_METADATA = 16 << 10  # characters of the user's metadata, and of a session's tags
 STOPS, STOP_LENGTH = 1_000, 1_000  # at most; every sampled token is compared with each
 
 
-def _check_depth(given: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Refuse deep nesting: metadata is sent back as JSON, whose encoder is less deep than its decoder."""
-    level, depth = [given], 0
+def _check_metadata(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Refuse what is long, since a page of a list has that of a thousand runs, or deep: it is sent back as JSON, whose
+    encoder is less deep than its decoder."""
+    level, depth, size = [given], 0, 0
     while level := [inner for outer in level for inner in _nested_values(outer)]:
         depth += 1
         if depth > 50:
             raise ValueError("nested more than 50 levels deep")
+    level = [given]
+    while level:
+        for outer in level:
+            for part in _parts_of(outer):
+                size += 4 + (len(part) if isinstance(part, str) else part.bit_length() if type(part) is int else 8)
+                if size > MAX_METADATA:
+                    raise ValueError(f"more than {MAX_METADATA:,} characters; give less, and keep the rest elsewhere")
+        level = [inner for outer in level for inner in _nested_values(outer)]
+    return given
+
+
+def _parts_of(given: Any) -> Iterator[Any]:
+    """The keys and values of an object, or the values of a list."""
+    if isinstance(given, dict):
+        yield from given
+        yield from given.values()
+    elif isinstance(given, list):
+        yield from given
+
+
+def _check_tags(given: list[str]) -> list[str]:
+    if (size := sum(map(len, given))) > MAX_METADATA:
+        raise ValueError(f"{size:,} characters together, expected at most {MAX_METADATA:,}")
     return given
 
 
@@ -41,7 +67,7 @@ def _nested_values(given: Any) -> list[Any]:
     return [part for part in parts if isinstance(part, (dict, list))]
 
 
-UserMetadata = Annotated[dict[str, Any], AfterValidator(_check_depth)]
+UserMetadata = Annotated[dict[str, Any], AfterValidator(_check_metadata)]
 Name = Annotated[str, Field(max_length=500)]
 MAX_NUMBER = 1e30  # of an optimizer setting: float32 ends a little above
 # Numbers are strict: `true` and "1" are none.
@@ -74,7 +100,9 @@ class IgnoredBody(BaseModel):
 
 
 class CreateSessionRequest(TinkerRequest):
-    tags: Annotated[list[Name], Field(fail_fast=True)] = Field(default=[], max_length=1_000)
+    tags: Annotated[list[Name], Field(fail_fast=True), AfterValidator(_check_tags)] = Field(
+        default=[], max_length=1_000
+    )
     user_metadata: UserMetadata | None = None
     sdk_version: Name = ""
     project_id: Name | None = None

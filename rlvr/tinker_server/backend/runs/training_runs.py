@@ -126,6 +126,7 @@ class TrainingRuns:
         self._sessions.find(owner, session_id)
         if base_model not in self._engine_threads:
             raise UserError(f"base_model {base_model!r} is not served here; served: {', '.join(self._engine_threads)}")
+        self._disk.measure_owner(owner)  # here first: it may take long, and every request needs the lock
         with self._lock:
             choice = {"alpha": create.alpha, "attn": create.attn, "mlp": create.mlp, "unembed": create.unembed}
             choice |= {"critic": True} if create.critic else {}

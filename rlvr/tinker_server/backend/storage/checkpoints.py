@@ -28,6 +28,7 @@ from rlvr.tinker_server.protocol.errors import NotFound, UserError
 from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
 PUBLISHABLE = ("weights", "sampler_weights")
+ALIVE = "deleted = 0 AND (expires IS NULL OR expires > ?)"  # as `Checkpoints.is_alive`
 MIN_TTL, MAX_TTL = 3_600, 10 * 365 * 86_400  # seconds, as the hosted service has it
 SUFFIX = ".age"  # of an encrypted file
 MAX_RECIPIENTS = 10  # of an encrypted file, as in the SDK
@@ -58,6 +59,15 @@ class Checkpoints:
 
     def is_alive(self, row: Row) -> bool:
         return not row["deleted"] and (row["expires"] is None or row["expires"] > self._clock())
+
+    def list_alive(self, where: str, *values: Any, limit: int, offset: int = 0) -> list[Row]:
+        """A page of those that are there, the newest first. Their metadata may be long, so no others are read."""
+        query = f"SELECT * FROM checkpoints WHERE {where} AND {ALIVE} ORDER BY created DESC, name LIMIT ? OFFSET ?"
+        return self._store.all(query, *values, self._clock(), limit, offset)
+
+    def count_alive(self, where: str, *values: Any) -> int:
+        query = f"SELECT count(*) AS n FROM checkpoints WHERE {where} AND {ALIVE}"
+        return self._store.all(query, *values, self._clock())[0]["n"]
 
     def find(self, owner: str, text: str, *, own: bool = False) -> tuple[CheckpointPath, Row]:
         """Find a checkpoint that `owner` may read (with `own`: change)."""

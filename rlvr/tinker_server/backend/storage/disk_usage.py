@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ from rlvr.tinker_server.backend.storage.server_store import KEPT, Row, ServerSto
 from rlvr.tinker_server.protocol.errors import UserError
 from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
+SHORT_SECONDS, REST = 0.05, 20.0  # a longer look at the tables is followed by so many times as long without one
 NAMED = 3  # checkpoints in a message, the largest first
 
 
@@ -35,7 +38,8 @@ class DiskAccounts:
     def __init__(self, store: ServerStore, root: Path, limits: ServerLimits) -> None:
         self._store, self._root, self._max_runs = store, root, limits.owner_runs
         self.limit = limits.owner_disk_bytes or int(limits.owner_disk_share * shutil.disk_usage(root).total)
-        self._lock = threading.Lock()
+        self._lock, self._stored_lock = threading.Lock(), threading.Lock()
+        self._stored, self._measure_at = Counter[str](), 0.0
         self._measured: dict[str, DiskUsage] = {}  # by run; what is missing is measured when it is needed
 
     def refresh(self, run: str) -> None:
@@ -49,25 +53,29 @@ class DiskAccounts:
     def measure_owners(self, owner: str | None = None) -> dict[str, DiskUsage]:
         """The usage of every owner, or of one."""
         where, values = ("WHERE m.owner = ?", (owner,)) if owner is not None else ("", ())
-        logged = {
-            table: {
-                row["id"]: row["size"]
-                for row in self._store.all(
-                    f"SELECT m.id, sum(length(t.body)) AS size FROM {table} t JOIN models m ON m.id = t.model {where} "
-                    "GROUP BY m.id",
-                    *values,
-                )
-            }
-            for table in ("log", "results")
-        }
+        stored = self._measure_stored()
         found: dict[str, DiskUsage] = {}
         for row in self._store.all(f"SELECT m.id, m.owner FROM models m {where}", *values):
             one, so_far = self._measure_run(row["id"]), found.get(row["owner"], DiskUsage())
-            stored = sum(sizes.get(row["id"], 0) for sizes in logged.values())
+            state = one.runs + stored[row["id"]]
             found[row["owner"]] = DiskUsage(
-                so_far.checkpoints + one.checkpoints, so_far.unnamed + one.unnamed, so_far.runs + one.runs + stored
+                so_far.checkpoints + one.checkpoints, so_far.unnamed + one.unnamed, so_far.runs + state
             )
         return found
+
+    def _measure_stored(self) -> Counter[str]:
+        """The bytes of every run's log and results. With hundreds of thousands of rows that takes a second: it is then
+        done again after `REST` times as long, and meanwhile by one thread for all."""
+        with self._stored_lock:
+            if time.monotonic() < self._measure_at:
+                return self._stored
+            begun, self._stored = time.monotonic(), Counter[str]()
+            for table in ("log", "results"):
+                rows = self._store.scan(f"SELECT model, sum(length(body)) AS size FROM {table} GROUP BY model")
+                self._stored.update({row["model"]: row["size"] or 0 for row in rows})
+            if (took := time.monotonic() - begun) > SHORT_SECONDS:
+                self._measure_at = begun + took + REST * took
+            return self._stored
 
     def _measure_run(self, run: str) -> DiskUsage:
         with self._lock:

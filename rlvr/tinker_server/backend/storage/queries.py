@@ -77,9 +77,8 @@ class ServerQueries:
         return row
 
     def _describe_run(self, row: Row) -> Listing:
-        saved = self._rows("c.run = ?", row["id"])
         made = self._store.find_result(row["id"], 0)
-        last = {kind: next((describe_checkpoint(c) for c in saved if c["kind"] == kind), None) for kind in TYPES}
+        last = {kind: self._last_checkpoint(row["id"], kind) for kind in ("weights", "sampler_weights")}
         return {
             "training_run_id": row["id"], "base_model": row["base_model"], "model_owner": row["owner"],
             "is_lora": True, "lora_rank": row["rank"],
@@ -96,15 +95,16 @@ class ServerQueries:
         limit, offset = check_page(limit, offset)
         if run is not None:
             self._run(owner, run)
-        found = self._rows("c.owner = ?", owner) if run is None else self._rows("c.run = ?", run)
+        where = ("owner = ?", owner) if run is None else ("run = ?", run)
+        found = self._checkpoints.list_alive(*where, limit=limit, offset=offset)
         return {
-            "checkpoints": [describe_checkpoint(row) for row in found[offset : offset + limit]],
-            "cursor": {"offset": offset, "limit": limit, "total_count": len(found)},
+            "checkpoints": [describe_checkpoint(row) for row in found],
+            "cursor": {"offset": offset, "limit": limit, "total_count": self._checkpoints.count_alive(*where)},
         }
 
-    def _rows(self, where: str, value: str) -> list[Row]:
-        rows = self._store.all(f"SELECT * FROM checkpoints c WHERE {where} ORDER BY created DESC, name", value)
-        return [row for row in rows if self._checkpoints.is_alive(row)]
+    def _last_checkpoint(self, run: str, kind: str) -> Listing | None:
+        found = self._checkpoints.list_alive("run = ? AND kind = ?", run, kind, limit=1)
+        return describe_checkpoint(found[0]) if found else None
 
     def adapters(self, owner: str) -> list[tuple[str, str]]:
         """(path, base model) of what an owner can sample from, newest first."""

@@ -17,7 +17,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,6 +123,15 @@ class ServerStore:
     def all(self, query: str, *values: Any) -> list[Row]:
         with self._lock:
             return [dict(row) for row in self._db.execute(query, values)]
+
+    def scan(self, query: str) -> list[Row]:
+        """Read with a connection of its own, what is committed: no other call waits for a query over a whole table."""
+        try:
+            with closing(sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+                db.row_factory = sqlite3.Row
+                return [dict(row) for row in db.execute(query)]
+        except sqlite3.Error as error:
+            raise ServerError(f"the server cannot read its records ({error})") from error
 
     def one(self, query: str, *values: Any) -> Row | None:
         rows = self.all(query, *values)

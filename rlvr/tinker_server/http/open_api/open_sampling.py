@@ -105,7 +105,8 @@ class OpenSampling:
         caller = self.caller
         while True:
             try:
-                outcome = await caller.polls.hold(caller.backend.result(caller.owner, future.request_id, _LOOK_SECONDS))
+                answer = caller.backend.result(caller.owner, future.request_id, _LOOK_SECONDS)
+                outcome = await caller.polls.hold(caller.owner, answer)
             except GoneError as error:  # OpenAI's clients repeat a request after a 429, not after a 410
                 raise Busy(str(error)) from error
             match outcome:
