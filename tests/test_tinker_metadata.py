@@ -65,7 +65,7 @@ def test_lists_are_written_off_the_event_loop(server: tuple[Any, int], monkeypat
         on_loop.append(asyncio._get_running_loop() is not None)
         return real(value)
 
-    monkeypatch.setattr(json_routes, "dump_json", dump)
+    monkeypatch.setattr(dependencies, "dump_json", dump)
     for path, key in (("training_runs", "training_runs"), ("checkpoints", "checkpoints")):
         status, answer = request(port, f"/api/v1/{path}?limit=5")
         assert status == 200 and answer == {key: [], "cursor": {"offset": 0, "limit": 5, "total_count": 0}}
