@@ -1,7 +1,6 @@
 """One update: how a batch of scored trajectories becomes optimizer steps on a training client.
 
 The training loop and hand-written loops (`REINFORCE`, `PPO`) go through these functions, over any training client.
-Exercised by `python -m pytest tests/test_update.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Finds keys that have no effect in a run: an error if typed on the command line, one warning if set in a file.
 
 `drop_unused` also removes those that the parts below would refuse, when they came from a file that other runs may share
-(clip bounds of a file under an algorithm that does not clip, the weights of another reward). Exercised by `python -m
-pytest tests/test_unused_keys.py`.
+(clip bounds of a file under an algorithm that does not clip, the weights of another reward).
 """
 
 from __future__ import annotations

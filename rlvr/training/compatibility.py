@@ -1,7 +1,7 @@
 """Which combinations of algorithm, sampling and sizes contradict each other, train nothing or mislead.
 
 `check_compatibility` refuses them before anything is built; `list_advice` speaks of those that run and are known to
-disappoint. Exercised by `python -m pytest tests/test_compatibility.py tests/test_schedule_compatibility.py`.
+disappoint.
 """
 
 from __future__ import annotations

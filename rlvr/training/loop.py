@@ -2,7 +2,7 @@
 
 The journal makes every phase resumable: running the same job again goes on where it stopped. A schedule
 (`rlvr.training.schedules`) makes the steps of reinforcement learning. Nothing here knows how the parts were made
-(`rlvr.config.build_run` does). Exercised by `python -m pytest tests/test_build.py tests/test_kill.py`.
+(`rlvr.config.build_run` does).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Warnings about a run, each given once: the trainer and the sampler differ, large policy changes, learning stalls.
-
-Exercised by `python -m pytest tests/test_training_step.py tests/test_diagnosis.py`.
-"""
+"""Warnings about a run, each given once: the trainer and the sampler differ, large policy changes, learning stalls."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 A checkpoint is the weights, what is in flight, and a line of the journal with all other state. An evaluation changes no
 weights, so the checkpoint after it is the one before it, with a new line.
-Exercised by `python -m pytest tests/test_kill.py tests/test_damaged_runs.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 `collector` samples what a step learns from, and a schedule (`rlvr.training.schedules`) calls both. Everything here is
 written against the protocols: the same code trains the engine in this process or a remote one.
-Exercised by `python -m pytest tests/test_training_step.py`.
 """
 
 from __future__ import annotations

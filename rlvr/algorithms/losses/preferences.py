@@ -6,7 +6,6 @@ losses as that of a custom loss (`forward_backward_custom`), with all rows of an
 
 Legend: h = the sum, or with `reduction=sequence_mean` the mean, over the sampled tokens of a completion of log policy -
 log reference; w a preferred completion, l the other one of a pair. torch is imported when a loss is computed.
-Exercised by `python -m pytest tests/test_preferences.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 A producer samples groups: `InlineProducer` on this thread, a whole batch when it is requested (an engine in this
 process computes one thing at a time anyway); `BackgroundProducer` on an event loop of its own, for clients whose model
 is elsewhere (`Collector.can_overlap`), so that sampling goes on during an update.
-Exercised by `python -m pytest tests/test_fixed_lag.py tests/test_completion_order.py`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ Every decision and every group is in the journal before it is used:
 
 A run that was killed repeats the recorded decisions with the same completions and goes on from there: no group is lost,
 used twice or left out. Groups that were being sampled are sampled again, by the version at hand.
-Exercised by `python -m pytest tests/test_completion_order.py`.
 """
 
 from __future__ import annotations

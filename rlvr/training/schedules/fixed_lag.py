@@ -2,7 +2,7 @@
 
 Version v is the policy after v steps. Nothing depends on time, so a run that was killed ends with the same bits, and
 with k = 0 and one minibatch it is the synchronous schedule. With `num_minibatches` a batch is learned from in
-parts, in the order of its groups. Exercised by `python -m pytest tests/test_fixed_lag.py`.
+parts, in the order of its groups.
 """
 
 from __future__ import annotations
