@@ -93,7 +93,7 @@ $(VLLM_ENV)/.rlvr-vllm:
 	@touch $@
 
 test-vllm: setup-dev vllm-env
-	RLVR_VLLM=$(abspath $(VLLM_ENV))/bin/python $(VENV)/bin/python -m pytest tests/test_vllm_real.py tests/test_vllm_real_servers.py --timeout=900 $(PYTEST_ARGS)
+	RLVR_VLLM=$(abspath $(VLLM_ENV))/bin/python $(VENV)/bin/python -m pytest tests/clients/test_vllm_real.py tests/clients/test_vllm_real_servers.py --timeout=900 $(PYTEST_ARGS)
 
 lint: setup-dev
 	$(VENV)/bin/ruff check .

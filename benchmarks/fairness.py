@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kit")]
 POLITE, GREEDY = "tml-polite-0001", "tml-greedy-0001"
 OPEN_REQUESTS = 24
 SIDES = {"greedy sampling": ("sample",), "greedy training": ("train",), "both": ("sample", "train")}
@@ -99,7 +99,7 @@ def main() -> None:
         return be_greedy(*asked.greedy)
 
     from benchmarks.tinker_server import write_random
-    from tests.tinker_server import TinkerServer
+    from tests.kit.tinker_server import TinkerServer
 
     shares: dict[str, list[float]] = {name: [] for name in SIDES}
     hashes: set[str] = set()

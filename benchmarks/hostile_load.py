@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the servers that the tests start
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kit")]  # the servers that the tests start
 from benchmarks.hostile_requests import (  # noqa: E402
     BATCH,
     JSON,
@@ -199,9 +199,9 @@ def running_server(kind: str, keys: Sequence[str], words: Sequence[str] = ()) ->
     """A server in a new interpreter, with a random model or a scripted endpoint."""
     from benchmarks.service_load import endpoint
     from benchmarks.tinker_server import write_random
-    from tests.rlvr_service import RlvrService
-    from tests.server_process import FRESH
-    from tests.tinker_server import TinkerServer
+    from tests.kit.rlvr_service import RlvrService
+    from tests.kit.server_process import FRESH
+    from tests.kit.tinker_server import TinkerServer
 
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         state = Path(scratch) / "state"

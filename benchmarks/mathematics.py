@@ -2,7 +2,7 @@
 
 Without `--data` every turn reads new answers of a few forms, so that no cache of either side helps. `--data FILE` takes
 rows of MATH-500 (`solution`, `answer`) or of GSM8K (`answer` with `####`), and compares each solution with its own gold
-answer and with that of the next row; our caches are cleared before each turn. `tests/test_math_verify.py` checks that
+answer and with that of the next row; our caches are cleared before each turn. `test_math_verify.py` checks that
 both agree; here each side reports the share that it called right. Run by `rlvr bench mathematics`.
 """
 

@@ -88,7 +88,7 @@ def measure_speed(jobs: list[dict[str, Any]], rounds: int) -> None:
 
 def compare_verdicts(references: list[dict[str, Any]]) -> int:
     """The number of verdicts that differ between Ray and this machine."""
-    from tests.mutants import mutants
+    from tests.kit.mutants import mutants
 
     jobs = [*references, *mutants(references)]
     with open_sandbox(False, 2) as here:

@@ -1,6 +1,6 @@
 """What `rlvr bench` does: check the options, run benchmark after benchmark, write each result as soon as it is there.
 
-Tested by `tests/test_bench.py`. Imports light modules only: everything heavy happens in the sides' own processes.
+Tested by `test_bench.py`. Imports light modules only: everything heavy happens in the sides' own processes.
 """
 
 from __future__ import annotations

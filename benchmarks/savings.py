@@ -1,7 +1,7 @@
 """What each saving is worth: our own step with it and without it.
 
-The gradient is the same either way (`tests/test_same_gradient.py`); only time and memory differ. Tested by
-`tests/test_bench.py`, run by `rlvr bench savings`. Left out on purpose: savings that have no switch, such as keeping
+The gradient is the same either way (`tests/engine/test_same_gradient.py`); only time and memory differ. Tested by
+`test_bench.py`, run by `rlvr bench savings`. Left out on purpose: savings that have no switch, such as keeping
 the sampler's log-probs instead of computing them again.
 """
 

@@ -29,7 +29,7 @@ from typing import Any
 import sqlalchemy as sa
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the servers that the tests start
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kit")]  # the servers that the tests start
 ITERATIONS = 3  # of a session: no answer is right
 DELAY = 0.02  # seconds that the model takes for an answer
 
@@ -140,7 +140,7 @@ def database(folder: Path, on_postgres: bool) -> Iterator[tuple[str, dict[str, s
     if not on_postgres:
         yield f"sqlite:///{folder / 'service.sqlite'}", {}
         return
-    from tests.postgres import cluster, missing
+    from tests.kit.postgres import cluster, missing
 
     if why := missing():
         raise SystemExit(why)
@@ -157,9 +157,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--postgres", action="store_true")
     asked = parser.parse_args()
-    from tests.rlvr_service import RlvrService
-    from tests.server_process import FRESH
-    from tests.text_endpoint import EndpointReply, serving
+    from tests.kit.rlvr_service import RlvrService
+    from tests.kit.server_process import FRESH
+    from tests.kit.text_endpoint import EndpointReply, serving
 
     dice, known, waits, differ = random.Random(asked.seed), Acknowledged(), list[float](), list[str]()
     go, over = threading.Event(), threading.Event()

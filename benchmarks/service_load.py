@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the servers that the tests start
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kit")]  # the servers that the tests start
 ANSWER = "An answer of some length, which the rules accept, after two or three sentences of it."
 READS = ("/health", "/stats", "/experiences/load?limit=20")
 MOST_GROWTH = 1.1
@@ -90,7 +90,7 @@ def endpoint(delay: float) -> Iterator[str]:
     """Run a scripted text endpoint in its own process; yields its URL."""
     code = (
         f"import sys, time; sys.path[:0] = {sys.path[:2]!r}\n"
-        "from tests.text_endpoint import EndpointReply, serving\n"
+        "from tests.kit.text_endpoint import EndpointReply, serving\n"
         f"with serving(lambda asked: EndpointReply({ANSWER!r}, delay={delay})) as server:\n"
         "    print(server.plain_url, flush=True)\n    time.sleep(1e6)"
     )
@@ -136,8 +136,8 @@ def main() -> int:
     options.add_argument("--trainers", type=int, default=[20], nargs="+", help="one load after the other")
     options.add_argument("--delay", type=float, default=0.05, help="seconds that the endpoint takes for an answer")
     given = options.parse_args()
-    from tests.rlvr_service import RlvrService
-    from tests.server_process import FRESH
+    from tests.kit.rlvr_service import RlvrService
+    from tests.kit.server_process import FRESH
 
     unlimited: dict[str, Any] = {"RLVR_REQUESTS_PER_MINUTE": "0", "RLVR_READS_PER_MINUTE": "0", "RLVR_LOG": "warning"}
     with tempfile.TemporaryDirectory() as folder, endpoint(given.delay) as url, contextlib.ExitStack() as stack:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the servers that the tests start
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kit")]  # the servers that the tests start
 NAME = "Qwen/Qwen3-8B"
 
 
@@ -29,15 +29,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--warm-up", type=int, default=900)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--model", type=Path, help="A model that tests/tinker_model.py wrote.")
+    parser.add_argument("--model", type=Path, help="A model that tests/kit/tinker_model.py wrote.")
     parser.add_argument("--keep", type=Path, help="A folder that keeps the recipe's log and the server's state.")
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
     from scipy.stats import ttest_ind
 
-    from tests.tinker_model import write_model
-    from tests.tinker_server import TinkerServer
+    from tests.kit.tinker_model import write_model
+    from tests.kit.tinker_server import TinkerServer
 
     with tempfile.TemporaryDirectory() as scratch:
         place = asked.keep or Path(scratch)

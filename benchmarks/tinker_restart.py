@@ -6,7 +6,7 @@
 One client trains (`forward_backward` and `optim_step`, three steps under way), another samples without pause. The
 server is killed by SIGKILL at a random moment and started at once by the same command, in a new interpreter. A client's
 wait is the time from the kill to its next result. Figures move with other load on the machine. Only time is measured
-here; tests/test_tinker_restart.py checks that nothing is lost.
+here; tests/tinker_server/test_tinker_restart.py checks that nothing is lost.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ def main() -> None:
     parser.add_argument("--size", default="tiny", help="tiny, or a size of benchmarks/tinker_server.py: 3m, 0.5b")
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
-    from tests.server_process import FRESH
-    from tests.tinker_model import write_model
-    from tests.tinker_server import TinkerServer
+    from tests.kit.server_process import FRESH
+    from tests.kit.tinker_model import write_model
+    from tests.kit.tinker_server import TinkerServer
 
     dice, waits = random.Random(asked.seed), dict[str, list[float]]()
     with tempfile.TemporaryDirectory() as scratch:

@@ -7,7 +7,7 @@
 Training: tokens/s of forward_backward and optim_step, both sent before either is awaited. Sampling: tokens/s of one
 prompt with n=16, of 16 prompts at once with n=1, and of 8 at once with n=4; and the time of a single token. The two
 sides take turns, so that other load on the machine affects both; the ratio is the median of the turns'. Needs the
-extras [train,serve,tinker]. `tests/test_tinker_sdk.py` checks that both sides compute the same.
+extras [train,serve,tinker]. `tests/tinker_server/test_tinker_sdk.py` checks that both sides compute the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the servers that the tests start
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kit")]  # the servers that the tests start
 SIZES: dict[str, dict[str, int]] = {
     "3m": {
         "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -42,7 +42,7 @@ Job = Callable[[Any, Any, Any], int]
 def write_random(folder: Path, size: str, context: int = 2_048) -> None:
     """Write a random model with the tests' tokenizer; its steps cost what a trained model's do."""
     from rlvr.engine.model_loading import build_model
-    from tests.tinker_model import CONFIG, tokenizer
+    from tests.kit.tinker_model import CONFIG, tokenizer
 
     words = tokenizer()
     vocabulary = 151_936 if size == "0.5b" else 4_096
@@ -102,7 +102,7 @@ def main() -> None:
     import torch
 
     from rlvr.clients import local
-    from tests.tinker_server import TinkerServer
+    from tests.kit.tinker_server import TinkerServer
 
     torch.set_num_threads(asked.threads)
     with tempfile.TemporaryDirectory() as scratch:

@@ -4,7 +4,7 @@ One generation a step, the whole batch in one forward and backward pass, no grad
 progress bar. `continuous` samples by `transformers`' continuous batching instead of `generate`; `settings` gives the
 process our settings: threads that sleep, memory that is kept, libraries that the collector skips. The trainer runs in
 its own thread, which waits at the end of a turn, so that the loop is TRL's own throughout. TRL is not modified. Run by
-`rlvr bench end-to-end` and, if TRL is installed, `tests/test_bench.py`.
+`rlvr bench end-to-end` and, if TRL is installed, `tests/benchmarks/test_bench.py`.
 """
 
 from __future__ import annotations

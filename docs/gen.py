@@ -7,7 +7,7 @@ What stands between `<!-- filled: NAME -->` and `<!-- end: NAME -->` in a page i
 name in `PARTS`, or of the part before a colon, which is given the part after it (`loss:ppo`). The same on every
 machine: nothing is read from the environment, and what has no order of its own is sorted.
 
-`tests/test_docs.py` holds every page current.
+`tests/project/test_docs.py` holds every page current.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def _list_foreign(system: str) -> Iterable[Any]:
 
 
 def models() -> str:
-    """The families of models, as `tests/test_families.py` finds them."""
+    """The families of models, as `tests/engine/test_families.py` finds them."""
     found = json.loads((ROOT / "tests" / "families.json").read_text(encoding="utf-8"))
     head = ["`model_type`", "models", "sampling", "training", "logits", "LoRA on", "LoRA not on"]
     return _table(

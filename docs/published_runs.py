@@ -1,6 +1,6 @@
 """What others measured and published, and what `rlvr plan` computes for it: the table of docs/dev/log.md.
 
-The defaults of `ClusterOptions` everywhere: nothing is fitted to a single row. `tests/test_capacity.py` holds the
+The defaults of `ClusterOptions` everywhere: nothing is fitted to a single row. `test_capacity.py` holds the
 ratios.
 """
 

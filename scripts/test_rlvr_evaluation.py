@@ -6,7 +6,7 @@
     python scripts/test_rlvr_evaluation.py --tasks code_fibonacci math_problem
 
 It needs the package (`make setup`, or pip install "rlvr[serve]") and a service that runs. Not a file of tests, whatever
-its name; tests/test_service_evaluation.py exercises it.
+its name; tests/service/test_service_evaluation.py exercises it.
 """
 
 import sys

@@ -26,9 +26,9 @@ os.environ.update(
 
 # Tiny tensors gain nothing from a second thread, and two spinning threads beside other work lose tenfold.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).parent))  # for tiny.py
+sys.path.insert(0, str(Path(__file__).parent / "kit"))  # modules that stand for a user's own have no package
 
-from tiny import CONFIGS, END, PAD, WORDS
+from tests.kit.tiny import CONFIGS, END, PAD, WORDS
 
 # No test is timed: on a busy machine an example that once takes more than hypothesis's 200 ms would fail as "flaky".
 settings.register_profile("untimed", deadline=None)
@@ -175,8 +175,8 @@ def client(fresh: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Any]:
-    """A private PostgreSQL (tests/postgres.py), started when the first test asks for it; a skip where there is none."""
-    from postgres import cluster, missing
+    """A private PostgreSQL (postgres.py), started when the first test asks for it; a skip where there is none."""
+    from tests.kit.postgres import cluster, missing
 
     if why := missing():
         pytest.skip(why)
@@ -195,7 +195,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def new_server(tmp_path: Path) -> Iterator[Any]:
     """A `tinker_backend.ServerFactory`, whose server is closed at the end."""
-    from tinker_backend import ServerFactory
+    from tests.kit.tinker_backend import ServerFactory
 
     factory = ServerFactory(tmp_path)
     yield factory

@@ -7,7 +7,7 @@
 
 The state is the algorithm's step, running baseline and count of optimizer steps; weights and moments are saved by
 `client.save_state`. With both loaded, training continues to the same bits. Exercised by `python -m pytest
-tests/test_classic.py`.
+tests/algorithms/test_classic.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Turns composed values into a checked `RunConfig`, and back into what `resolved.yaml` holds.
 
-Exercised by `python -m pytest tests/test_config.py tests/test_interpolate_secrets.py`.
+Exercised by `python -m pytest tests/config/test_config.py tests/config/test_interpolate_secrets.py`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ between two runs. Both hold at any remove: `b: ${a}`, `a: ${oc.env:KEY}` makes `
 works, and none whose name is itself worked out: it could read the environment unseen. `mask_secrets` takes out of a
 message what the environment gave.
 
-Exercised by `python -m pytest tests/test_config.py tests/test_interpolate_secrets.py`.
+Exercised by `python -m pytest tests/config/test_config.py tests/config/test_interpolate_secrets.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The words of TRL's `GRPOConfig` (1.16), of its `TrainingArguments`, and the usual ones of its scripts.
 
-Exercised by `python -m pytest tests/test_foreign_words.py`.
+Exercised by `python -m pytest tests/config/test_foreign_words.py`.
 """
 
 from __future__ import annotations

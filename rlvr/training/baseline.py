@@ -1,6 +1,6 @@
 """What the evaluation before training says of the training to come: groups with signal, and what leaves them without.
 
-`python -m pytest tests/test_baseline.py` exercises it.
+`python -m pytest tests/training/test_baseline.py` exercises it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     expect_signal([(0, 4), (1, 4), (4, 4)], group_size=8)   # passed and judged completions of each task
 
-`python -m pytest tests/test_expected_signal.py` exercises it.
+`python -m pytest tests/training/test_expected_signal.py` exercises it.
 """
 
 from __future__ import annotations

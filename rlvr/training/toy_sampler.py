@@ -4,7 +4,7 @@
     batch = sampler.generate_trajectories(["Explain quantum computing"] * 4)
     client = sampler.training_client()          # trains what the sampler samples from
 
-Exercised by `python -m pytest tests/test_toy.py` and `examples/rlvr_toy_task/run_toy_rlvr.py`.
+Exercised by `python -m pytest tests/envs/test_toy.py` and `examples/rlvr_toy_task/run_toy_rlvr.py`.
 """
 
 from __future__ import annotations

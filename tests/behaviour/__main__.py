@@ -28,7 +28,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlvr.cli.main import run
-from tests.forked_process import run_forked
+from tests.kit.forked_process import run_forked
 
 COMMANDS = Path(__file__).with_name("commands.jsonl")
 MEASURED = re.compile(r"seconds|_per_s|/s$|_s$|memory|time|bytes|usage|busy|idle")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from code_rows import REAL, mbpp_file, model_folder
 
 from rlvr.algorithms.losses.clipped import Ppo
 from rlvr.cli.main import run
@@ -19,7 +18,8 @@ from rlvr.reward import resolve_reward
 from rlvr.runs.assembly import assemble
 from rlvr.runs.run_plan import plan
 from rlvr.training.evaluate import stored_evaluation
-from tests.forked_process import run_forked
+from tests.kit.code_rows import REAL, mbpp_file, model_folder
+from tests.kit.forked_process import run_forked
 
 ROOT = Path(__file__).parents[2]
 DICTIONARY = {

@@ -19,7 +19,7 @@ from rlvr.config.build_config import build_config
 from rlvr.config.schema import RunConfig
 from rlvr.runs.assembly import assemble
 from rlvr.training.curriculum import Curriculum
-from tests.forked_process import run_forked
+from tests.kit.forked_process import run_forked
 
 ROOT = Path(__file__).parents[2]
 CUSTOM = """\
@@ -60,7 +60,7 @@ def script(path: str, *words: str, python: str = sys.executable, **env: str) -> 
 
 
 def forked(path: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """The same by tests/forked_process.py, which has the package imported already."""
+    """The same by tests/kit/forked_process.py, which has the package imported already."""
     return run_forked([str(ROOT / path), *words], timeout=300)
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tinker_model import write_model
-from tinker_server import TinkerServer, aborted_at_exit
 
 from rlvr.cli.main import run
-from tests.forked_process import run_forked
+from tests.kit.forked_process import run_forked
+from tests.kit.tinker_model import write_model
+from tests.kit.tinker_server import TinkerServer, aborted_at_exit
 
 ROOT = Path(__file__).parents[2]
 SEEDS = Path(os.environ.get("RLVR_SHARED", ROOT.parent / "shared")) / "seeds"

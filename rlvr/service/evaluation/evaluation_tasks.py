@@ -1,8 +1,8 @@
 """The tasks of the evaluation suite, each with verifiers that decide. `evaluation_tasks.yaml` has the tasks.
 
 Code is run against tests, mathematics and logic are compared with the answer, writing must satisfy rules that a program
-can check, and designs must satisfy rules and, if the service has a judge, a rubric. tests/evaluation_answers.py has
-good and bad answers to every task, and tests/test_service_evaluation_tasks.py checks that the verifiers separate them.
+can check, and designs must satisfy rules and, if the service has a judge, a rubric. tests/kit/evaluation_answers.py has
+good and bad answers to every task, and test_service_evaluation_tasks.py checks that the verifiers separate them.
 
 Left out on purpose: whether a text is well written or a design is wise. Rules cannot decide it; the report says who
 judged.

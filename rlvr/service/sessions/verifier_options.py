@@ -1,7 +1,7 @@
 """The options that a request may set for each verifier, as JSON schemas: what /openapi.json promises.
 
 A verifier that is not listed takes no options. No path to code, no URL and no key comes from outside. The rewards check
-the values themselves; tests/test_service_openapi.py holds the two together.
+the values themselves; tests/service/test_service_openapi.py holds the two together.
 """
 
 from __future__ import annotations

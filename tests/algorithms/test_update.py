@@ -1,0 +1,211 @@
+"""How `update()` uses a batch: epochs, minibatches, the divergence limit, the first look, and what it adds up.
+
+The policy is a table of token logits; `tests/algorithms/test_formulas.py` holds the gradients against the papers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlvr.algorithms import Algorithm, resolve_algorithm
+from rlvr.algorithms.advantages import RunningBaseline
+from rlvr.algorithms.update import Passes, UpdateInputs, update
+from rlvr.algorithms.update_statistics import UpdateStatistics
+from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
+from rlvr.core.messages import AdamParams, Datum
+from rlvr.core.types import Trajectory
+
+
+def table(rate: float = 1.0) -> MockTrainingClient:
+    return MockTrainingClient(TablePolicy(["a", "b", "c", "d"], seed=2, spread=2.0, rate=rate))
+
+
+def sample_answers(client: MockTrainingClient, count: int = 8) -> list[Trajectory]:
+    """Answers of one token or two, at the policy's log-probs; the word a is right; groups of four."""
+    table_V = client.policy.logprobs()
+    items: list[Trajectory] = []
+    for i in range(count):
+        tokens = [2 + (i * 3 + j) % 4 for j in range(1 + i % 2)]
+        items.append(
+            Trajectory(
+                "p", [2], "r", tokens, table_V[tokens].tolist(), reward=float(tokens[0] == 2), group_id=str(i // 4),
+                rollout_id=str(i),
+            )
+        )  # fmt: skip
+    return items
+
+
+class RecordingClient(MockTrainingClient):
+    """Writes down the order of its calls."""
+
+    def __init__(self, policy: TablePolicy) -> None:
+        super().__init__(policy)
+        self.calls: list[str] = []
+        self.sent: list[list[Datum]] = []
+
+    def _run(self, data: list[Datum], *args: Any, backward: bool, **how: Any) -> Any:
+        self.calls.append("forward_backward" if backward else "forward")
+        self.sent.append(data)
+        return super()._run(data, *args, backward=backward, **how)
+
+    def optim_step(self, adam_params: AdamParams) -> Any:
+        self.calls.append(f"step {adam_params.learning_rate}")
+        return super().optim_step(adam_params)
+
+
+def run(
+    client: MockTrainingClient, row: Algorithm, passes: Passes, batch: list[Trajectory], rate: float = 0.1, **how: Any
+) -> UpdateStatistics:
+    check = {"check": how.pop("check")} if "check" in how else {}
+    return update(
+        client, row, batch, lambda n: AdamParams(rate * (n + 1)), passes,
+        UpdateInputs(RunningBaseline(), 4, **{"key": 5, **how}), **check,
+    )  # fmt: skip
+
+
+PPO = resolve_algorithm("ppo", drop_equal_groups=False, advantage="batch_mean")
+
+
+def test_epochs_times_minibatches_are_the_optimizer_steps() -> None:
+    """2 epochs of 3 minibatches: six steps, each with its own parameters, every token trained twice."""
+    client = RecordingClient(table().policy)
+    batch = sample_answers(client)
+    measured = run(client, PPO, Passes(2, 3), batch)
+    assert client.calls == [x for n in range(6) for x in ("forward_backward", f"step {0.1 * (n + 1)}")]
+    assert (measured.updates, measured.tokens) == (6, 2 * sum(t.num_action_tokens for t in batch))
+    assert measured.rates == {"learning_rate": pytest.approx(0.6)}
+
+
+def test_more_minibatches_than_answers_are_as_many_as_answers() -> None:
+    client = table()
+    assert run(client, PPO, Passes(1, 50), sample_answers(client)).updates == 8
+
+
+def test_target_kl_is_measured_before_each_further_pass_and_ends_the_update() -> None:
+    """A huge rate: one step, a look without gradient, and no more. What the look saw is what is reported."""
+    client = RecordingClient(table().policy)
+    measured = run(client, PPO, Passes(4, 1, 0.01), sample_answers(client), rate=3.0)
+    assert client.calls == ["forward_backward", "step 3.0", "forward"]
+    assert client.policy.gradient is None, "nothing may be left over for the next step"
+    assert measured.approx_kl > 0.01, "the divergence that ended the update is the last one that was measured"
+
+
+def test_target_kl_that_is_not_reached_changes_nothing_but_the_looks() -> None:
+    looked, plainly = table(), table()
+    run(looked, PPO, Passes(3, 2, 1e9), sample_answers(looked))
+    run(plainly, PPO, Passes(3, 2), sample_answers(plainly))
+    assert (looked.policy.logits == plainly.policy.logits).all()
+
+
+def test_check_sees_the_first_pass_before_any_step_and_may_stop_it() -> None:
+    client = RecordingClient(table().policy)
+    before = client.policy.logits.copy()
+    seen: list[tuple[int, list[str]]] = []
+
+    def check(measured: UpdateStatistics) -> None:
+        seen.append((measured.updates, list(client.calls)))
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        run(client, PPO, Passes(2, 2), sample_answers(client), check=check)
+    assert seen == [(1, ["forward_backward"])]
+    assert (client.policy.logits == before).all()
+
+
+def test_check_is_asked_once() -> None:
+    client, seen = table(), []
+    run(client, PPO, Passes(3, 2), sample_answers(client), check=lambda m: seen.append(m.updates))
+    assert seen == [1]
+
+
+def test_the_same_key_gives_the_same_bits_and_another_other_minibatches() -> None:
+    weights: list[np.ndarray] = []
+    for key in (1, 1, 2):
+        client = table()
+        run(client, PPO, Passes(2, 3), sample_answers(client), key=key)
+        weights.append(client.policy.logits)
+    assert (weights[0] == weights[1]).all() and not (weights[0] == weights[2]).all()
+
+
+def test_the_importance_cap_keeps_the_log_probs_of_before_the_first_step() -> None:
+    """Two epochs: one pass without gradient at the start, none later; the second epoch's ratios are to those."""
+    client = RecordingClient(table().policy)
+    batch = sample_answers(client)
+    before = client.policy.logprobs()
+    for t in batch:
+        t.logprobs = [x - 0.5 for x in t.logprobs]  # the sampler thought each token less likely: a ratio of exp(0.5)
+    row = resolve_algorithm("ppo", advantage="batch_mean", importance_cap=1.5)
+    run(client, row, Passes(2, 1), batch, rate=1.0)
+    assert [c.split()[0] for c in client.calls] == ["forward", *["forward_backward", "step"] * 2]
+    assert np.abs(client.policy.logprobs() - before).max() > 0.1
+    for data in client.sent[1:]:
+        for datum in data:
+            tokens = datum.loss_fn_inputs["target_tokens"].data
+            assert datum.loss_fn_inputs["logprobs"].data == pytest.approx(before[tokens], abs=1e-6)
+    weights = 1.5 / sum(t.num_action_tokens for t in batch)  # the cap: exp(0.5) = 1.65 is above it
+    sent = sorted(float(datum.loss_fn_inputs["advantages"].data[0]) for datum in client.sent[1])
+    assert sent == pytest.approx(sorted(t.advantage * weights for t in batch), rel=1e-5)
+
+
+def test_clipping_is_counted_by_the_advantages_that_were_sent() -> None:
+    """Equal rewards, but an entropy bonus lifts rare tokens: their clip above 1 + epsilon is counted."""
+    client = table()
+    batch = sample_answers(client)
+    for t in batch:
+        t.reward = 1.0
+    row = resolve_algorithm("ppo", advantage="batch_mean", entropy_coef=1.0, clip_low=0.01, clip_high=0.01)
+    measured = run(client, row, Passes(2, 1), batch, rate=1.0)
+    assert measured.clipped["high"] > 0
+
+
+def test_an_update_without_anything_to_learn_makes_no_call() -> None:
+    client = RecordingClient(table().policy)
+    batch = sample_answers(client)
+    for t in batch:
+        t.reward = None
+    measured = run(client, PPO, Passes(2, 2), batch)
+    assert client.calls == [] and measured.metrics() == {"updates": 0.0, "tokens_trained": 0.0}
+
+
+def test_losses_add_up_and_are_means_over_the_steps() -> None:
+    """Two steps at rate 0: the same loss twice, so their mean is either; the parts are entropy and KL."""
+    client = table()
+    batch = sample_answers(client)
+    reference = table().create_sampling_client()
+    row = resolve_algorithm("reinforce", entropy_coef=0.5, kl_coef=0.5, kl_in="loss", kl_estimator="k2")
+    client.policy.logits = client.policy.logits * 0.5
+    twice = run(client, row, Passes(2, 1), batch, rate=0.0, reference=reference)
+    once = run(client, row, Passes(1, 1), batch, rate=0.0, reference=reference)
+    assert (twice.loss, *twice.term_losses.values()) == pytest.approx((once.loss, *once.term_losses.values()))
+    now, old = client.policy.logprobs(), table().policy.logprobs()
+    kl = sum(0.5 * (now[t] - old[t]) ** 2 for x in batch for t in x.response_tokens) / len(batch)
+    assert once.term_losses["kl"] == pytest.approx(0.5 * kl, rel=1e-5) and kl > 0.01
+
+
+def test_a_kl_without_a_reference_names_the_missing_reference() -> None:
+    client = table()
+    with pytest.raises(ValueError, match="reference"):
+        run(client, resolve_algorithm("grpo_original", kl_coef=0.1), Passes(), sample_answers(client))
+
+
+def test_an_answer_without_tokens_is_an_error_and_never_left_out_in_silence() -> None:
+    """A text-only endpoint's answer cannot train, with or without options."""
+    client = table()
+    batch = [*sample_answers(client), Trajectory("p", [], "r", [], reward=1.0)]
+    with pytest.raises(ValueError, match="no token ids"):
+        run(client, PPO, Passes(), batch)
+
+
+def test_cispo_counts_every_weight_that_it_bounds() -> None:
+    """Its bounds hold whatever the sign of the advantage, unlike those of a clipped gradient."""
+    for loss, expected in (("cispo", 1.0), ("ppo", 0.0)):
+        client = table()
+        batch = sample_answers(client)
+        for t in batch:
+            t.reward, t.logprobs = -1.0, [x - 2.0 for x in t.logprobs]  # ratios of exp(2), advantages below 0
+        row = resolve_algorithm("ppo", loss=loss, advantage="raw", clip_low=0.2, clip_high=0.2)
+        measured = run(client, row, Passes(), batch)
+        assert measured.metrics()["clip_ratio/region_mean"] == expected

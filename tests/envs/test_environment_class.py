@@ -1,0 +1,141 @@
+"""Classes by TRL's contract as tools: an instance for each episode, `reset`, public methods, `get_reward`."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.clients.mock.mock_client import ScriptedSamplingClient
+from rlvr.core.messages import SamplingParams
+from rlvr.core.types import Task, Trajectory
+from rlvr.envs.prompt import PromptOptions
+from rlvr.envs.prompted_source import apply_prompt_options
+from rlvr.envs.registry import resolve_environment
+from rlvr.envs.tools.environment_class import EnvironmentClass
+from rlvr.reward import resolve_reward
+from rlvr.rollout import open_groups, rollout, score
+from tests.kit.code_rows import chat_tokenizer
+from tests.kit.open_server import TOOLS_TEMPLATE
+
+TEXT = chat_tokenizer()
+TEXT.chat_template = TOOLS_TEMPLATE
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"Open safe {n}.", "answer": "35"}) + "\n" for n in range(4)))
+    return str(path)
+
+
+def source(rows: str, name: str, chat: str = "auto", **options: Any) -> Any:
+    made = resolve_environment(
+        "tools",
+        inner="dataset",
+        inner_kwargs={"path": rows, "reward": "exact_match"},
+        environment=f"environments_of_tests:{name}",
+        **options,
+    )
+    return apply_prompt_options(made, TEXT, PromptOptions(chat=chat))
+
+
+def use(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def play(made: Any, *turns: str, size: int = 1) -> list[Trajectory]:
+    """Each of the `size` episodes says these turns."""
+
+    def answer(i: int) -> list[int]:
+        return [*TEXT.encode(turns[i // size], add_special_tokens=False), TEXT.eos_token_id]
+
+    groups = open_groups(made, [made.train(0, 0, "")], size, TEXT, "g")
+    return rollout(groups, ScriptedSamplingClient(TEXT, answer), SamplingParams(max_tokens=900), seed=1)
+
+
+def results(t: Trajectory) -> list[str]:
+    """What the tools said."""
+    text = TEXT.decode([token for token, mask in zip(t.response_tokens, t.action_mask, strict=True) if not mask])
+    return [part.partition("<|im_end|>")[0] for part in text.split("<|im_start|>tool\n")[1:]]
+
+
+def test_an_episode_has_a_state_and_a_reward(rows: str) -> None:
+    made = source(rows, "Safe")
+    (t,) = play(made, use("press", digit=4), use("clear"), use("press", digit=3) + use("press", digit=5), "35")
+    assert results(t) == ["pressed 4, closed", "pressed , closed", "pressed 3, closed", "pressed 35, open"]
+    read = TEXT.decode(t.prompt_tokens)
+    assert "The code has 2 digits.<|im_end|>" in read and '"press"' in read
+    assert not any(name in read for name in ("get_reward", "reset", "_state"))
+    assert t.reward == 1.0 and made.environment_weight == 1.0
+    score([t], resolve_reward("exact_match").plus_environment(made.environment_weight))
+    assert t.reward == 2.0, "of the verifier and of the environment"
+
+
+def test_episodes_of_a_group_share_nothing(rows: str) -> None:
+    pair = play(source(rows, "Silent"), use("count_up"), use("count_up"), "7", size=2)
+    assert [results(t) for t in pair] == [["1", "2"], ["1", "2"]]
+    assert pair[0].reward == 0.0 and source(rows, "Silent").environment_weight is None
+
+
+def test_an_episode_has_its_own_copy_of_the_row() -> None:
+    task = Task("t", [{"role": "user", "content": "Take."}], meta={"letters": ["a", "b"]})
+    kept = copy.deepcopy(task)
+    for _ in range(2):
+        opened = EnvironmentClass("environments_of_tests:Greedy").open(task, ["<|im_start|>", "<|im_end|>"])
+        assert opened.instance.take() == "b"
+        said = opened.task.model_prompt[-1]["content"]
+        assert said.startswith("Take.") and "42?" in said and "<|im" not in said
+    assert task == kept
+
+
+def test_a_failed_call_is_an_observation(rows: str) -> None:
+    (t,) = play(source(rows, "Safe"), use("clear") + use("get_reward"), use("press", digit="x"), "7")
+    first, second, third = results(t)
+    assert first == "error: LookupError: nothing was pressed" and "there is no tool 'get_reward'" in second
+    assert "valid integer" in third and t.reward == 0.0
+
+
+def test_functions_stand_beside_it_and_words_before_a_text(rows: str) -> None:
+    made = source(rows, "Safe", chat="off", tools=["tools_of_tests:add"], calls={})
+    (t,) = play(made, "<call> press 3 </call>", "<call> add 2 3 </call>", "<call> press 5 </call>", "35")
+    read = TEXT.decode(t.prompt_tokens)
+    assert read.endswith("The code has 2 digits.")
+    assert "press digit: Press a digit." in read and "add a b" in read
+    assert t.reward == 1.0 and "<result> 5 </result>" in t.response
+
+
+def test_a_reward_may_be_awaited(rows: str) -> None:
+    assert play(source(rows, "Late"), "35")[0].reward == 0.25
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Broken", "Broken.get_reward.*KeyError: 'lost'"),
+        ("Endless", "nan, expected a finite number"),
+        ("Leaving", "Leaving.get_reward.*SystemExit"),
+    ],
+)
+def test_a_reward_that_fails_ends_the_run(rows: str, name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        play(source(rows, name), "35")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Picky", r"reset\(.*answer.*\) of task .* failed: TypeError"),
+        ("Talkative", "reset gave a int, expected text or None"),
+        ("Still", "no method `reset`"),
+        ("Empty", "at least one"),
+        ("refuse", "cannot be made: RuntimeError: no safe here"),
+        ("Nothing", "Nothing"),
+    ],
+)
+def test_what_is_no_such_class_is_refused(rows: str, name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        source(rows, name)

@@ -1,0 +1,1 @@
+"""What several files of tests share: tiny models, servers, rows, processes."""

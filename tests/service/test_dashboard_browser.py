@@ -1,0 +1,226 @@
+"""The dashboard in a real browser: pages, filters, keyboard, a rating, both themes, a phone, and a hostile answer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.store import open_store
+from tests.kit.dashboard_fixtures import EVIL, Browser, add_step, chromium, fill_store, make_run, running
+
+pytestmark = pytest.mark.slow
+PHONE = {"width": 390, "height": 844}
+LAPTOP = {"width": 1366, "height": 768}
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with chromium(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture
+def browser(context: Any) -> Iterator[Browser]:
+    found = Browser(context)
+    yield found
+    found.page.close()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two runs; a test may add steps to `live`."""
+    folder = tmp_path_factory.mktemp("runs")
+    make_run(folder / "first", steps=8)
+    make_run(folder / "live")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def viewer(context: Any, run: Path) -> Iterator[str]:
+    with running("-m", "rlvr.cli.main", "view", str(run), "--port", "0", cwd=run) as base:
+        yield base
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("store") / "store.sqlite"
+    fill_store(f"sqlite:///{path}").close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def service(context: Any, database: Path) -> Iterator[str]:
+    """An application with routes of its own, a store's dashboard and API keys, like the service."""
+    with running(__file__, str(database), cwd=database.parent) as base:
+        yield base
+
+
+def test_from_the_overview_to_a_filtered_table_to_one_answer(viewer: str, browser: Browser):
+    page = browser.open(viewer)
+    assert page.locator(".work").count() == 2 and page.locator("svg").count() == 2
+    page.click("nav >> text=Trajectories")
+    page.wait_for_selector("tbody tr")
+    assert page.locator("tbody tr").count() == 25
+    page.select_option("select[name=outcome]", "failed")
+    page.fill("input[name=step]", "3")
+    page.click("button:has-text('Filter')")
+    page.wait_for_selector("tbody tr:nth-child(4):last-child")
+    assert "outcome=failed" in page.url and "step=3" in page.url
+    browser.open(page.url)  # the address holds the whole state: another user sees the same
+    assert page.locator("tbody tr").count() == 4 and page.input_value("select[name=outcome]") == "failed"
+    page.locator("tbody tr").first.click()
+    page.wait_for_selector(".tokens")
+    assert "/ui/trajectory/" in page.url and page.locator(".verdict").inner_text().startswith("exact")
+    shades = page.eval_on_selector_all(".tokens > span", "all => all.map(e => getComputedStyle(e).backgroundColor)")
+    assert len(set(shades)) > 2
+    browser.wait_until_idle(viewer)
+
+
+def test_model_output_does_nothing(viewer: str, browser: Browser):
+    page = browser.open(f"{viewer}/ui/trajectory/first:1:3")
+    page.locator("summary").click()
+    assert EVIL.split("\u202e")[0] in page.locator("details .text-block").inner_text()
+    assert page.evaluate("window.hacked") is None
+    assert page.evaluate("document.querySelectorAll('#main img, #main script').length") == 0
+    browser.wait_until_idle(viewer)
+
+
+def test_the_page_refuses_added_scripts(viewer: str, browser: Browser):
+    """The policy holds even where an element could be injected: no inline script, no handler, no other site."""
+    page = browser.open(viewer)
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hacked = 1\">')")
+    page.evaluate("""const s = document.createElement('script'); s.textContent = 'window.hacked = 2';
+        document.body.append(s); fetch('http://127.0.0.1:9/').catch(() => {})""")
+    page.wait_for_timeout(200)
+    assert page.evaluate("window.hacked") is None
+    said = " ".join(browser.problems)
+    assert "script-src" in said and "connect-src" in said
+
+
+def test_a_run_is_live_and_focus_stays_where_it_is(viewer: str, run: Path, browser: Browser):
+    page = browser.open(f"{viewer}/ui/run/live")
+    assert "step 4 of 10" in page.locator(".head").first.inner_text()
+    page.focus("#main a")
+    before = page.evaluate("document.activeElement.outerHTML")
+    add_step(run / "live", 4)
+    page.locator(".head", has_text="step 5 of 10").wait_for(timeout=15_000)
+    assert page.evaluate("document.activeElement.outerHTML") == before
+    browser.wait_until_idle(viewer)
+
+
+def test_everything_is_reachable_by_keyboard(viewer: str, browser: Browser):
+    """Tab shows where it is; the first link skips the menu, Enter on a row opens it, arrows read a chart."""
+    page = browser.open(f"{viewer}/ui/trajectories?outcome=passed")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.innerText") == "Skip to content"
+    page.keyboard.press("Enter")
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.classList.contains('row-link')"):
+            break
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".tokens")
+    page = browser.open(f"{viewer}/ui/run/first")
+    page.locator("svg").first.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".legend .place").first.inner_text() == "step 1"
+    assert "0.4" in page.locator(".legend").first.inner_text()
+    browser.wait_until_idle(viewer)
+
+
+@pytest.mark.parametrize("path", ["/", "/ui/run/first", "/ui/trajectories", "/ui/trajectory/first:1:3", "/ui/compare"])
+def test_a_page_fits_a_phone_and_follows_the_theme(viewer: str, browser: Browser, path: str):
+    backgrounds = set()
+    for scheme in ("light", "dark"):
+        browser.page.emulate_media(color_scheme=scheme)
+        for size in (PHONE, LAPTOP):
+            browser.page.set_viewport_size(size)
+            page = browser.open(viewer + path)
+            page.wait_for_timeout(100)
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(backgrounds) == 2
+    browser.wait_until_idle(viewer)
+
+
+def test_a_loaded_page_does_not_shift(viewer: str, browser: Browser):
+    page = browser.page
+    page.add_init_script("""window.moved = 0; new PerformanceObserver(list => list.getEntries().forEach(
+        entry => { if (!entry.hadRecentInput) window.moved += entry.value; }
+    )).observe({type: 'layout-shift', buffered: true})""")
+    browser.open(f"{viewer}/ui/run/first").wait_for_timeout(3000)
+    assert page.evaluate("window.moved") < 0.1  # "good" by the web vitals
+
+
+def test_a_rating_is_stored(service: str, database: Path, browser: Browser):
+    """The dashboard asks for the key once, and then shows the requested page."""
+    page = browser.page
+    page.goto(f"{service}/ui/trajectory/2")
+    page.fill("#key", "tml-wrong-key")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[role=alert]")
+    page.fill("#key", "tml-right-key")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".verdict")
+    assert page.url == f"{service}/ui/trajectory/2"
+    page.click("button:has-text('0.75')")
+    page.wait_for_selector("text=Saved: 0.75")
+    store = open_store(f"sqlite:///{database}")
+    found = store.experience(2)
+    store.close()
+    assert found is not None and (found.rating, found.ratings) == (0.75, 1)
+    browser.open(f"{service}/ui/trajectory/2")
+    assert "Rated 0.75" in page.locator("#main").inner_text()
+    assert page.evaluate("document.cookie") == ""  # no script reads it
+    assert page.goto(f"{service}/health").text() == '"fine"'
+    assert page.goto(f"{service}/unknown").status == 404
+    browser.problems = [said for said in browser.problems if "401" not in said and "404" not in said]
+    browser.wait_until_idle(service)
+
+
+def test_sessions_are_filtered_by_status_and_compared(service: str, browser: Browser):
+    page = browser.page
+    page.goto(service)
+    if page.locator("#key").count():
+        page.fill("#key", "tml-right-key")
+        page.keyboard.press("Enter")
+    page.wait_for_selector(".work")
+    assert page.locator(".badge.live").inner_text() == "running"
+    page = browser.open(f"{service}/ui/trajectories?status=failed")
+    assert page.locator("tbody tr").count() == 1
+    page = browser.open(f"{service}/ui/compare?work=a&a=1&b=2")
+    assert "iteration 1" in page.locator("#main").inner_text()
+    for nowhere in ("session/nothing", "sessions", "run"):
+        page = browser.open(f"{service}/ui/{nowhere}")
+        assert "Not found" in page.locator("h1").inner_text()
+
+
+def serve_store(database: str) -> None:
+    from fastapi import FastAPI
+
+    from rlvr.service.dashboard.dashboard_app import attach
+    from rlvr.service.dashboard.session_source import StoreSource
+    from rlvr.web.server import bind_socket, run_server, server_url
+
+    app = FastAPI(docs_url=None)
+
+    @app.get("/health")
+    def health() -> str:
+        return "fine"
+
+    keys = {"tml-right-key": "owner-1"}
+    attach(app, StoreSource(open_store(f"sqlite:///{database}")), owner_of=keys.get, loopback_only=False)
+    with bind_socket("127.0.0.1", 0) as listening:
+        begun = partial(print, f"listening at {server_url(listening)}", flush=True)
+        run_server(app, listening, on_ready=begun, timeout_graceful_shutdown=2)
+
+
+if __name__ == "__main__":
+    serve_store(sys.argv[1])

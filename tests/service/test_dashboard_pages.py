@@ -1,0 +1,237 @@
+"""The pages as trees of elements: their content, and that nothing in them can act in a browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlvr.service.dashboard
+from rlvr.service.dashboard.dashboard_data import AnswerRow, Source, TokenPiece, visible_text
+from rlvr.service.dashboard.element_tree import h, texts
+from rlvr.service.dashboard.pages.compare_page import compare, pair_answers
+from rlvr.service.dashboard.pages.page_parts import address
+from rlvr.service.dashboard.pages.trajectory_pages import chance, query_of, token_span, trajectories, trajectory
+from rlvr.service.dashboard.pages.work_pages import overview, work_page
+from rlvr.service.dashboard.run_source import RunSource
+from rlvr.service.dashboard.session_source import StoreSource
+from rlvr.store import Session, Status
+from tests.kit.dashboard_fixtures import EVIL, experience, fill_store, make_run
+
+ASSETS = Path(rlvr.service.dashboard.__file__).parent / "assets"
+VIEWS = {"overview": overview, "work": work_page, "table": trajectories, "one": trajectory, "compare": compare}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> RunSource:
+    make_run(tmp_path / "runs" / "first")
+    make_run(tmp_path / "runs" / "second", steps=2)
+    return RunSource(tmp_path / "runs")
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Iterator[StoreSource]:
+    store = fill_store(f"sqlite:///{tmp_path}/store.sqlite")
+    yield StoreSource(store, health=lambda: {"state": "ready", "name": "model", "detail": ""})
+    store.close()
+
+
+@pytest.fixture(params=["runs", "sessions"])
+def source(request: pytest.FixtureRequest) -> Source:
+    return request.getfixturevalue(request.param)
+
+
+def parameters_of(source: Source, view: str) -> dict[str, str]:
+    if source.noun == "run":
+        return {"one": {"key": "first:1:3"}, "work": {"work": "first", "metric": "grad_norm"}}.get(view, {})
+    return {"one": {"key": "4"}, "work": {"work": "b"}, "compare": {"work": "a"}}.get(view, {})
+
+
+def elements(tree: Any) -> Iterator[list[Any]]:
+    if isinstance(tree, list):
+        yield tree
+        for child in tree[2:]:
+            yield from elements(child)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_element_of_a_page_is_one_that_the_browser_draws(source: Source, view: str):
+    """`tree.js` drops unknown tags and attributes, so pages must use only known ones."""
+    script = (ASSETS / "tree.js").read_text(encoding="utf-8")
+    lists = re.findall(r"const (TAGS|ATTRIBUTES) = new Set\(\s*\((.*?)\)\.split", script, re.S)
+    known = {name: set(" ".join(re.findall(r'"([^"]*)"', words)).split()) for name, words in lists}
+    page = VIEWS[view](source, parameters_of(source, view))
+    assert page.status == 200 and page.title.endswith(" - rlvr")
+    for tag, given, *_ in elements(page.main):
+        if tag.startswith("x-"):
+            continue
+        assert tag in known["TAGS"], tag
+        free = {name for name in given if name.startswith(("aria-", "data-")) or name in ("href", "act")}
+        assert given.keys() - free <= known["ATTRIBUTES"], (tag, given)
+        assert all(isinstance(value, str) for value in given.values()), (tag, given)
+        assert given.get("href", "/").startswith(("/", "#"))
+
+
+@pytest.mark.parametrize("view", ["one", "table"])
+def test_model_output_is_text_with_invisible_characters_escaped(source: Source, view: str):
+    page = VIEWS[view](source, parameters_of(source, view))
+    shown = " ".join(texts(page.main))
+    assert "<script>window.hacked" in shown and "\\u202eevil\\x07" in shown
+    assert "\u202e" not in repr(page.main) and "\x07" not in shown
+
+
+def test_a_page_describes_its_work(runs: RunSource, sessions: StoreSource):
+    run = " ".join(texts(work_page(runs, {"work": "first"}).main))
+    assert "first writing training step 4 of 10" in run and "pass rate 50.0%" in run and "All 16 trajectories" in run
+    session = " ".join(texts(work_page(sessions, {"work": "b"}).main))
+    assert "endpoint_unreachable no answer after 5 tries" in session
+    assert "Context Python Best answer def f(): return 1" in " ".join(texts(work_page(sessions, {"work": "a"}).main))
+
+
+def test_the_trajectory_has_verdicts_numbers_and_its_group(runs: RunSource):
+    shown = " ".join(texts(trajectory(runs, {"key": "first:1:2"}).main))
+    for part in ("exact failed 0.000 wrong_value boxed 1.000", "advantage -0.500", "group 1/1", "sampled by policy@1",
+                 "The same group : 1 more".replace(" :", ":")):  # fmt: skip
+        assert part in shown
+
+
+@pytest.mark.parametrize(
+    ("view", "given"),
+    [("work", {"work": "nope"}), ("one", {"key": "nope"}), ("compare", {"work": "nope"}), ("work", {}), ("one", {})],
+)
+def test_an_unknown_address_is_a_404_page(source: Source, view: str, given: Mapping[str, str]):
+    page = VIEWS[view](source, given)
+    assert page.status == 404 and "Not found" in texts(page.main)
+
+
+def test_the_address_has_the_filters_and_pages_keep_them(runs: RunSource):
+    page = trajectories(runs, {"outcome": "failed", "step": "1", "task": "sum-0", "work": "first"})
+    fields = {given["name"]: given.get("value") for _, given, *_ in elements(page.main) if given.get("name")}
+    assert fields == {"outcome": "failed", "task": "sum-0", "step": "1", "status": "", "work": "first"}
+    assert "1 match" in texts(page.main)
+    first = make_links(trajectories(runs, {"page": "1", "status": ""}))
+    assert not any("page=" in link for link in first)  # 24 answers fit on one
+
+
+def make_links(page: Any) -> list[str]:
+    return [given["href"] for _, given, *_ in elements(page.main) if "href" in given]
+
+
+def test_pages_link_to_the_next_and_the_previous(tmp_path: Path):
+    source = RunSource(make_run(tmp_path / "long", steps=20))
+    second = make_links(trajectories(source, {"outcome": "passed", "page": "2"}))
+    assert "/ui/trajectories?outcome=passed" in second
+    first = make_links(trajectories(source, {"outcome": "passed"}))
+    assert "/ui/trajectories?outcome=passed&page=2" in first
+    beyond = " ".join(texts(trajectories(source, {"page": "999"}).main))
+    assert "page 999 is beyond the end" in beyond
+
+
+@pytest.mark.parametrize("step", ["x", "-1", "1.5", "9" * 30])
+def test_a_step_that_is_not_a_number_is_ignored(step: str):
+    query = query_of({"step": step, "page": step})
+    assert (query.step, query.offset) == (None, 0)
+
+
+def test_one_run_is_its_own_overview(tmp_path: Path):
+    page = overview(RunSource(make_run(tmp_path / "only")), {})
+    assert page.title == "only - rlvr" and "Latest trajectories" in texts(page.main)
+
+
+def test_two_steps_are_compared_by_numbers_and_by_the_same_tasks(runs: RunSource):
+    page = compare(runs, {"work": "first", "a": "0", "b": "3"})
+    rows = [texts(node) for node in elements(page.main) if node[0] == "tr"]
+    assert ["reward", "0.3", "0.6", "+0.3"] in rows
+    assert ["grad_norm", "0.5", "0.5", "+0"] in rows
+
+
+def test_only_answers_to_the_same_task_by_the_same_verifiers_are_paired():
+    def entry(key: str, task: str, *verifiers: str) -> AnswerRow:
+        return AnswerRow(key, "run", task, 0, "passed", "stop", 1.0, 0.0, 1, "", "", verifiers=verifiers)
+
+    left = [entry("1", "a"), entry("2", "a"), entry("3", "b", "code"), entry("4", "c", "code"), entry("5", "")]
+    right = [entry("6", "d"), entry("7", "b", "code"), entry("8", "c", "draft"), entry("9", "")]
+    found = [(a and a.key, b and b.key) for a, b in pair_answers(left, right)]
+    alone = [("1", None), ("4", None), ("5", None), (None, "6"), (None, "8"), (None, "9")]
+    assert found == [("3", "7"), *alone]
+
+
+def test_compare_says_which_answers_it_cannot_compare(tmp_path: Path):
+    store = fill_store(f"sqlite:///{tmp_path}/store.sqlite")
+    store.add_session(Session("r", "", "", kind="run", name="mine", status=Status.DONE, iterations=3))
+    judged = {"exact": {"value": 1.0, "outcome": "passed"}}
+    places = [(1, 0, "x"), (1, 1, "y"), (2, 0, "x"), (2, 1, "z"), (3, 0, "w")]
+    store.add_experiences(
+        [experience("r", at, sample=i, task_id=task, step=at - 1, scores=judged) for at, i, task in places]
+    )
+
+    def shown(a: int, b: int) -> str:
+        return " ".join(texts(compare(StoreSource(store), {"work": "r", "a": str(a), "b": str(b)}).main))
+
+    assert "2 of 3 cannot be compared and stand alone" in shown(1, 2)
+    assert "Nothing can be compared" in shown(1, 3) and "numbers above are of different tasks" in shown(1, 3)
+    assert "compared" not in shown(1, 1)
+    store.close()
+
+
+def test_a_session_that_nothing_verified_or_that_failed_its_tests_is_not_green(tmp_path: Path):
+    store = fill_store(f"sqlite:///{tmp_path}/store.sqlite")
+    warned = {"warnings": ["unverified: why"], "derived_tests": ["assert f(2) == 3"], "expected_answer": "7"}
+    for name, confidence, metrics in (("null", None, warned), ("zero", 0.0, {}), ("solved", 1.0, {})):
+        given: dict[str, Any] = {"final_confidence": confidence, "metrics": metrics, "created": 500}
+        store.add_session(Session(name, f"task_{name}", "Write f.", status=Status.DONE, **given))
+    draft = {"draft": {"value": 1.0, "outcome": "passed"}}
+    outcomes = (("null", None, "unverified"), ("zero", 0.0, "passed"), ("solved", 1.0, "passed"))
+    ids = store.add_experiences(
+        [experience(name, 1, confidence=c, outcome=outcome, scores=draft) for name, c, outcome in outcomes]
+    )
+    source = StoreSource(store)
+
+    def badges(view: Any, **parameters: str) -> list[tuple[str, str]]:
+        page = view(source, parameters)
+        found = [node for node in elements(page.main) if "badge" in node[1].get("class", "")]
+        return [(node[1]["class"].removeprefix("badge "), texts(node)[0]) for node in found]
+
+    for name, id, word in (("null", ids[0], "unverified"), ("zero", ids[1], "not solved")):
+        on_pages = badges(work_page, work=name) + badges(trajectory, key=str(id))
+        assert on_pages[0][1] == word and "good" not in {kind for kind, _ in on_pages}, on_pages
+    assert badges(work_page, work="solved") == [("good", "solved"), ("good", "passed")]
+    assert "good" in {kind for kind, _ in badges(trajectory, key=str(ids[2]))}
+    listed = dict((word, kind) for kind, word in badges(overview))
+    assert (listed["unverified"], listed["not solved"], listed["solved"]) == ("warn", "bad", "good")
+    session = " ".join(texts(work_page(source, {"work": "null"}).main))
+    assert "unverified: why" in session and "Tests from examples in the prompt assert f(2) == 3" in session
+    answer = trajectory(source, {"key": str(ids[0])})
+    beside = next(node for node in elements(answer.main) if node[1].get("class") == "grid2")
+    assert [texts(node)[0] for node in beside[2:]] == ["Answer", "Compared with"]
+    assert "Expected answer 7" in " ".join(texts(beside))
+    store.close()
+
+
+def test_less_likely_tokens_are_shaded_darker():
+    """None where the policy was certain, full from 4 nats on; never more."""
+
+    def shade(logprob: float) -> float:
+        style = token_span(TokenPiece("a", logprob, "1"))[1].get("style", "--a: 0")
+        return float(style.split()[1])
+
+    assert [shade(x) for x in (0.0, -1.0, -4.0, -400.0, 0.5)] == [0, 0.38, 0.75, 0.75, 0]
+    assert [chance(x) for x in (0.0, -0.6931, -4.6052, -20)] == ["100 %", "50 %", "1 %", "2.1e-07 %"]
+
+
+def test_line_breaks_stay_line_breaks_between_shaded_tokens():
+    assert "".join(texts(token_span(TokenPiece("a\n\nb", -1.0, "1")))) == "a⏎\n⏎\nb"
+
+
+def test_an_address_omits_empty_parameters():
+    assert address("/x", a="", b=None, c=0, d="ä &") == "/x?c=0&d=%C3%A4+%26"
+
+
+def test_children_are_spliced_and_none_is_dropped():
+    assert h("p", "a", None, [h("b", "c"), None, "d"], class_="e", aria_label=None) == [
+        "p", {"class": "e"}, "a", ["b", {}, "c"], "d",
+    ]  # fmt: skip
+    assert visible_text(EVIL).count("<") == EVIL.count("<")

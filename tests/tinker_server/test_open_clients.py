@@ -1,0 +1,95 @@
+"""OpenAI's SDK, unmodified, against the open endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openai", reason="the openai SDK is not installed")
+pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
+
+import openai
+
+from rlvr.core.messages import ModelInput
+from tests.kit.open_server import NAME, open_endpoints, text_engine
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # connections of the Tinker SDK
+USER: list[Any] = [{"role": "user", "content": "What is 4 + 5?"}]
+TOOL: Any = {
+    "type": "function",
+    "function": {"name": "add", "description": "Add numbers.", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    with (
+        open_endpoints({NAME: text_engine()}, tmp_path_factory.mktemp("state"), ["tml-alice-0001"]) as (_, port),
+        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="tml-alice-0001", max_retries=0) as made,
+    ):
+        yield made
+
+
+def test_models_completions_and_log_likelihoods(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [NAME] and client.models.retrieve(NAME).id == NAME
+    made = client.completions.create(model=NAME, prompt="apples", max_tokens=8, n=2, seed=1)
+    parts = client.completions.create(model=NAME, prompt="apples", max_tokens=8, n=2, seed=1, stream=True)
+    texts = ["", ""]
+    for part in parts:
+        texts[part.choices[0].index] += part.choices[0].text
+    assert texts == [choice.text for choice in made.choices] and made.usage is not None
+    reference = text_engine()
+    tokens = reference.model.tokenizer.encode("How many apples?")
+    scored = client.completions.create(model=NAME, prompt=tokens, max_tokens=0, echo=True, logprobs=1)
+    assert scored.choices[0].logprobs is not None
+    expected = reference.logprobs(reference.base_snapshot(), ModelInput(tokens)).result()
+    assert scored.choices[0].logprobs.token_logprobs == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_seed_gives_the_tokens_and_logprobs_of_the_tinker_sdk(client: openai.OpenAI) -> None:
+    tinker = pytest.importorskip("tinker", reason="the extra [tinker] is not installed")
+    tokens = text_engine().model.tokenizer.encode("How many apples?")
+    service = tinker.ServiceClient(base_url=str(client.base_url).removesuffix("/v1/"), api_key=client.api_key)
+    sampler = service.create_sampling_client(base_model=NAME).result()
+    params = tinker.SamplingParams(max_tokens=8, seed=11, temperature=0.7)
+    sampled = sampler.sample(tinker.ModelInput.from_ints(tokens), num_samples=2, sampling_params=params).result()
+    made = client.completions.create(
+        model=NAME,
+        prompt=tokens,
+        max_tokens=8,
+        n=2,
+        seed=11,
+        temperature=0.7,
+        logprobs=0,
+        extra_body={"return_token_ids": True},
+    )
+    for choice, sequence in zip(made.choices, sampled.sequences, strict=True):
+        assert choice.model_extra is not None and choice.model_extra["token_ids"] == sequence.tokens
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs == pytest.approx(sequence.logprobs, abs=1e-5)
+
+
+def test_chat_with_tools_plain_and_streamed(client: openai.OpenAI) -> None:
+    made = client.chat.completions.create(
+        model=NAME, messages=USER, tools=[TOOL], max_completion_tokens=8, seed=1, logprobs=True, top_logprobs=2
+    )
+    [choice] = made.choices
+    assert choice.finish_reason in ("length", "stop") and choice.logprobs is not None
+    assert choice.logprobs.content is not None and len(choice.logprobs.content) <= 8
+    text = ""
+    for part in client.chat.completions.create(
+        model=NAME, messages=USER, tools=[TOOL], max_completion_tokens=8, seed=1, stream=True
+    ):
+        text += part.choices[0].delta.content or ""
+    assert text == (choice.message.content or "")
+
+
+def test_mistakes_are_the_sdk_s_errors_with_our_message(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="model 'gpt-4' is not served here; served: acme/Small-1B"):
+        client.completions.create(model="gpt-4", prompt="a")
+    with pytest.raises(openai.BadRequestError, match="n=0, expected 1 to"):
+        client.completions.create(model=NAME, prompt="a", n=0)
+    with pytest.raises(openai.AuthenticationError, match="unknown API key"):
+        client.with_options(api_key="tml-wrong-0001").models.list()
