@@ -1,15 +1,14 @@
 """Held-out accuracy over time, of this package and of TRL's `GRPOTrainer`, on the main job.
 
-Both sides start from the weights that the main job's supervised fine-tuning made with a seed, and train for equal
-times with the same problems, reward, batch, loss and learning rate (`benchmarks.step_shape` has what they share).
-Training stops for each measurement: the weights are saved, and `transformers` samples one completion of each of 1,200
-held-out problems at temperature 1, with the same random draws for both; its seconds do not count. (Greedy completions
-say little here: nine in ten are right at the start, because the demonstrations' mistakes are random.) A target counts
-as reached at the first measurement that is above it. Tested by `test_bench.py`, run by `rlvr bench accuracy`.
-Left out on purpose: the curriculum of `rlvr train`, which TRL does not have, and its own reward (`combined`), for one
-that both sides call. AdamW on both sides, because that is what TRL's trainer has where the recipe has Muon, with the
-recipe's rate for the weights that are no matrices, constant and without clipping of the gradient; it was not searched
-for either side.
+Both sides start from the weights that the main job's supervised fine-tuning made with a seed, and train for equal times
+with the same problems, reward, batch, loss and learning rate (`benchmarks.step_shape` has what they share). Training
+stops for each measurement: the weights are saved, and `transformers` samples one completion of each of 1,200 held-out
+problems at temperature 1, with the same random draws for both; its seconds do not count. (Greedy completions say little
+here: nine in ten are right at the start, because the demonstrations' mistakes are random.) A target counts as reached
+at the first measurement that is above it. Run by `rlvr bench accuracy`. Left out on purpose: the curriculum of `rlvr
+train`, which TRL does not have, and its own reward (`combined`), for one that both sides call. AdamW on both sides,
+because that is what TRL's trainer has where the recipe has Muon, with the recipe's rate for the weights that are no
+matrices, constant and without clipping of the gradient; it was not searched for either side.
 """
 
 from __future__ import annotations

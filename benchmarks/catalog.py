@@ -1,6 +1,6 @@
 """The list of benchmarks, and which of their cases a command line asks for (`end-to-end/short` is one case).
 
-To add a benchmark, write a module with `cases(setting)` and add an entry here. Tested by `test_bench.py`.
+To add a benchmark, write a module with `cases(setting)` and add an entry here.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Both start from the same weights and get the same prompts, reward function, batch, loss (`dapo` with the group's mean as
 baseline, clipped at 0.2 and 0.28, no KL) and AdamW. Groups with equal rewards stay in our denominator, as in TRL's, so
 both have the same gradient; skipping their rows only saves work. Ours is the `Trainer` that `rlvr train` runs, over the
-local client, with up to 1,024 rows at once as in the shipped configs; TRL's is in `benchmarks.trl_peer`. Tested by
-`tests/benchmarks/test_bench.py`, run by `rlvr bench end-to-end`. Left out on purpose: evaluation, checkpoints and logs.
+local client, with up to 1,024 rows at once as in the shipped configs; TRL's is in `benchmarks.trl_peer`. Run by `rlvr
+bench end-to-end`. Left out on purpose: evaluation, checkpoints and logs.
 """
 
 from __future__ import annotations

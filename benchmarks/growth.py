@@ -1,8 +1,8 @@
 """How time and memory grow with the work: the same job at 1, 4 and 16 times the size, each in its own process.
 
 The ratio is the time of a unit over that at the first size; it is at most 1 if cost grows no faster than the work. The
-learner and the sampler have growth cases of their own. Tested by `test_bench.py`, run by `rlvr bench growth`.
-Left out on purpose: peers, and sizes that take minutes.
+learner and the sampler have growth cases of their own. Run by `rlvr bench growth`. Left out on purpose: peers, and
+sizes that take minutes.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 The plain step is that of a trainer without shortcuts: the `transformers` model on rows padded to the longest, all
 logits at once, torch's AdamW. Both learn from the same rows with the same clipped loss and report the norm of their
 gradient, so a wrong one would show. Rates count the tokens of the rows: neither padding nor the repeated prompts of a
-group. Tested by `tests/benchmarks/test_bench_learner.py`, run by `rlvr bench learner`. Left out on purpose: sampling
-(`benchmarks.end_to_end` measures the whole step).
+group. Run by `rlvr bench learner`. Left out on purpose: sampling (`benchmarks.end_to_end` measures the whole step).
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ or a `functools.partial` of one. Modules import torch and peers inside their sid
 
 A turn may time itself if only a part of it counts (`TurnResult.seconds`). The first turn of every side is a warm-up;
 then each round takes one turn of every side, in alternating order, so that other load on the machine affects all of
-them. A side whose package is missing is skipped by name; one that fails is reported, and the others go on. Tested by
-`tests/benchmarks/test_bench.py`; `benchmarks.report` writes the results.
+them. A side whose package is missing is skipped by name; one that fails is reported, and the others go on.
+`benchmarks.report` writes the results.
 """
 
 from __future__ import annotations

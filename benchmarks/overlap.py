@@ -3,8 +3,7 @@
 `overlap` and `overlap-busy` collect a step's completions while sandbox processes verify them for as long as sampling
 takes, by waiting or by computing; the other side verifies when all are sampled. `threads-beside-busy` makes whole steps
 with one thread a core while another process keeps one core busy: with threads that sleep while they wait (ours), that
-spin (torch's default), and with one thread. Tested by `test_bench.py`. Left out on purpose: peers. Any trainer on
-torch has these choices.
+spin (torch's default), and with one thread. Left out on purpose: peers. Any trainer on torch has these choices.
 """
 
 from __future__ import annotations

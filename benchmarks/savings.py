@@ -1,8 +1,8 @@
 """What each saving is worth: our own step with it and without it.
 
-The gradient is the same either way (`tests/engine/test_same_gradient.py`); only time and memory differ. Tested by
-`test_bench.py`, run by `rlvr bench savings`. Left out on purpose: savings that have no switch, such as keeping
-the sampler's log-probs instead of computing them again.
+The gradient is the same either way (`tests/engine/test_same_gradient.py`); only time and memory differ. Run by `rlvr
+bench savings`. Left out on purpose: savings that have no switch, such as keeping the sampler's log-probs instead of
+computing them again.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Both sides use the same objects: a reward here has TRL's signature, which `rlvr` accepts as it is, and a model is a
 folder that both load. Time depends on the size of weights, not on what they know, so they are random but for one case;
-`rlvr bench --model FOLDER` takes the user's own. Tested by `tests/benchmarks/test_bench.py`.
+`rlvr bench --model FOLDER` takes the user's own.
 """
 
 from __future__ import annotations

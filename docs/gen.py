@@ -272,7 +272,7 @@ def _list_foreign(system: str) -> Iterable[Any]:
 
 def models() -> str:
     """The families of models, as `tests/engine/test_families.py` finds them."""
-    found = json.loads((ROOT / "tests" / "families.json").read_text(encoding="utf-8"))
+    found = json.loads((ROOT / "tests" / "kit" / "families.json").read_text(encoding="utf-8"))
     head = ["`model_type`", "models", "sampling", "training", "logits", "LoRA on", "LoRA not on"]
     return _table(
         head,

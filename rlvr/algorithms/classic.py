@@ -6,8 +6,7 @@
     save_checkpoint(algo.get_state(), "checkpoint.json")
 
 The state is the algorithm's step, running baseline and count of optimizer steps; weights and moments are saved by
-`client.save_state`. With both loaded, training continues to the same bits. Exercised by `python -m pytest
-tests/algorithms/test_classic.py`.
+`client.save_state`. With both loaded, training continues to the same bits.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@
 
 Returns and advantages (`rlvr.algorithms.gae`) are computed from the values before the update. The critic has its own
 client and optimizer; its batches, substeps and reduction are the policy's.
-Exercised by `python -m pytest tests/algorithms/test_critic.py`.
 """
 
 from __future__ import annotations

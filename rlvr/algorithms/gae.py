@@ -3,11 +3,11 @@
     delta_t = r_t + gamma V(s_t+1) - V(s_t)        A_t = delta_t + gamma lambda A_t+1
 
 An action is a sampled token, and time runs over the actions of a whole episode: what an environment writes between two
-turns is part of the next state, and so is a rewritten history. What a turn earned (`rlvr.algorithms.process`) counts
-at its last token, and a KL penalty (`kl_in=reward`) at each token; the rest of the reward, less other penalties, counts
-at the episode's last token. After that token the value is 0; where the token budget cut the episode off, it is the
+turns is part of the next state, and so is a rewritten history. What a turn earned (`rlvr.algorithms.process`) counts at
+its last token, and a KL penalty (`kl_in=reward`) at each token; the rest of the reward, less other penalties, counts at
+the episode's last token. After that token the value is 0; where the token budget cut the episode off, it is the
 critic's, since the episode was not over (arXiv:1712.00378), unless `algorithm.bootstrap_truncated` is false. Plain
-functions, no torch. Exercised by `python -m pytest tests/algorithms/test_gae.py`.
+functions, no torch.
 """
 
 from __future__ import annotations

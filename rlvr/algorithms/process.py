@@ -3,7 +3,6 @@
 `Trajectory.turn_rewards` holds what each turn earned: what the environment gave after it (`StepResult.reward`), and
 what a verifier says of it (`Score.turns`). The rest of the reward, less its penalties, counts at the episode's last
 turn.
-Exercised by `python -m pytest tests/core/test_process.py`.
 """
 
 from __future__ import annotations

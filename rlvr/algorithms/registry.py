@@ -1,7 +1,6 @@
 """Algorithms by name. A new one is a new spec, here with a golden file or by `register_algorithm` in a user's code.
 
 A config can override any field (`algorithm.name=dr_grpo algorithm.reduction=token_mean`).
-Exercised by `python -m pytest tests/algorithms/test_algorithms.py`.
 
 The specs follow their papers, but for `grpo`, the default: the group's mean as the baseline and PPO's clip (GRPO,
 arXiv:2402.03300), no division by the standard deviation (Dr. GRPO, arXiv:2503.20783); token mean over the batch, the

@@ -1,4 +1,4 @@
-"""An alias: a word of another system that sets keys of ours. Exercised by `python -m pytest tests/config/test_aliases.py`."""
+"""An alias: a word of another system that sets keys of ours."""
 
 from __future__ import annotations
 

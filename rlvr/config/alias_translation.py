@@ -4,7 +4,6 @@
 
 Files and the command line are treated alike. Messages name a key as the user gave it. `rlvr.config.aliases` has the
 words, `rlvr.config.alias_values` decides between several values for one key.
-Exercised by `python -m pytest tests/config/test_aliases.py`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ same rank that disagree are an error. Several words together give sizes, an esti
     prompts_per_step = batch_size / group_size           num_substeps = completions of a step / mini_batch_size
 
 All divisions have to be exact; the error names the numbers. The defaults of the classic algorithms are those of
-`REINFORCEConfig` and `PPOConfig`. Exercised by `python -m pytest tests/config/test_aliases.py`.
+`REINFORCEConfig` and `PPOConfig`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
 both. A word means the same at the top of a config, in `training`, `algorithm` and `rollout`, in `rlvr` and what it
 holds, and in `rlvr_training`; where a section of ours has a key of that name, the key is meant. How values travel is
 `rlvr.config.alias_translation`; the words of TRL and verl are in `rlvr.config.foreign_words`. Left out on purpose:
-TRL's `num_iterations`, which here is the number of training steps. Exercised by
-`python -m pytest tests/config/test_aliases.py`.
+TRL's `num_iterations`, which here is the number of training steps.
 """
 
 from __future__ import annotations

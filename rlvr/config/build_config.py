@@ -1,7 +1,4 @@
-"""Turns composed values into a checked `RunConfig`, and back into what `resolved.yaml` holds.
-
-Exercised by `python -m pytest tests/config/test_config.py tests/config/test_interpolate_secrets.py`.
-"""
+"""Turns composed values into a checked `RunConfig`, and back into what `resolved.yaml` holds."""
 
 from __future__ import annotations
 

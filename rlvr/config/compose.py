@@ -12,7 +12,7 @@ before both. On the command line `key.sub=value` sets a value (typed as in YAML)
 `${oc.env:NAME,default}`; whatever depends on the environment stays unresolved in `Loaded.raw`, so no secret is written.
 
 Left out on purpose: `override` entries, sweeps, `hydra:` settings, instantiation of classes. The schema, and what to
-say of an unknown key, is `rlvr.config.validate`. Exercised by `python -m pytest tests/config/test_config.py`.
+say of an unknown key, is `rlvr.config.validate`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A YAML file of a few lines can describe more than a machine holds: aliases of aliases, references to references,
 brackets in brackets. `check_size` looks at the text, `with_text_keys` at the mapping made of it, `Budget` at what its
-`${...}` references make of it. Exercised by `python -m pytest tests/config/test_interpolate_secrets.py`.
+`${...}` references make of it.
 """
 
 from __future__ import annotations

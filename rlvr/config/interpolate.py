@@ -5,8 +5,6 @@ depends on the environment may be a secret and is kept as it was written; what d
 between two runs. Both hold at any remove: `b: ${a}`, `a: ${oc.env:KEY}` makes `b` a secret too. No other resolver
 works, and none whose name is itself worked out: it could read the environment unseen. `mask_secrets` takes out of a
 message what the environment gave.
-
-Exercised by `python -m pytest tests/config/test_config.py tests/config/test_interpolate_secrets.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The words of TRL's `GRPOConfig` (1.16), of its `TrainingArguments`, and the usual ones of its scripts.
-
-Exercised by `python -m pytest tests/config/test_foreign_words.py`.
-"""
+"""The words of TRL's `GRPOConfig` (1.16), of its `TrainingArguments`, and the usual ones of its scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The common words of verl's trainer config (0.5). Exercised by `python -m pytest tests/config/test_foreign_words.py`."""
+"""The common words of verl's trainer config (0.5)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """How the tables of other systems' words are written: a translated word, a refused one, a choice among values.
 
-`rlvr.config.trl_words` and `rlvr.config.verl_words` are the tables. Exercised by `python -m pytest
-tests/config/test_foreign_words.py`.
+`rlvr.config.trl_words` and `rlvr.config.verl_words` are the tables.
 """
 
 from __future__ import annotations

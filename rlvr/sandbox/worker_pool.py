@@ -1,8 +1,7 @@
 """The sandbox's pool of workers: verifications wait in a fair queue until one of the pairs is free.
 
 Owners (`rlvr.core.fair_queue.current_owner`) take turns, and so do the calls of one owner: another program waits for
-one that runs, never for all that were sent before it. Exercised by tests/core/test_fair_queue.py and
-tests/sandbox/test_sandbox_pool.py.
+one that runs, never for all that were sent before it.
 """
 
 from __future__ import annotations

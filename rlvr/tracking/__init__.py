@@ -5,8 +5,8 @@
         log.append({"phase": "rl", "step": 1, "reward": 0.4})
         console.step({"reward": 0.4}, done=1)
 
-A metric row is a flat dictionary; the view shows those of the names it knows and skips what is absent. What the
-numbers mean is in docs/run/metrics.md. Exercised by `python -m pytest tests/tracking/test_tracking.py`.
+A metric row is a flat dictionary; the view shows those of the names it knows and skips what is absent. What the numbers
+mean is in docs/run/metrics.md.
 """
 
 from rlvr.tracking.console import RunConsole, readable, readable_lines

@@ -6,8 +6,7 @@
 The rewards tried are the registered ones that compare with `meta["answer"]`. A reward is named only if it tells right
 from wrong: what it accepts must be refused with another reference, be it of another task or anything else that stands
 in the same prompt and completion. A reward that only looks whether the reference occurs fails that, as a policy could
-earn it by listing answers. And it must accept far more than by chance, which shuffled references tell. Exercised by
-`python -m pytest tests/training/test_answer_form.py`.
+earn it by listing answers. And it must accept far more than by chance, which shuffled references tell.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What the evaluation before training says of the training to come: groups with signal, and what leaves them without.
-
-`python -m pytest tests/training/test_baseline.py` exercises it.
-"""
+"""What the evaluation before training says of training: groups with signal, and what leaves them without."""
 
 from __future__ import annotations
 

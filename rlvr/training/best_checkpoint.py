@@ -5,7 +5,7 @@
 
 If the last step is the best, `best.json` names the last checkpoint and there is no second copy. The rows of the run
 decide what the best is; `best.json` follows each checkpoint. A checkpoint's own best stays as long as the checkpoint
-does, so a run that falls back to it has lost nothing. Exercised by `python -m pytest tests/training/test_best_checkpoint.py`.
+does, so a run that falls back to it has lost nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Samples and scores groups of completions for a training step: the side of training that asks the policy.
 
-The schedules decide when to call it. Exercised by `python -m pytest tests/training/test_training_step.py tests/engine/test_overlap.py`.
+The schedules decide when to call it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Everything is a pure function of the rows of `metrics.jsonl` (names in docs/run/metrics.md) and of the groups that
 `failure_groups` finds, so a resumed run reports what an uninterrupted one reports. The thresholds are our judgement:
-runs that learn must raise no alarm. Exercised by `python -m pytest tests/training/test_diagnosis.py` and `rlvr doctor RUN`.
+runs that learn must raise no alarm.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Estimates from pass rates how many groups of a run will hold a passing and a failing completion.
 
-    expect_signal([(0, 4), (1, 4), (4, 4)], group_size=8)   # passed and judged completions of each task
+For example:
 
-`python -m pytest tests/training/test_expected_signal.py` exercises it.
+    expect_signal([(0, 4), (1, 4), (4, 4)], group_size=8)   # passed and judged completions of each task
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ the task, since completions of one task are not independent; it fails if fewer t
 test is Fisher's exact one, one-sided: does a candidate hold more failing tasks than chance would put there? Its p-value
 is multiplied by the number of candidates (Bonferroni). The strongest candidate is taken, its tasks are set aside, and
 the rest is searched again: what was nested in it, or held it, no longer differs. The thresholds are our judgement.
-Exercised by `python -m pytest tests/training/test_failure_groups.py`.
 """
 
 from __future__ import annotations

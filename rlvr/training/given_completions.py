@@ -4,7 +4,6 @@ For a loss of pairs a task has a preferred completion in `meta["chosen"]` and an
 one in `meta["completion"]` and in `meta["label"]` whether it is preferred. A completion is a text, or a chat whose last
 message is it; these are the columns of a data set. Nothing is sampled and no verifier is asked; the log-probs of the
 completions are those of the policy as it is.
-Exercised by `python -m pytest tests/algorithms/test_given_completions.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Stores scored groups on disk, so that a killed run learns from the same ones again, to the bit.
 
-A group is stored without its task, which the source makes again from a level and an index. Exercised by `python -m
-pytest tests/training/test_completion_order.py`.
+A group is stored without its task, which the source makes again from a level and an index.
 """
 
 from __future__ import annotations

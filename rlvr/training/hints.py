@@ -5,7 +5,6 @@
 A hint is a part of the prompt, so it has no loss; verifiers judge hint and completion as one text. Evaluations give
 none. `rlvr.training.curriculum` decides how long a hint is. Partial solutions in the prompt: QuestA, arXiv:2507.13266;
 starts that move from the end of a demonstration to its beginning: R3, arXiv:2402.05808.
-Exercised by `python -m pytest tests/training/test_hints.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What follows from the interim evaluations of a run: which policy is the best, and whether learning levelled off.
 
 Everything is a function of the rows of `metrics.jsonl`, so a resumed run decides what an uninterrupted one decides.
-Exercised by `python -m pytest tests/training/test_interim.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 `rlvr doctor`, the dashboard and the end of `rlvr train` show the same diagnosis. Tasks are grouped by the final
 evaluation, or, while there is none, by the completions that the last steps stored. A folder may be damaged or come from
-anywhere: what cannot be read is left out. Exercised by `python -m pytest tests/cli/test_doctor.py`.
+anywhere: what cannot be read is left out.
 """
 
 from __future__ import annotations

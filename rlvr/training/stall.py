@@ -3,7 +3,6 @@
 A run that levels off at its ceiling is no stall: few steps, noise, a rising held-out pass rate, or hardly a failing
 completion must raise no alarm. The thresholds are our judgement. A reward that rises by less than 1 % of its range in
 `TREND` / 2 steps counts as flat, so a run that learns more slowly than that raises an alarm.
-Exercised by `python -m pytest tests/training/test_diagnosis.py`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The toy policy and its sampler: a table of token logits that learns in seconds, without torch or a model.
 
+For example:
+
     sampler = MockRolloutSampler(max_new_tokens=64, seed=42)
     batch = sampler.generate_trajectories(["Explain quantum computing"] * 4)
     client = sampler.training_client()          # trains what the sampler samples from
-
-Exercised by `python -m pytest tests/envs/test_toy.py` and `examples/rlvr_toy_task/run_toy_rlvr.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Findings about updates: steps without one, a critic that is blind, entropy, how far a step moves the policy.
 
-A part of `rlvr.training.diagnosis`. Exercised by `python -m pytest tests/training/test_diagnosis.py`.
+A part of `rlvr.training.diagnosis`.
 """
 
 from __future__ import annotations

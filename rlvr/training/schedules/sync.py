@@ -1,7 +1,7 @@
 """The synchronous schedule: sample a batch, learn from it, repeat. The reference for all others.
 
 Only here can groups without signal be replaced (`training.dynamic_sampling`): the whole batch is known before the next
-prompts are drawn. Exercised by `python -m pytest tests/training/test_training_step.py tests/training/test_fixed_lag.py`.
+prompts are drawn.
 """
 
 from __future__ import annotations
