@@ -78,7 +78,7 @@ def test_a_torn_gzip_file_is_said(tmp_path: Path) -> None:
     path = tmp_path / "HumanEval.jsonl.gz"
     write(path, [function("add_two", "2")] * 50)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match="no whole gzip file"):
+    with pytest.raises(ValueError, match="whole gzip file"):
         resolve_environment("humaneval", path=str(path))
     path.write_bytes(b"no gzip at all")
     with pytest.raises(ValueError, match="cannot be read"):
