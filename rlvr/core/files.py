@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -142,6 +141,8 @@ def lock_file(path: Path) -> IO[str] | None:
 
     The file is made if it is missing and never truncated. OSError if it cannot be opened.
     """
+    import fcntl  # Windows has none, and the help must load there
+
     file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - the caller closes it
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

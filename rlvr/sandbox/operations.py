@@ -298,11 +298,11 @@ class Operations(Comparisons):
     def make_local(self, function: Any) -> Any:
         """A function of the test that calls another one as the test's text does."""
 
-        def called(*args: Any, **words: Any) -> Any:
+        def call(*args: Any, **words: Any) -> Any:
             return self.call(function, args, words)
 
-        called.__module__ = TEST
-        return called
+        call.__module__ = TEST
+        return call
 
     def operate(self, name: str, args: tuple[Any, ...], other: Callable[[int], Any] | None, side: str) -> Any:
         """A function of the module `operator` on objects of the answer: what its operator does in the test's text."""

@@ -252,7 +252,7 @@ def test_the_sdks_own_objects_are_taken_too() -> None:
         (lambda: types.TensorData([1], "int8"), "dtype='int8', expected float32 or int64"),
         (lambda: types.TensorData([1, 2], "int64", [3]), r"2 values do not fill the shape \[3\]"),
         (lambda: types.TensorData(["a"]), "expected a rectangular array of numbers"),
-        (lambda: types.TensorData([1.0], "float32", [1, 2], [0, 2], [0]), "are no CSR matrix"),
+        (lambda: types.TensorData([1.0], "float32", [1, 2], [0, 2], [0]), "are not a CSR matrix"),
         (lambda: types.Datum(types.ModelInput([1]), {"weights": [[1], [2, 3]]}), r"loss_fn_inputs\['weights'\]"),
     ],
 )

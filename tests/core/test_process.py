@@ -117,7 +117,7 @@ def play() -> list[Trajectory]:
 
 def test_turns_are_what_the_environment_gave_and_what_a_verifier_says() -> None:
     """The environment's, by its weight, plus `Score.turns`; without a weight the verifier's alone."""
-    reward = resolve_reward("test_process:judge_turns")
+    reward = resolve_reward("tests.core.test_process:judge_turns")
     for weight, expected in ((0.0, [0.25, 0.5]), (2.0, [1.25, 0.5])):
         played = play()
         assert played[0].turn_rewards == [0.5, 0.0] and played[0].turn_starts == [0, 3]
@@ -130,7 +130,7 @@ def test_turns_are_what_the_environment_gave_and_what_a_verifier_says() -> None:
 
 def test_a_verifier_that_scores_another_number_of_turns_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"scored 3 turns of an episode of 2 \(Score.turns\)"):
-        score(play(), resolve_reward("test_process:judge_three").plus_environment(0.0))
+        score(play(), resolve_reward("tests.core.test_process:judge_three").plus_environment(0.0))
     with pytest.raises(ValueError, match="turns nan is not finite"):
         Score(1.0, Outcome.PASSED, turns=(math.nan,))
 

@@ -69,4 +69,4 @@ def test_sees_the_old():
 
 def test_a_test_sees_nothing_of_the_one_before(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TWO_TESTS)
-    pytester.runpytest_inprocess("-p", "conftest", "-p", "no:cacheprovider").assert_outcomes(passed=2)
+    pytester.runpytest_inprocess("-p", "tests.conftest", "-p", "no:cacheprovider").assert_outcomes(passed=2)

@@ -206,7 +206,7 @@ def test_nothing_that_a_model_wrote_becomes_a_special_token(rows: str) -> None:
 
 
 def test_a_result_with_the_mark_of_a_turn_changes_nothing(rows: str) -> None:
-    t, _ = play(source(rows, tools=["test_tools:echo"]), use("echo", what="A\u2063turn\u2063B"), "7")
+    t, _ = play(source(rows, tools=["tests.envs.test_tools:echo"]), use("echo", what="A\u2063turn\u2063B"), "7")
     assert written_by(t, 0) == "\n<|im_start|>tool\nAB<|im_end|>\n<|im_start|>assistant\n"
 
 

@@ -40,6 +40,7 @@ PARAMETERS = {
     "SourceDataset.__init__": "the interface of the cookbook's datasets, and what a task source needs",
     "RowSource.__init__": "the parts of a task source, which environments name",
     "estimate_memory": "the quantities of one formula, which callers name",
+    "judge_in_chunks": "what a sampled and judged task depends on, which callers name",
     "evaluate": "everything an evaluation depends on, which callers name",
     "OrderQuestions.near": "the operands of one comparison",
     "Plan.__init__": "what the reading of a test file found, one part each",

@@ -54,11 +54,19 @@ def join_parts(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 @given(st.recursive(numbers() | st.sampled_from(NAMES[:2]), join_parts, max_leaves=12))
 def test_a_formula_has_the_value_that_python_gives_it(text: str) -> None:
     scores = {"a": 0.25, "b": -1.5}
-    names = {"abs": abs, "sqrt": math.sqrt, "floor": math.floor, "ceil": math.ceil, "min": min, "max": max, **scores}
+    names = {
+        "abs": math.fabs,
+        "sqrt": math.sqrt,
+        "floor": math.floor,
+        "ceil": math.ceil,
+        "min": min,
+        "max": max,
+        **scores,
+    }
     floats = re.sub(r"(?<![\w.])(\d+)(?![\d.])", r"\1.0", text)  # integers of Python grow without bound
     try:
         expected = eval(floats.replace("^", "**"), {"__builtins__": {}}, names)
-    except (ArithmeticError, ValueError, TypeError):  # a TypeError is a complex number on its way into a function
+    except (ArithmeticError, ValueError, TypeError):  # a TypeError is a complex number in a function
         expected = None
     if expected is None or isinstance(expected, complex) or not math.isfinite(expected):
         with pytest.raises(NoFormulaValue):

@@ -94,5 +94,5 @@ def test_impossible_options_are_refused_when_resolved(options: dict[str, Any], m
 @pytest.mark.parametrize("text", ["{", '["x"]', "\udcff"])
 def test_a_file_that_is_no_grader_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "grader.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ValueError, match=r"reward 'grader': config: .*(no JSON|cannot be read|expected an object)"):
+    with pytest.raises(ValueError, match=r"reward 'grader': config: .*(not JSON|cannot be read|expected an object)"):
         resolve_reward("grader", config=str(tmp_path / "grader.json"))

@@ -62,7 +62,9 @@ def test_the_recipe_has_the_conditions_of_the_published_runs(size: str) -> None:
     a = c.algorithm.resolve()
     assert (a.advantage.name, a.loss, a.reduction) == ("group_normalized", Ppo(0.2, 0.2), "token_mean")
     assert (a.terms, a.drop_equal_groups) == ((Kl(0.001, "k3", "loss"), Entropy(0.001)), False)
-    assert c.training.optimizer == OptimizerSection(3e-5, beta1=0.9, beta2=0.999, weight_decay=0.01, grad_clip=1.0)
+    assert c.training.optimizer == OptimizerSection(
+        learning_rate=3e-5, beta1=0.9, beta2=0.999, weight_decay=0.01, grad_clip=1.0
+    )
     assert (c.rollout.max_tokens, c.rollout.temperature, c.rollout.top_p) == (1024, 1.0, 1.0)
     e = c.evaluation
     assert (e.tasks, e.samples, e.temperature, e.every, e.interim_tasks, e.interim_samples) == (

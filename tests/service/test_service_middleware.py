@@ -14,10 +14,11 @@ import httpx2
 from fastapi import FastAPI, Request
 
 from rlvr.service.http.app import FAILURES, describe_failure
-from rlvr.service.http.service_middleware import RateLimit, ServiceMiddleware
+from rlvr.service.http.service_middleware import ServiceMiddleware
 from rlvr.service.settings import ServiceLimits
 from rlvr.web.auth import ApiKeys, owner_of
 from rlvr.web.middleware import register_error_handlers
+from rlvr.web.rate_limit import RateLimit
 from rlvr.web.server import check_exposure
 
 KEY, OTHER = "correct-horse-battery", "another-key-entirely"

@@ -185,7 +185,7 @@ def test_a_server_that_reads_json_only_is_named(remote: Callable[..., Any], serv
     """What SkyRL 0.3.0 answers to the protobuf of the SDK 0.25 and newer, and what the SDK says of its JSON."""
     client = remote()
     server.refusals["forward_backward"] = (422, "Input should be a valid dictionary")
-    with pytest.raises(ValueError, match=r"422.*JSON only.*0\.24.*other-tinker-servers"):
+    with pytest.raises(ValueError, match=r"422.*JSON only.*0\.24.*other-servers"):
         client.forward_backward(ROWS, "ppo").result()
     with (
         pytest.raises(ValueError, match=r"gave JSON where the SDK reads protobuf.*tinker==0\.24\.1"),

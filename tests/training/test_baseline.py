@@ -83,7 +83,7 @@ TALKATIVE = """
 seed: 1
 client: mock
 env: {name: "tests.kit.letter_tasks:LetterTasks"}
-reward: {type: "tests.test_baseline:never_right"}
+reward: {type: "tests.training.test_baseline:never_right"}
 rollout: {max_tokens: 3}
 training: {steps: 2, prompts_per_step: 2, group_size: 4}
 evaluation: {tasks: 4, samples: 4}

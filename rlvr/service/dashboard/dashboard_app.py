@@ -28,7 +28,7 @@ from rlvr.core.fair_queue import become_owner
 from rlvr.core.fair_slots import FairSlots
 from rlvr.service.dashboard.dashboard_data import OWNER, SOURCE, Source
 from rlvr.service.dashboard.sign_in import SignIn
-from rlvr.service.http.service_middleware import RateLimit
+from rlvr.web.rate_limit import RateLimit
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

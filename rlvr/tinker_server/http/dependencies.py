@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -167,4 +168,16 @@ def _write(value: Any, depth: int, pieces: list[bytes]) -> None:
 
 
 def _dump(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except ValueError:  # a user's metadata may hold such a number, which JSON lacks
+        return json.dumps(_without_non_finite(value), ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _without_non_finite(value: Any) -> Any:
+    """The value with null for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: _without_non_finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_without_non_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
