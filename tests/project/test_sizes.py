@@ -42,7 +42,6 @@ PARAMETERS = {
     "estimate_memory": "the quantities of one formula, which callers name",
     "judge_in_chunks": "what a sampled and judged task depends on, which callers name",
     "evaluate": "everything an evaluation depends on, which callers name",
-    "OrderQuestions.near": "the operands of one comparison",
     "Plan.__init__": "what the reading of a test file found, one part each",
     "Sandbox.verify": "a program, its tests, and how they are run; users name them",
     "VerificationJob.__init__": "those of `Sandbox.verify`",

@@ -168,16 +168,13 @@ def _write(value: Any, depth: int, pieces: list[bytes]) -> None:
 
 
 def _dump(value: Any) -> bytes:
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except ValueError:  # a user's metadata may hold such a number, which JSON lacks
-        return json.dumps(_without_non_finite(value), ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _without_non_finite(value: Any) -> Any:
-    """The value with null for numbers that are not finite."""
+def without_non_finite(value: Any) -> Any:
+    """The value with null for numbers that are not finite: JSON has none, and a user's metadata may hold them."""
     if isinstance(value, dict):
-        return {name: _without_non_finite(part) for name, part in value.items()}
+        return {name: without_non_finite(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [_without_non_finite(part) for part in value]
+        return [without_non_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse
 from starlette.concurrency import run_in_threadpool
 
-from rlvr.tinker_server.http.dependencies import Caller, CallerDep, JsonRoute, json_response
+from rlvr.tinker_server.http.dependencies import Caller, CallerDep, JsonRoute, json_response, without_non_finite
 from rlvr.tinker_server.http.tinker_middleware import SIGNED_PREFIX
 from rlvr.tinker_server.protocol import schemas
 from rlvr.tinker_server.protocol.errors import Forbidden, NotFound, StatusError
@@ -127,7 +127,7 @@ async def external_file(
 
 async def _list(caller: Caller, query: Callable[..., Any], *args: Any) -> Response:
     """A page of a list, read and written on a thread: it may have a thousand rows with metadata."""
-    return await caller.call(lambda owner: json_response(query(owner, *args)))
+    return await caller.call(lambda owner: json_response(without_non_finite(query(owner, *args))))
 
 
 def sign_download(owner: str, run: str, name: str, file: str, until: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from rlvr.tinker_server.backend.quotas import ANY_KEY, KEY_PREFIX
-from rlvr.tinker_server.http.dependencies import CallerDep, JsonRoute, json_response
+from rlvr.tinker_server.http.dependencies import CallerDep, JsonRoute, json_response, without_non_finite
 from rlvr.tinker_server.protocol import schemas
 from rlvr.tinker_server.protocol.errors import Forbidden, StatusError, UserError
 from rlvr.web.auth import LOCAL_OWNER
@@ -98,7 +98,9 @@ async def sessions(caller: CallerDep, limit: int = 20, offset: int = 0) -> dict[
 @router.get("/sessions/{session_id}")
 async def session(session_id: str, caller: CallerDep) -> Response:
     # Written on a thread too: a session may have a hundred thousand runs and sampling sessions.
-    return await caller.call(lambda owner: json_response(caller.backend.queries.session(owner, session_id)))
+    return await caller.call(
+        lambda owner: json_response(without_non_finite(caller.backend.queries.session(owner, session_id)))
+    )
 
 
 @router.post("/telemetry")
