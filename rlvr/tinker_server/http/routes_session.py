@@ -98,9 +98,8 @@ async def sessions(caller: CallerDep, limit: int = 20, offset: int = 0) -> dict[
 @router.get("/sessions/{session_id}")
 async def session(session_id: str, caller: CallerDep) -> Response:
     # Written on a thread too: a session may have a hundred thousand runs and sampling sessions.
-    return await caller.call(
-        lambda owner: json_response(without_non_finite(caller.backend.queries.session(owner, session_id)))
-    )
+    query = caller.backend.queries.session
+    return await caller.call(lambda owner: json_response(without_non_finite(query(owner, session_id))))
 
 
 @router.post("/telemetry")
