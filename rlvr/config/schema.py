@@ -156,4 +156,4 @@ class RunConfig:
     @property
     def sampler_options(self) -> SamplerOptions:
         """The options of the sampler that is chosen."""
-        return self.sampler.chosen
+        return self.sampler.variant

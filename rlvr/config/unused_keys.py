@@ -172,7 +172,7 @@ def find_unused(config: RunConfig) -> UnusedKeys:
         idle += [(key, "a control run must not stop by the verifier's verdicts") for key in stops]
         by_verdicts = (
             "curriculum.replay",
-            *(("curriculum.by",) if config.curriculum.chosen.learns_from_verdicts else ()),
+            *(("curriculum.by",) if config.curriculum.variant.learns_from_verdicts else ()),
         )
         idle += [(key, "a control run must not choose tasks by the verifier's verdicts") for key in by_verdicts]
     if config.training.mode == "sft":

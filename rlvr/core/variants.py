@@ -267,14 +267,14 @@ class Section:
         for variant in self.variants:
             for option in fields(variant):
                 variant.check_option(option.name, getattr(self, option.name))
-        _ = self.chosen
+        _ = self.variant
 
     def choose_name(self) -> str:
         """The name of the variant that is chosen."""
         return getattr(self, self.tag)
 
     @cached_property
-    def chosen(self) -> Any:
+    def variant(self) -> Any:
         """The variant that is chosen, with its options; ValueError for what it cannot be."""
         name = self.choose_name()
         variant = self.registry.find(name)
@@ -286,7 +286,7 @@ class Section:
 
     def list_others(self) -> dict[str, Any]:
         """The options that are given, and that the variant which is chosen does not have."""
-        own = {self.tag, *(option.name for option in fields(type(self.chosen)))}
+        own = {self.tag, *(option.name for option in fields(type(self.variant)))}
         if self.choose_name() not in self.registry:
             own.add(KWARGS[0])
         options: dict[str, Field[Any]] = {

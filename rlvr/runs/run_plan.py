@@ -91,7 +91,7 @@ def plan(assembly: Assembly) -> dict[str, str]:
         if config.sft.until and config.sft.until_each:
             goal += f" (of each kind of task {100 * config.sft.until_each:g}%)"
         lines["fine-tuning"] = (
-            f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations{goal}; {config.sft.optimizer.chosen}"
+            f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations{goal}; {config.sft.optimizer.variant}"
         )
     if servers := config.sampler_options.servers:
         importance = algorithm.term(Importance)
@@ -110,14 +110,14 @@ def plan(assembly: Assembly) -> dict[str, str]:
             "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} completions = "
             f"{t.steps * completions:,} completions, at most {tokens:,} tokens"
             f"{f' in {source.max_turns} turns' if source.max_turns > 1 else ''}{waves}{until}",
-            "updates": f"{updates} a step, {t.steps * updates} in all; {t.optimizer.chosen}",
+            "updates": f"{updates} a step, {t.steps * updates} in all; {t.optimizer.variant}",
         }
         if algorithm.advantage.takes_critic:
             kind = (
                 "a second adapter" if config.model.lora or config.client_options.trains_adapters else "a second model"
             )
             alone = f", alone for {t.critic.warmup_steps} steps" if t.critic.warmup_steps else ""
-            lines["critic"] = f"{kind}{alone}; {t.critic.optimizer.chosen}"
+            lines["critic"] = f"{kind}{alone}; {t.critic.optimizer.variant}"
         if tasks := count_tasks(source):
             lines["epochs"] = f"{t.steps * t.prompts_per_step / tasks:.3g} over {tasks:,} training tasks"
     heldout, interim = heldout_split(source, e, has_interim=has_interim(config))
@@ -135,7 +135,7 @@ def _check_optimizers(assembly: Assembly) -> None:
         used |= {"training": config.training}
         used |= {"training.critic": config.training.critic} if assembly.algorithm.advantage.takes_critic else {}
     client = assembly.spec.capabilities
-    optimizers = {f"{name}.optimizer.name": phase.optimizer.chosen for name, phase in used.items()}
+    optimizers = {f"{name}.optimizer.name": phase.optimizer.variant for name, phase in used.items()}
     clipped = [f"{name}.optimizer.grad_clip=0" for name, phase in used.items() if phase.optimizer.grad_clip]
     if clipped and not client.clips_gradients:
         raise ValueError(
@@ -223,7 +223,7 @@ def describe_memory(config: RunConfig) -> str:
         row_tokens=prompt + (config.rollout.max_tokens or 0),
         rows=training.prompts_per_step * training.group_size,
         lora=model.lora,
-        optimizer=training.optimizer.chosen,
+        optimizer=training.optimizer.variant,
         copies=config.algorithm.resolve().needs_reference + bool(training.order.max_lag),
         critic=config.algorithm.resolve().advantage.takes_critic,
     )
@@ -343,7 +343,7 @@ def describe_work(config: RunConfig, cluster: ClusterOptions) -> StepWork:
         longest_completion=longest,
         dtype=dtype,
         lora=config.model.lora,
-        optimizer=training.optimizer.chosen,
+        optimizer=training.optimizer.variant,
         epochs=training.ppo_epochs,
         updates=training.ppo_epochs * training.num_substeps,
         references=int(any(term.needs_reference for term in config.algorithm.resolve().terms)),

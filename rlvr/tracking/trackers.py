@@ -84,7 +84,7 @@ class TrackerChoice(Section):
                 f"tracking.trackers: {option}={value} has no effect: the tracker {self.choose_name()!r} has no "
                 f"{option}, an option of {takers}; leave it out"
             )
-        _ = self.chosen
+        _ = self.variant
 
 
 if TYPE_CHECKING:  # it is made of the trackers that there are
@@ -111,15 +111,15 @@ class TrackingOptions:
     store: str | None = None
 
     def __post_init__(self) -> None:
-        _ = self.chosen
+        _ = self.all_trackers
 
     @cached_property
-    def chosen(self) -> list[TrackerOptions]:
+    def all_trackers(self) -> list[TrackerOptions]:
         """The trackers of a run, with their options."""
         switched = [one for one in TRACKERS.classes() if one.switch]
         by_switch = [one for one in switched if getattr(self, one.switch) not in (None, False)]
         flat = [one(**{name: getattr(self, key) for name, key in one.flat_names().items()}) for one in by_switch]
-        listed = [TrackerSection.of(given).chosen for given in self.trackers]
+        listed = [TrackerSection.of(given).variant for given in self.trackers]
         return [*flat, *(one for one in listed if one not in flat)]
 
     def unread(self) -> dict[str, str]:
@@ -149,7 +149,7 @@ class Trackers:
     ) -> None:
         """`config`, `warn` and `say` are those of `TrackedRun`."""
         run = TrackedRun(folder, run_name, config, warn, say)
-        trackers = [one.open(run) for one in options.chosen]
+        trackers = [one.open(run) for one in options.all_trackers]
         self._recorders = [tracker for tracker in trackers if isinstance(tracker, Recorder)]
         self._feeds = [_Feed(tracker, warn, clock) for tracker in trackers]
 

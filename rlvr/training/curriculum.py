@@ -229,15 +229,15 @@ class Curriculum:
         self.hints = Counter[tuple[str, int]]()  # (level, index): how many steps long its hint is; one for each id
         self.under_way: dict[str, list[tuple[str, int]]] = {}  # task id: (level, index) of each draw without a verdict
         self._hint_writer = hint_writer
-        options.chosen.check(self)
+        options.variant.check(self)
 
     def advice(self) -> list[str]:
         """Warnings about settings of this curriculum that have no effect."""
-        return self.options.chosen.advice(self)
+        return self.options.variant.advice(self)
 
     def weights(self, step: int) -> list[float]:
         """One weight per level of the source."""
-        return self.options.chosen.weigh(self, step)
+        return self.options.variant.weigh(self, step)
 
     def count_tasks(self, level: str) -> float:
         """The number of tasks of a level if the source knows it, else 1."""

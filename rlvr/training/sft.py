@@ -45,7 +45,7 @@ class SftOptions:
             raise ValueError(f"sft.until_each={self.until_each}, expected a pass rate from 0 to 1")
         if self.curriculum.replay:
             raise ValueError("sft.curriculum.replay: demonstrations are not solved or unsolved; leave it out")
-        if self.curriculum.chosen.learns_from_verdicts:
+        if self.curriculum.variant.learns_from_verdicts:
             raise ValueError(
                 f"sft.curriculum.by={self.curriculum.by}: demonstrations have no pass rate; use uniform or schedule"
             )
@@ -81,7 +81,7 @@ def sft_step(
         for prompt, (tokens, mask) in zip(prompts, completions, strict=True)
     ]
     output = client.forward_backward(data, "cross_entropy").result()
-    adam = options.optimizer.chosen.at(step, options.steps)
+    adam = options.optimizer.variant.at(step, options.steps)
     stepped = client.optim_step(adam).result()
     return {
         "loss": output.metrics["loss:sum"],

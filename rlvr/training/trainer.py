@@ -79,7 +79,7 @@ class Trainer:
             self.parts.client,
             self.parts.algorithm,
             collected.batch,
-            self._adam(step, self.options.optimizer.chosen),
+            self._adam(step, self.options.optimizer.variant),
             self.passes,
             self._update_inputs(step),
             check=lambda first: self._check_gap(step, first.gap, collected.batch),
@@ -116,7 +116,7 @@ class Trainer:
             self.parts.client,
             self.parts.algorithm,
             record_parts(),
-            self._adam(step, self.options.optimizer.chosen),
+            self._adam(step, self.options.optimizer.variant),
             stream,
             self._update_inputs(step),
             check=lambda first: self._check_gap(step, first.gap, batch),
@@ -129,7 +129,7 @@ class Trainer:
             return None
         options = self.options.critic
         alone = step < options.warmup_steps
-        return ValueCritic(self.critic, self._adam(step, options.optimizer.chosen), options.value_clip, alone)
+        return ValueCritic(self.critic, self._adam(step, options.optimizer.variant), options.value_clip, alone)
 
     def _adam(self, step: int, optimizer: Optimizer) -> Callable[[int], AdamParams]:
         per_step = self.options.ppo_epochs * self.options.num_substeps

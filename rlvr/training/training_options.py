@@ -193,7 +193,7 @@ class TrainingOptions:
     @property
     def order(self) -> ScheduleOptions:
         """The schedule in effect: the one that is named, or that its numbers imply."""
-        return self.schedule.chosen
+        return self.schedule.variant
 
     @property
     def slots(self) -> int:

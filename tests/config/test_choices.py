@@ -228,19 +228,19 @@ def test_an_optimizer_is_chosen_with_its_options(section: str) -> None:
         [f"{section}.optimizer={{name: muon, matrix_learning_rate: 0.02}}"],
     ):
         config = build_config(compose(BASE + steps, *words))
-        assert get_at(config, f"{section}.optimizer").chosen == wanted
-    assert get_at(build_config(compose(BASE + steps)), f"{section}.optimizer").chosen == AdamW(learning_rate=rate)
+        assert get_at(config, f"{section}.optimizer").variant == wanted
+    assert get_at(build_config(compose(BASE + steps)), f"{section}.optimizer").variant == AdamW(learning_rate=rate)
 
 
 def test_trackers_are_a_list_and_flat_keys() -> None:
     text = "tracking: {trackers: [tensorboard, {name: mlflow, uri: /a, experiment: b}], wandb: true, experiment: s}\n"
     loaded = compose(BASE + text)
     config = build_config(loaded)
-    assert config.tracking.chosen == [WandbOptions("s"), TensorBoardOptions(), MlflowOptions("/a", "b")]
+    assert config.tracking.all_trackers == [WandbOptions("s"), TensorBoardOptions(), MlflowOptions("/a", "b")]
     assert add_defaults(resolved_values(config, loaded)) == resolved_values(config, loaded)
     path = f"{__name__}:OwnTracker"
     own = build_config(compose(f"{BASE}tracking: {{trackers: [{{name: '{path}', kwargs: {{place: here}}}}]}}\n"))
-    (chosen,) = own.tracking.chosen
+    (chosen,) = own.tracking.all_trackers
     assert type(chosen).__name__ == "OwnTracker" and chosen.options == {"place": "here"}
 
 

@@ -56,7 +56,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("file.gguf", WeightsKind.GGUF, None),
         ("packed", WeightsKind.GGUF, None),
         ("Qwen/Qwen3-8B", WeightsKind.HUB, None),
-        ("runs/other", WeightsKind.UNKNOWN, None),  # a folder `runs` is here, so it is none of the hub
+        ("runs/other", WeightsKind.UNKNOWN, None),  # a folder `runs` is here, so it is a path, not a name of the hub
         ("empty", WeightsKind.UNKNOWN, None),
         ("tinker://run/weights/1", WeightsKind.SERVER, None),
         ("tinker:Qwen/Qwen3-8B", WeightsKind.SERVER, None),

@@ -280,14 +280,14 @@ def test_the_schedule_scales_both_rates() -> None:
     schedule = OptimizerSection(
         learning_rate=1.0, warmup_steps=1, decay="linear", name="muon", matrix_learning_rate=10.0, momentum=0.7
     )
-    steps = [schedule.chosen.at(step, 5) for step in range(5)]
+    steps = [schedule.variant.at(step, 5) for step in range(5)]
     assert all(isinstance(p, MuonParams) and p.momentum == 0.7 for p in steps)
     assert np.allclose([p.learning_rate for p in steps], [0.5, 1.0, 0.75, 0.5, 0.25])
     assert np.allclose([vars(p)["matrix_learning_rate"] for p in steps], [5.0, 10.0, 7.5, 5.0, 2.5])
-    assert type(OptimizerSection().chosen.at(0, 5)) is AdamParams
+    assert type(OptimizerSection().variant.at(0, 5)) is AdamParams
 
 
 def test_the_plan_names_the_optimizer_in_effect() -> None:
     both = OptimizerSection(learning_rate=0.1, name="muon", matrix_learning_rate=0.2)
-    assert str(both.chosen) == "Muon at 0.2 for matrices, AdamW at 0.1 for the rest"
-    assert str(replace(both, name="adamw").chosen) == "AdamW at 0.1"
+    assert str(both.variant) == "Muon at 0.2 for matrices, AdamW at 0.1 for the rest"
+    assert str(replace(both, name="adamw").variant) == "AdamW at 0.1"

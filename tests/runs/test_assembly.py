@@ -27,7 +27,7 @@ FILE = "seed: 1\nsft: {steps: 0}\n"
 
 
 @pytest.fixture
-def made() -> Counter[str]:
+def counts() -> Counter[str]:
     """How often each object is made, and its reward started."""
     count = Counter[str]()
 
@@ -43,21 +43,21 @@ def made() -> Counter[str]:
 
 
 def test_a_run_makes_its_environment_and_its_rewards_once(
-    made: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    counts: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("counted.yaml").write_text(FILE)
     assert run(["train", "--config=counted.yaml", *WORDS]) == 0, capsys.readouterr().err
     parts = ("environment", "counted_reward", "watched_reward")
-    assert made == dict.fromkeys((*parts, "start of counted_reward", "start of watched_reward"), 1)
+    assert counts == dict.fromkeys((*parts, "start of counted_reward", "start of watched_reward"), 1)
 
 
-def test_settings_that_do_not_concern_the_objects_keep_them(made: Counter[str]) -> None:
+def test_settings_that_do_not_concern_the_objects_keep_them(counts: Counter[str]) -> None:
     config = build_config(load(None, None, WORDS))
     assembly = assemble(config)
     longer = replace(assembly, config=replace(config, training=replace(config.training, steps=9)))
     assert longer.source is assembly.source and longer.reward is assembly.reward
-    assert made["environment"] == 1
+    assert counts["environment"] == 1
 
 
 def _register_counted(name: str, count: Counter[str]) -> None:

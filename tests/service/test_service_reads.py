@@ -48,7 +48,7 @@ def test_reads_of_one_key_leave_threads_to_others_and_to_health_checks() -> None
         try:
             await asyncio.sleep(0.05)
             assert await asyncio.create_task(ask_as("bob", service.run_blocking(lambda: "found"))) == "found"
-            # A check is shared by all, whoever began it.
+            # All callers share a check, also one that another caller began.
             assert await asyncio.create_task(ask_as("anna", service.probe_database()))
             assert await asyncio.create_task(ask_as("anna", service.readiness.database())) == ""
         finally:

@@ -236,7 +236,7 @@ def test_the_moving_baseline_outlives_a_restart() -> None:
 def test_schedules_by_hand() -> None:
     """Warm-up over 3 steps, then down: literals."""
     linear = OptimizerSection(learning_rate=1.0, warmup_steps=3, decay="linear", final_rate=0.1)
-    rates = [linear.chosen.at(step, 13).learning_rate for step in (0, 1, 2, 3, 8, 13)]
+    rates = [linear.variant.at(step, 13).learning_rate for step in (0, 1, 2, 3, 8, 13)]
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 0.55, 0.1])
     cosine = OptimizerSection(learning_rate=1.0, decay="cosine")
-    assert [cosine.chosen.at(s, 10).learning_rate for s in (0, 5, 10)] == pytest.approx([1.0, 0.5, 0.0], abs=1e-12)
+    assert [cosine.variant.at(s, 10).learning_rate for s in (0, 5, 10)] == pytest.approx([1.0, 0.5, 0.0], abs=1e-12)

@@ -119,5 +119,5 @@ class ScheduleChoice(Section):
 
     def check(self) -> None:
         """ValueError for numbers that ask for sampling ahead, where the schedule that is named does none."""
-        for key, value in () if self.chosen.samples_ahead else self.list_numbers_above().items():
-            raise ValueError(self.registry.about_other(key, value, type(self.chosen)))
+        for key, value in () if self.variant.samples_ahead else self.list_numbers_above().items():
+            raise ValueError(self.registry.about_other(key, value, type(self.variant)))
