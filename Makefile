@@ -1,10 +1,10 @@
 # make setup   an environment in .venv for training: the package and what the extra `train` needs
 # make setup-dev   the same environment with everything: every extra, tests, documentation, peers to compare with
 # make train   the main job, rlvr train --config-name=arithmetic: one and a half to four minutes on one core
-# make test    ruff, pyright, the lines of each package and the tests that are not marked `slow`: about seven minutes on
+# make test    ruff, pyright, the lines of each package and the tests that are not marked `slow`: ten to fifteen minutes on
 #              two cores
 # make test-slow   the tests marked `slow`: kill loops, attacks, the documentation's commands, a browser, learning:
-#              twenty minutes or more
+#              about forty minutes
 # make test-gpu    the tests marked `gpu`, on a machine with one; all other tests hide its devices
 # make test-vllm   the client of vLLM against vLLM itself, in an environment of its own (VLLM_ENV, 3.4 GB of disk)
 # make bench   every benchmark beside its peers, into benchmarks/results/: about an hour (BENCH_ARGS="--quick": minutes)
