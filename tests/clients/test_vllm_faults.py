@@ -5,6 +5,7 @@ Against a small server with vLLM's HTTP (`tests/kit/vllm_server.py`).
 
 from __future__ import annotations
 
+import asyncio
 import resource
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from rlvr.clients.vllm.vllm_options import SamplerError
+from rlvr.clients.vllm.vllm_options import SamplerError, VllmOptions
+from rlvr.clients.vllm.vllm_publisher import PublishedWeights, VllmPublisher
+from rlvr.clients.vllm.vllm_server import NoServerError, VllmServer
 from rlvr.core.messages import ModelInput, SamplingParams
 from rlvr.engine.engine import Engine
 from rlvr.engine.model_loading import build_model
@@ -207,3 +210,17 @@ def test_weights_whose_probe_has_no_logprobs_are_not_sampled_from(
     with pytest.raises(SamplerError, match="as a log-prob, expected a number"):
         run.sample()
     assert not any("n" in body.get("sampling_params", {}) for _, body in fake.requests)
+
+
+def test_a_server_whose_address_reads_as_an_answer_is_down_all_the_same(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:9/404-rank"  # nothing listens there; a free port may have 404 in it as well
+    options = VllmOptions(["http://127.0.0.1:9"], wait_s=0.1)
+    publisher = VllmPublisher([VllmServer(url, options)], options, keep=2)
+    weights = PublishedWeights("policy-1", tmp_path, True, [1], {2: -1.0})
+
+    async def publish_and_sample() -> None:
+        await publisher.publish(weights)
+        await publisher.generate("policy-1", [1], {}, place=0)
+
+    with pytest.raises(NoServerError, match="cannot be reached"):
+        asyncio.run(publish_and_sample())

@@ -267,9 +267,10 @@ async def _load_adapter(server: VllmServer, weights: PublishedWeights) -> None:
         await server.call("POST", "/v1/load_lora_adapter", body)
     except (ServerRefusedError, ServerDownError) as error:
         text = str(error)
-        if ("404" in text and "No adapter found" not in text) or "LoRA is not enabled" in text:
+        has_no_route = isinstance(error, ServerRefusedError) and error.status == 404 and "No adapter found" not in text
+        if has_no_route or "LoRA is not enabled" in text:
             remedy = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
-        elif "rank" in text:
+        elif "max_lora_rank" in text or "LoRA rank" in text:
             remedy = "start it with a larger --max-lora-rank, or lower model.lora.rank (limits.max_rank of a server)"
         elif "target modules" in text:
             remedy = "vLLM has no adapters for these layers: train others (train_attn, train_mlp, train_unembed)"
