@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -157,7 +158,7 @@ class Audit:
 
     def _measure(self, labelled: str, log: Callable[[str], None]) -> AuditResult:
         from rlvr.audit.verifier_errors import list_data_warnings, measure, read_labelled, refuse_bad_tests, report
-        from rlvr.audit.verifier_faults import check_allowed, find_faults, show_faults
+        from rlvr.audit.verifier_faults import TrialProcess, check_allowed, find_faults, show_faults
 
         check_allowed(self.allow)
         check_shares("audit", **{f"max_{name}": share for name, share in vars(self.limits).items()})
@@ -179,7 +180,8 @@ class Audit:
             if one.rates()["unjudged"] == len(rows):
                 raise ValueError(_explain_unjudged(reward.name, labelled, one.judged[0].score if rows else None))
         log("judging every row again in other orders and company, and trying probes")
-        search = find_faults(rows, rewards[0], measured=[one.score for one in measured[0].judged])
+        with closing(TrialProcess(self.reward, self.options)) as trial:
+            search = find_faults(rows, rewards[0], measured=[one.score for one in measured[0].judged], trial=trial)
         above = self._list_rates_above(measured[0])
         warnings = list_data_warnings(rows)
         notes = [f"warning: {warning}" for warning in warnings]

@@ -68,7 +68,7 @@ class RewardPool:
         if reward.spec.batched:
             pool, judge = ThreadPoolExecutor(workers, thread_name_prefix="verify"), partial(score_rows, reward)
         else:
-            pool = ProcessPoolExecutor(workers, get_context("spawn"), _end_with_parent, (os.getpid(),))
+            pool = ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent, (os.getpid(),))
             judge = partial(_score_in_worker, self.reward, dict(self.options))
         try:
             yield lambda rows: pool.submit(judge, rows)
@@ -100,7 +100,7 @@ def _score_in_worker(name: str, options: dict[str, Any], answers: list[Case | Ba
     return score_rows(_worker_reward[0], answers)
 
 
-def _end_with_parent(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """In a worker process: leave Ctrl-C to the parent, and die when it dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":

@@ -6,23 +6,30 @@ Each row is judged alone twice in a row, alone in a shuffled order, and in one b
 beside themselves and beside malformed answers. Probes are answers that solve nothing, made from the rows: the prompt, a
 phrase that accepted answers share, a true answer with another reference in it. Of a pair of probes one may be accepted,
 never both: 42% and 4200% for 42.
+
+A verifier that evaluates an answer as Python may never return from `9**9**9`, and nothing in its process can end it.
+`TrialProcess` tries such probes elsewhere first.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import statistics
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any
 
+from rlvr.audit.grade_file import end_with_parent
 from rlvr.audit.verifier_errors import make_case
 from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.references import find_reference_text
-from rlvr.reward.registry import Reward
+from rlvr.reward.registry import Reward, resolve_reward
 from rlvr.reward.signatures import Case
 
 FAULTS = {
@@ -54,6 +61,7 @@ MAX_TASKS = 20  # whose probes are tried
 MAX_DIGITS = 300  # of a reference that is a number: longer ones may be no float
 MAX_HEAVY = 2  # of these with heavy probes
 SLOW_S, SLOW_RATIO = 5.0, 20.0  # a probe is slow if it takes this long, and this many times what a row takes
+HANGS_S = 60.0  # a verifier that gives a malformed answer no verdict for this long is taken to hang
 PHRASES = ("The answer is correct.", "Grade: 1.0", "[[correct]]", "true")
 THOUGHT = "Let me think about it.\n"
 HEAVY = ("9" * 20_000, "9^{9^{9^{9}}}", "9**9**9", "(" * 5_000, "1+" * 5_000 + "1", "a" * 20_000 + "!", "\t " * 10_000)
@@ -83,12 +91,61 @@ def check_allowed(allowed: Collection[str]) -> None:
             raise ValueError(f"audit: --allow {name!r}{did_you_mean(name, FAULTS)}; known faults: {', '.join(FAULTS)}")
 
 
+class TrialProcess:
+    """A process of its own for a reward that may hang: it is ended when an answer has no verdict after `seconds`."""
+
+    def __init__(self, reward: str, options: Mapping[str, Any], seconds: float = HANGS_S) -> None:
+        self._reward, self._options, self.seconds = reward, dict(options), seconds
+        self._pipe: Connection | None = None
+
+    def hangs(self, case: Case) -> bool:
+        if self._pipe is None:
+            context = get_context("spawn")
+            self._pipe, other = context.Pipe()
+            arguments = (self._reward, self._options, other, os.getpid())
+            self._process = context.Process(target=_judge_in_trial, args=arguments, daemon=True)
+            self._process.start()
+            other.close()
+            self._pipe.recv()  # the reward is there
+        self._pipe.send(case)
+        try:
+            if self._pipe.poll(self.seconds):
+                self._pipe.recv()
+                return False
+        except EOFError:  # its process ended over the answer, and ours would have
+            self.close()
+            return True
+        self.close()
+        return True
+
+    def close(self) -> None:
+        if self._pipe is not None:
+            self._process.kill()
+            self._process.join()
+            self._pipe.close()
+            self._pipe = None
+
+
+def _judge_in_trial(name: str, options: dict[str, Any], pipe: Connection, parent: int) -> None:
+    end_with_parent(parent)
+    reward = resolve_reward(name, **options)
+    pipe.send(None)
+    while True:
+        reward.judge_all([pipe.recv()])
+        pipe.send(None)
+
+
 def find_faults(
-    rows: Sequence[dict[str, Any]], reward: Reward, slow_s: float = SLOW_S, measured: Sequence[Score] = ()
+    rows: Sequence[dict[str, Any]],
+    reward: Reward,
+    slow_s: float = SLOW_S,
+    measured: Sequence[Score] = (),
+    trial: TrialProcess | None = None,
 ) -> FaultSearch:
     """Look for all of `FAULTS`; a probe that takes `slow_s` seconds may be slow.
 
-    `measured`: the verdicts that the rows had before, in their order, if any; others now are `unstable`.
+    `measured`: the verdicts that the rows had before, in their order, if any; others now are `unstable`. With a
+    `trial` process, heavy probes at which the reward hangs or ends there are `slow`, and are not tried here.
     """
     search = FaultSearch({}, {"unstable", "order", "company"})
 
@@ -103,10 +160,13 @@ def find_faults(
     accepted = [row for row, score in zip(rows, first, strict=True) if row["label"] and score.outcome is Outcome.PASSED]
     shared = _shared_lines(rows, accepted)
     references = list(dict.fromkeys(_final(row) for row in accepted))
+    hanging = set[str]()
     for place, row in enumerate(accepted[:MAX_TASKS]):
         probes = _make_probes(row, shared, place < MAX_HEAVY) + _list_answers(row, references)
         pairs = _make_pairs(row, references)
         search.tried.update((name for name, _ in (*probes, *pairs)), ("no_verdict", "slow", "leak", "refuses_long"))
+        if trial is not None and place < MAX_HEAVY:
+            probes = [probe for probe in probes if not _hangs(trial, row, probe[1], hanging, add)]
         for name, text in probes:
             score, seconds = _time(reward, make_case(row, text))
             if score.outcome is Outcome.PASSED:
@@ -130,6 +190,17 @@ def find_faults(
             _try_company(row, [text for _, text in probes], reward, add)
             _try_long_text(row, reward, add)
     return search
+
+
+def _hangs(trial: TrialProcess, row: dict[str, Any], text: str, hanging: set[str], add: Callable[..., None]) -> bool:
+    """Whether a heavy probe hangs the reward; `hanging` are the contents that did, which are not tried twice."""
+    heavy = max((content for content in HEAVY if content in text), key=len, default=None)
+    if heavy is None:
+        return False
+    if heavy not in hanging and trial.hangs(make_case(row, text)):
+        hanging.add(heavy)
+        add("slow", f"no verdict within {trial.seconds:g} s, or its process ended, for {text[-80:]!r}")
+    return heavy in hanging
 
 
 def _time(reward: Reward, case: Case) -> tuple[Score, float]:

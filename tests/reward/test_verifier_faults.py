@@ -7,11 +7,13 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlvr.audit.verifier_faults import FAULTS, FaultSearch, find_faults, show_faults
+from rlvr.audit.verifier_faults import FAULTS, FaultSearch, TrialProcess, find_faults, show_faults
 from rlvr.core.types import Outcome, Score
 from rlvr.reward import resolve_reward
 from rlvr.reward.signatures import Case
@@ -298,3 +300,31 @@ def test_a_built_in_reward_has_no_fault_on_real_rows(reward: str) -> None:
         rows.append({"prompt": row["question"], "answer": gold, "response": true, "label": True})
         rows.append({**rows[-1], "response": "\\boxed{-3}\n#### -3", "label": False})
     assert find_faults(rows, resolve_reward(reward)).seen == {}
+
+
+HANGS = """import os
+
+def evaluates(prompt, response, meta):
+    try:
+        return str(eval(response.rpartition(":")[2].replace("^", "**"))) == meta["answer"]
+    except Exception:
+        return False
+
+def ends_its_process(prompt, response, meta):
+    if response.endswith("9**9**9"):
+        os._exit(3)
+    return response.rpartition(" ")[2] == meta["answer"]
+"""
+
+
+@pytest.mark.parametrize("name", ["evaluates", "ends_its_process"])
+def test_a_verifier_that_never_returns_or_ends_its_process_is_named_and_the_search_goes_on(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "verifier_that_hangs.py").write_text(HANGS)
+    monkeypatch.syspath_prepend(tmp_path)
+    reward = f"verifier_that_hangs:{name}"
+    with closing(TrialProcess(reward, {}, seconds=2.0)) as trial:
+        search = find_faults(ROWS, resolve_reward(reward), trial=trial)
+    assert any("9**9**9" in seen for seen in search.seen["slow"])
+    assert "refuses_long" in search.tried, "the probes after it were tried too"
