@@ -87,14 +87,23 @@ def restore_process() -> Iterator[None]:
 
 def registries() -> list[dict[str, Any]]:
     """Every dictionary that users of the package register names in, and the secrets that messages leave out."""
-    from rlvr.algorithms import advantages, registry
+    from rlvr.algorithms import registry
+    from rlvr.algorithms.advantages import ADVANTAGES
+    from rlvr.algorithms.losses import LOSSES
+    from rlvr.algorithms.optimizers import OPTIMIZERS
+    from rlvr.algorithms.terms import TERMS
     from rlvr.clients import registry as clients
+    from rlvr.clients.samplers import SAMPLERS
     from rlvr.config import interpolate
     from rlvr.envs import registry as envs
     from rlvr.reward import registry as rewards
+    from rlvr.tracking.trackers import TRACKERS
+    from rlvr.training.curriculum import CURRICULA
+    from rlvr.training.schedules import SCHEDULES
 
+    variants = [ADVANTAGES, LOSSES, OPTIMIZERS, TERMS, SAMPLERS, TRACKERS, CURRICULA, SCHEDULES, clients.CLIENTS]
     named = [envs._environments._entries, rewards._rewards._entries, clients._registered, interpolate._secrets]
-    return [advantages.ADVANTAGES._known, registry.ALGORITHMS, *named]
+    return [registry.ALGORITHMS, *named, *(kind._known for kind in variants)]
 
 
 def is_ours(entry: Any) -> bool:

@@ -1,6 +1,8 @@
 """Optimizers: what steps the weights once their gradient is there, its rate over a phase, and its options.
 
-A new one is a class of `Optimizer` here and its entry in `OPTIMIZERS`. No torch: the clients compute the steps.
+A new one is a class of `Optimizer` here with its entry in `OPTIMIZERS`, or anywhere and named `package.module:Class`;
+the parameters of its steps are a class of `AdamParams`, which names the function that steps. No torch: the clients
+compute the steps.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ class Muon(Optimizer):
 
     name = "muon"
     title = "Muon"
-    needs = (Feature.MUON,)
+    needs = (Feature.STEPPERS,)
     needs_matrices = "Muon is for whole weight matrices, the factors of an adapter are not"
 
     matrix_learning_rate: float | None = setting(

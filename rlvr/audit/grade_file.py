@@ -12,11 +12,9 @@ processor time than chunks of 256 for rows like GSM8K's.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
-import signal
 import sys
 import time
 from collections import Counter, deque
@@ -33,6 +31,7 @@ from typing import IO, Any
 from rlvr.audit.commands import list_rates_above
 from rlvr.audit.completion_rows import BadRow, read_rows, response_field, row_case, row_names
 from rlvr.audit.pass_rate import PassRate
+from rlvr.audit.process_tree import end_with_parent
 from rlvr.core.cpu_budget import available_cores
 from rlvr.core.files import read_json, sha256, write_atomic
 from rlvr.core.types import Outcome
@@ -98,15 +97,6 @@ def _score_in_worker(name: str, options: dict[str, Any], answers: list[Case | Ba
     if not _worker_reward:
         _worker_reward.append(resolve_reward(name, **options))
     return score_rows(_worker_reward[0], answers)
-
-
-def end_with_parent(parent: int) -> None:
-    """In a worker process: leave Ctrl-C to the parent, and die when it dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # the parent ended before that took effect
-        os._exit(1)
 
 
 @dataclass

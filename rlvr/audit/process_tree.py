@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import glob
 import os
+import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,3 +39,12 @@ def read_descendants() -> dict[int, Process]:
     while more := {pid for pid, process in alive.items() if process.parent in ours} - ours:
         ours |= more
     return {pid: alive[pid] for pid in ours if pid in alive}
+
+
+def end_with_parent(parent: int) -> None:
+    """In a worker process: leave Ctrl-C to the parent, and die when it dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # the parent ended before that took effect
+        os._exit(1)

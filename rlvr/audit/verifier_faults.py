@@ -24,7 +24,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rlvr.audit.grade_file import end_with_parent
+from rlvr.audit.process_tree import end_with_parent
 from rlvr.audit.verifier_errors import make_case
 from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Outcome, Score

@@ -22,7 +22,7 @@ from rlvr.clients.client_options import ClientOptions
 from rlvr.clients.registry import CLIENTS, make_options, resolve_client
 from rlvr.clients.samplers import SAMPLERS
 from rlvr.config.compose import move_keys
-from rlvr.core.variants import KWARGS, Section, Variant, Variants, make_overrides, make_section, setting_of
+from rlvr.core.variants import Section, Variant, Variants, make_overrides, make_section, setting_of
 from rlvr.training.schedules import SCHEDULES
 
 # Where a bare word stands for the name of a variant.
@@ -54,7 +54,7 @@ def choose_client(section: Any) -> ClientOptions:
 
 AdvantageOptions = make_overrides("AdvantageOptions", ADVANTAGES.classes())
 LossOptions = make_overrides("LossOptions", LOSSES.classes())
-ClientSection = make_section("ClientSection", CLIENTS, ("name", str, "local"), KWARGS, base=_ChosenLater)
+ClientSection = make_section("ClientSection", CLIENTS, ("name", str, "local"), base=_ChosenLater)
 SamplerSection = make_section("SamplerSection", SAMPLERS, ("name", str, "trainer"), base=_ChosenLater)
 _OF_TERMS = {term.name: make_overrides(f"{term.__name__}Options", [term], named=False) for term in TERMS.classes()}
 TermOptions = make_dataclass(

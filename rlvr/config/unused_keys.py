@@ -138,9 +138,7 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     idle += config.client_options.unread().items()
     if config.client_options.trains_adapters and config.model.start_from:
         idle.append(("model.lora", "the weights of model.start_from bring their adapter"))
-    idle += list_options_of_others("client", CLIENTS, config.client.name)
-    if config.client.name in CLIENTS:
-        idle.append(("client.kwargs", f"client={config.client.name} has its options beside its name"))
+    idle += list_options_of_others("client", CLIENTS, config.client.name, shares=False)
     idle += list_options_of_others("sampler", SAMPLERS, config.sampler.name)
     if config.sft.steps == 0:
         decided = ("batch_size", "until", "until_each", "optimizer", "curriculum")
@@ -189,20 +187,29 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     return idle + _unused_algorithm_keys(config)
 
 
-def list_options_of_others(section: str, variants: Variants[Any], chosen: str, tag: str = "") -> UnusedKeys:
-    """The options of a section that its chosen variant does not have; `tag` is the key of the variant's name."""
+def list_options_of_others(
+    section: str, variants: Variants[Any], chosen: str, tag: str = "", shares: bool = True
+) -> UnusedKeys:
+    """The options of a section that its chosen variant does not have; `tag` is the key of the variant's name.
+
+    A variant from outside the package has its options in `kwargs`; where it `shares`, those that others have as well
+    may stand beside its name.
+    """
     named = f"{section}.{tag}" if tag else section
-    own = {option.name for option in fields(variants.find(chosen))} if chosen in variants else set[str]()
+    own = {option.name for option in fields(variants.find(chosen))} if shares or chosen in variants else set[str]()
     others = dict.fromkeys(
         option.name for one in variants.classes() for option in fields(one) if option.name not in own
     )
-    return [
+    unused = [
         (
             f"{section}.{option}",
             f"{named}={chosen} has no {option}, an option of {', '.join(variants.list_takers(option))}",
         )
         for option in others
     ]
+    if chosen in variants:
+        unused.append((f"{section}.kwargs", f"{named}={chosen} has its options beside its name"))
+    return unused
 
 
 def _unused_algorithm_keys(config: RunConfig) -> UnusedKeys:

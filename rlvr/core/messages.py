@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -241,7 +241,18 @@ class AdamParams:
 
     `weight_decay` is decoupled: a weight shrinks by learning rate x decay. `grad_clip_norm` bounds the global L2 norm
     of the gradient; 0 means no clipping. With eps 0 a weight without gradient would become 0 / 0.
+
+    A subclass is a step of another optimizer: the function at `stepper` steps some of the weights, AdamW the others.
     """
+
+    title: ClassVar[str] = "AdamW"
+    """The optimizer's name for people."""
+    stepper: ClassVar[str] = ""
+    """`package.module:function` of `(policy, params)`, which steps some weights of a `rlvr.engine.policy.Policy` by
+    their gradients and returns their names. What it keeps of a weight, one tensor of its shape, is in
+    `policy.momenta`."""
+    needs_matrices: ClassVar[str] = ""
+    """Why it cannot step an adapter; "" if it can."""
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -272,6 +283,10 @@ class MuonParams(AdamParams):
     Matrices take `matrix_learning_rate` and `momentum`; the other weights what AdamW takes. Both take the gradient
     clipped to `grad_clip_norm`, and `weight_decay`, each times its own learning rate.
     """
+
+    title = "Muon"
+    stepper = "rlvr.engine.muon:step_matrices"
+    needs_matrices = "Muon is for whole weight matrices, and the factors of one are not"
 
     matrix_learning_rate: float = 0.02
     momentum: float = 0.95

@@ -19,7 +19,6 @@ from rlvr.core.messages import (
     Datum,
     ForwardBackwardOutput,
     ModelInput,
-    MuonParams,
     OptimStepResponse,
     SampleResponse,
     SamplingParams,
@@ -44,7 +43,7 @@ class Feature(str, Enum):
     EXTRA_INPUTS = "inputs beside those of the named loss"  # kl_weights, beta_weights: `rlvr.clients.custom_loss`
     FULL_LOGITS = "full logits"
     REFERENCE = "log-probs under reference weights"
-    MUON = "the optimizer Muon"
+    STEPPERS = "optimizers besides AdamW"  # `AdamParams.stepper`
     OWN_LOSS = "a loss of the user's (`forward_backward_custom`)"
     CRITIC = "a critic (`create_critic`)"
 
@@ -77,8 +76,10 @@ class ClientCapabilities:
 
     def check_optimizer(self, params: AdamParams) -> None:
         """ValueError if a step with these parameters needs what the client's optimizer does not have."""
-        if isinstance(params, MuonParams) and Feature.MUON not in self.features:
-            raise ValueError(f"optim_step: client={self.name} has no Muon, its optimizer is AdamW; use AdamParams")
+        if params.stepper and Feature.STEPPERS not in self.features:
+            raise ValueError(
+                f"optim_step: client={self.name} has no {params.title}, its optimizer is AdamW; use AdamParams"
+            )
         if params.grad_clip_norm and not self.clips_gradients:
             raise ValueError(
                 f"optim_step: grad_clip_norm={params.grad_clip_norm:g}, but client={self.name} does not bound the norm "

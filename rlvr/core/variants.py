@@ -237,8 +237,8 @@ def make_variant(what: str, variant: type[V], kwargs: Mapping[str, Any]) -> V:
         raise ValueError(f"{what}: {option}={shown}: {item['msg'][:1].lower()}{item['msg'][1:]}") from None
 
 
-# The field of a section for the options of a variant that does not come with the package.
-KWARGS = ("kwargs", dict[str, Any], field(default_factory=dict[str, Any]))
+# The field of a section for the options of a variant that does not come with the package, beside those that it shares.
+_KWARGS = ("kwargs", dict[str, Any], field(default_factory=dict[str, Any]))
 
 
 class Section:
@@ -278,20 +278,23 @@ class Section:
         """The variant that is chosen, with its options; ValueError for what it cannot be."""
         name = self.choose_name()
         variant = self.registry.find(name)
-        kwargs: Mapping[str, Any] | None = self.__dict__.get(KWARGS[0])
-        if name in self.registry or kwargs is None:
-            options = [option.name for option in fields(variant) if option.name in self.__dict__]
-            return variant(**{option: getattr(self, option) for option in options})
+        shared = [option.name for option in fields(variant) if option.name in self.__dict__]
+        if name in self.registry:
+            return variant(**{option: getattr(self, option) for option in shared})
+        given = self._list_given()
+        kwargs = {option: given[option] for option in shared if option in given} | self.kwargs
         return make_variant(f"{variant.kind} {name!r}", variant, kwargs)
 
     def list_others(self) -> dict[str, Any]:
         """The options that are given, and that the variant which is chosen does not have."""
         own = {self.tag, *(option.name for option in fields(type(self.variant)))}
         if self.choose_name() not in self.registry:
-            own.add(KWARGS[0])
-        options: dict[str, Field[Any]] = {
-            name: one for name, one in self.__dataclass_fields__.items() if name not in own
-        }
+            own.add(_KWARGS[0])
+        return {name: value for name, value in self._list_given().items() if name not in own}
+
+    def _list_given(self) -> dict[str, Any]:
+        """The options that have another value than their default."""
+        options: dict[str, Field[Any]] = self.__dataclass_fields__
         left_out = {
             name: one.default if one.default_factory is MISSING else one.default_factory()
             for name, one in options.items()
@@ -303,7 +306,7 @@ def make_section(
     name: str,
     registry: Variants[Any],
     tag: tuple[str, Any, Any],
-    *more: Any,
+    *,
     base: type = Section,
     defaults: Mapping[str, Any] | None = None,
 ) -> Any:
@@ -321,7 +324,7 @@ def make_section(
             stated: Any = field(default=default, default_factory=factory, repr=option.repr)  # type: ignore[call-overload]
             made[option.name] = (option.name, hints[option.name], stated)
     namespace = {"registry": registry, "variants": tuple(registry.classes()), "tag": tag[0]}
-    return make_dataclass(name, [*made.values(), *more], frozen=True, bases=(base,), namespace=namespace)
+    return make_dataclass(name, [*made.values(), _KWARGS], frozen=True, bases=(base,), namespace=namespace)
 
 
 def make_overrides(name: str, variants: Iterable[type[Variant]], *, named: bool = True) -> Any:

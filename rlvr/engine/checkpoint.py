@@ -1,9 +1,9 @@
 """Weights and optimizer state on disk: safetensors and JSON.
 
 A full policy is saved as an ordinary `transformers` folder (weights, config, tokenizer), an adapter in peft's format;
-both load there. With the optimizer, `optimizer.safetensors` holds AdamW's moments, Muon's momenta and fp32 masters
-(where the weights are narrower), and `policy.json` the counters. A critic's folder has its value head beside these. The
-caller makes a folder atomic (`rlvr.core.files.new_folder`).
+both load there. With the optimizer, `optimizer.safetensors` holds AdamW's moments, the momenta of another optimizer
+and fp32 masters (where the weights are narrower), and `policy.json` the counters. A critic's folder has its value head
+beside these. The caller makes a folder atomic (`rlvr.core.files.new_folder`).
 
 `write_tensors` writes a safetensors file one tensor at a time, so that not all of them are in memory at once. The
 format is a length, a header in JSON, and the bytes: https://huggingface.co/docs/safetensors.

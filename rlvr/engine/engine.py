@@ -335,7 +335,7 @@ class Engine:
             return source.forward_backward(policy, data, loss_fn, config, backward=backward, after_batch=after_batch)
 
     def optim_step(self, policy: Policy, adam: AdamParams) -> OptimStepResponse:
-        """One step of AdamW, or of Muon for `MuonParams`, with the policy's accumulated gradients."""
+        """One step of AdamW, or of the `stepper` of the parameters, with the policy's accumulated gradients."""
         with self.lock:
             self._check_current(policy)
             done = self._learner.optim_step(policy, adam)

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -27,16 +26,15 @@ from rlvr.core.messages import (
     Datum,
     ForwardBackwardOutput,
     ModelInput,
-    MuonParams,
     NonFiniteError,
     OptimStepResponse,
     TensorData,
 )
+from rlvr.core.registry import load_path
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.engine.lora import LoraBank, use_weights
 from rlvr.engine.losses import TERMS, find_gradient_tokens, kl_penalty, token_logprobs, value
 from rlvr.engine.model import LanguageModel
-from rlvr.engine.muon import muon_step, muon_step_of_parts
 from rlvr.engine.packing import MicroBatch, make_micro_batches
 from rlvr.engine.policy import VALUE_HEAD, Policy, Snapshot
 from rlvr.engine.sharding import Ranks, local_part
@@ -303,14 +301,11 @@ class Learner:
     def optim_step(self, policy: Policy, adam: AdamParams) -> OptimStepResponse:
         """One AdamW step (Loshchilov & Hutter, arXiv:1711.05101) on the accumulated gradients, which are then cleared.
 
-        With `MuonParams` the matrices take a step of Muon instead. Metrics: `grad_norm`, the global L2 norm before
-        clipping. ValueError where there are no gradients, or Muon is asked for an adapter.
+        Parameters with a `stepper` have some weights stepped by it instead. Metrics: `grad_norm`, the global L2 norm
+        before clipping. ValueError where there are no gradients, or the optimizer is none for an adapter.
         """
-        if isinstance(adam, MuonParams) and policy.lora:
-            raise ValueError(
-                "optim_step: MuonParams for an adapter; Muon is for whole weight matrices, and the factors of one are "
-                "not: use AdamParams"
-            )
+        if adam.needs_matrices and policy.lora:
+            raise ValueError(f"optim_step: {type(adam).__name__} for an adapter; {adam.needs_matrices}: use AdamParams")
         masters = [m for m in policy.masters.values() if m.grad is not None]
         if not masters:
             raise ValueError("optim_step: no gradients were accumulated; call forward_backward first")
@@ -330,22 +325,12 @@ class Learner:
                 eps=adam.eps,
                 weight_decay=adam.weight_decay,
             )
-        if isinstance(adam, MuonParams):
-            matrices = {name: policy.masters[name] for name in policy.matrices}
-            step = partial(muon_step_of_parts, likes=policy.parameters) if policy.is_sharded else muon_step
-            step(
-                matrices,
-                policy.momenta,
-                transposed=policy.matrices,
-                learning_rate=adam.matrix_learning_rate,
-                momentum=adam.momentum,
-                weight_decay=adam.weight_decay,
-            )
-            for matrix in matrices.values():
-                matrix.grad = None  # AdamW skips a weight without a gradient
-                policy.optimizer.state.pop(matrix, None)
-        else:
-            policy.momenta.clear()
+        stepped = load_path("AdamParams.stepper", adam.stepper)(policy, adam) if adam.stepper else ()
+        for name in stepped:
+            policy.masters[name].grad = None  # AdamW skips a weight without a gradient
+            policy.optimizer.state.pop(policy.masters[name], None)
+        for name in policy.momenta.keys() - set(stepped):
+            del policy.momenta[name]
         policy.optimizer.step()
         with torch.no_grad():
             for name, p in policy.parameters.items():

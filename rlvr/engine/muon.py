@@ -9,13 +9,16 @@ and it takes no stacked matrices (the experts of a mixture). It has not been tim
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from rlvr.core.messages import MuonParams
+from rlvr.engine.policy import Policy
 from rlvr.engine.sharding import gather_all, take_part
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration: steep at 0, so five rounds do
@@ -58,6 +61,20 @@ def orthogonalize(matrices_BMN: Tensor) -> Tensor:
         S = X @ X.mT
         X = a * X + (b * S + c * (S @ S)) @ X
     return X.mT if tall else X
+
+
+def step_matrices(policy: Policy, params: MuonParams) -> Iterable[str]:
+    """Step a policy's matrices; their names. The other weights are AdamW's."""
+    step = partial(muon_step_of_parts, likes=policy.parameters) if policy.is_sharded else muon_step
+    step(
+        {name: policy.masters[name] for name in policy.matrices},
+        policy.momenta,
+        transposed=policy.matrices,
+        learning_rate=params.matrix_learning_rate,
+        momentum=params.momentum,
+        weight_decay=params.weight_decay,
+    )
+    return policy.matrices
 
 
 @torch.no_grad()

@@ -25,9 +25,9 @@ VALUE_HEAD_FILE = "value_head.safetensors"  # in a critic's checkpoint, beside t
 class Policy:
     """A set of trainable weights (an adapter, or all of the model's) with its optimizer.
 
-    `parameters` are the live trainable tensors by name; `version` counts optimizer steps. `matrices` names those that
-    Muon steps, each with whether it is stored as [in, out]; `momenta` is its state. A weight has the state of one
-    optimizer only, the last that stepped it.
+    `parameters` are the live trainable tensors by name; `version` counts optimizer steps. `matrices` names the
+    weights of the linear layers inside the model, each with whether it is stored as [in, out]; `momenta` is the state
+    of an optimizer besides AdamW. A weight has the state of one optimizer only, the last that stepped it.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rlvr.core.registry import load_path
 from rlvr.core.types import Trajectory
-from rlvr.core.variants import KWARGS, Section, Variants, make_section, setting
+from rlvr.core.variants import Section, Variants, make_section, setting
 from rlvr.tracking.mlflow_store import MlflowOptions
 from rlvr.tracking.tensorboard_files import TensorBoardOptions
 from rlvr.tracking.tracker import (
@@ -90,7 +90,7 @@ class TrackerChoice(Section):
 if TYPE_CHECKING:  # it is made of the trackers that there are
     TrackerSection = TrackerChoice
 else:
-    TrackerSection = make_section("TrackerSection", TRACKERS, ("name", str, MISSING), KWARGS, base=TrackerChoice)
+    TrackerSection = make_section("TrackerSection", TRACKERS, ("name", str, MISSING), base=TrackerChoice)
 
 
 @dataclass(frozen=True)

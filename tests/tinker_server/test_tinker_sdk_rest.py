@@ -189,6 +189,7 @@ def test_weights_download_as_files_that_peft_reads(rest: Any, trainer: Any, tmp_
     with pytest.raises(urllib.error.HTTPError, match="403"):
         url = urls["adapter_config.json"]
         urllib.request.urlopen(url.replace("adapter_config.json", "adapter_model.safetensors"))
+    rest.delete_checkpoint_from_tinker_path(saved.path).result()
 
 
 NOW = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)

@@ -188,7 +188,7 @@ class LocalTrainingClient(SelfFuture):
         return LazyFuture.from_value(two_passes(self, data, loss_fn, loss_fn_config))
 
     def optim_step(self, adam_params: AdamParams) -> Future[OptimStepResponse]:
-        """One step of AdamW, or of Muon for `MuonParams`, with the accumulated gradients."""
+        """One step of AdamW, or of the `stepper` of the parameters, with the accumulated gradients."""
         return LazyFuture.from_value(self._engine.optim_step(self._policy, adam_params))
 
     def save_state(
