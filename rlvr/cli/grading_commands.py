@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlvr.cli.user_messages import mask_secrets, print_message
+from rlvr.runs.user_messages import mask_secrets, print_message
 
 RewardName = Annotated[str, typer.Option("--reward", help="A reward by name, or package.module:function.")]
 RewardOptions = Annotated[

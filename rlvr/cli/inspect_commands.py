@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlvr.cli.train_commands import ConfigFile, ConfigName, ConfigPath, load_run_config
-from rlvr.cli.user_messages import name_missing_extra, print_message
+from rlvr.runs.user_messages import name_missing_extra, print_message
 
 
 def doctor(

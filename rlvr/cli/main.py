@@ -34,8 +34,8 @@ from rlvr.cli.measure_commands import bench, evaluate_service
 from rlvr.cli.push_command import push
 from rlvr.cli.serve_commands import serve_app
 from rlvr.cli.train_commands import evaluate, plan, show_config, study, train
-from rlvr.cli.user_messages import print_message
 from rlvr.core.cpu_budget import limit_spinning
+from rlvr.runs.user_messages import print_message
 
 app = typer.Typer(
     help="Train language models on anything that can be verified.",

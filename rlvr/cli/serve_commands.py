@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 
-from rlvr.cli.user_messages import name_missing_extra
+from rlvr.runs.user_messages import name_missing_extra
 
 serve_app = typer.Typer()
 
 
 def log_line(text: str) -> None:
-    """Print a message without control characters. (`rlvr.cli.user_messages` would load libraries of 10 MB.)"""
+    """Print a message without control characters. (`rlvr.runs.user_messages` would load libraries of 10 MB.)"""
     from rlvr.web.logs import printable
 
     print(f"rlvr: {printable(text)}", file=sys.stderr, flush=True)

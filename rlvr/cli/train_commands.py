@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlvr.cli.user_messages import announce_if_slow, mask_secrets, print_message
-from rlvr.core.weights_place import CHECKPOINTS
+from rlvr.runs.user_messages import announce_if_slow, mask_secrets, print_message
 
 if TYPE_CHECKING:
     from rlvr.config import LoadedConfig
@@ -26,7 +25,6 @@ ConfigPath = Annotated[str | None, typer.Option("--config-path", help="A folder 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[key=value ...]", help="Settings that override the config, e.g. seed=1.")
 ]
-_MOST = 4_000  # characters of the reason why a run stopped
 
 
 def load_run_config(
@@ -41,19 +39,6 @@ def load_run_config(
     return loaded, build_config(loaded, lambda text: print_message(f"warning: {text}"))
 
 
-def _describe_loading(settings: RunConfig) -> str:
-    place = settings.client_options.cluster
-    if place in (None, "local"):
-        return "loading the libraries and the model"
-    return "loading the model and starting ranks on Ray, which gives them niceness 15 without RAY_worker_niceness=0"
-
-
-def _masked_plan(assembly: Assembly) -> dict[str, str]:
-    from rlvr.runs.run_plan import plan
-
-    return {name: mask_secrets(text) for name, text in plan(assembly).items()}
-
-
 def train(
     overrides: Overrides = None,
     config_name: ConfigName = None,
@@ -66,71 +51,14 @@ def train(
 
     rlvr train --config-name=dataset model.name=./my-model env.kwargs.path=tasks.jsonl
     """
-    from rlvr.clients.registry import close_client
-    from rlvr.runs.assembly import assemble
-    from rlvr.runs.build_job import build_job
-    from rlvr.runs.run_folder import open_run
-    from rlvr.runs.run_tasks import resolve_epochs
-    from rlvr.runs.weights import check_model_folder
+    from rlvr.runs.train import RunInterruptedError, train_config
     from rlvr.tracking import RunConsole
-    from rlvr.tracking.run_report import stored_summary
-    from rlvr.training.errors import TrainingStoppedError
-    from rlvr.training.journal import Journal, newest_checkpoint, weights_path
-    from rlvr.training.loop import TrainingInterruptedError, TrainingLoop
-    from rlvr.training.run_diagnosis import closing_remark
 
     loaded, settings = load_run_config(config_name, config, config_path, overrides)
-    with announce_if_slow(f"reading the tasks of {settings.env.name}"):
-        assembly = assemble(settings)
-    loaded, settings = resolve_epochs(loaded, settings, assembly.source)
-    assembly = replace(assembly, config=settings)
-    check_model_folder(settings)
-    with announce_if_slow("starting the verifiers"):
-        assembly.start_rewards()
-    lines = _masked_plan(assembly)  # a config that is refused here leaves no folder
-    folder, finished = open_run(loaded, settings, assembly.source)
-    with RunConsole() as console:
-
-        def warn(text: str) -> None:
-            console.warn(mask_secrets(text))
-
-        if finished:
-            console.note(f"this run is finished ({folder}); run.resume=false starts it anew")
-            console.table(stored_summary(folder))
-            return
-        console.plan({"run": str(folder), **lines})
-        with Journal(folder) as journal:
-            try:
-                with announce_if_slow(_describe_loading(settings)):
-                    job = build_job(assembly, folder, console.note, warn)
-            except Exception:
-                journal.delete_unstarted()
-                raise
-            journal.attempt(job.describe_environment(), warn)
-            try:
-                summary = TrainingLoop(job, journal, console).run()
-            except (TrainingInterruptedError, KeyboardInterrupt):
-                console.close()  # shows the last step first
-                console.note(f"stopped; the same command goes on from here ({folder})")
-                raise typer.Exit(130) from None
-            except TrainingStoppedError as error:
-                journal.write("stopped", reason=str(error)[:_MOST])
-                raise
-            finally:
-                close_client(job.parts.client)
-            console.table(summary)
-            if (best := summary.get("best")) and best["step"] < summary["steps"] and summary["report"] == "last":
-                rate, place = best["pass_rate"]["value"], folder / CHECKPOINTS / best["checkpoint"]
-                console.note(
-                    f"best interim evaluation: {100 * rate:.1f}% of {best['tasks']} tasks after step {best['step']}, "
-                    f"weights in {place}"
-                )
-            newest = newest_checkpoint(folder)
-            weights = str(folder) if newest is None else weights_path(newest)
-            if remark := closing_remark(folder, summary):
-                console.note(remark)
-            at_server = f"curve and metrics are in {folder}, the weights at the server: {weights}"
-            console.note(at_server if "://" in weights else f"curve, metrics and weights are in {folder}")
+    try:
+        train_config(loaded, settings, RunConsole())
+    except RunInterruptedError:
+        raise typer.Exit(130) from None
 
 
 def evaluate(
@@ -236,6 +164,7 @@ def show_config(
     from rlvr.config.build_config import resolved_values
     from rlvr.runs.assembly import assemble
     from rlvr.runs.run_tasks import resolve_epochs
+    from rlvr.runs.train import masked_plan
     from rlvr.runs.weights import check_model_folder
     from rlvr.tracking import RunConsole
 
@@ -251,7 +180,7 @@ def show_config(
     with announce_if_slow(f"reading the tasks of {settings.env.name}"):
         assembly = assembly or assemble(settings)
     with RunConsole() as console:
-        console.plan(_masked_plan(assembly))
+        console.plan(masked_plan(assembly))
         for text in assembly.source.advice():
             console.warn(mask_secrets(text))
 

@@ -16,14 +16,17 @@ from typing import Any
 
 from rlvr.config import compose
 from rlvr.config.alias import Alias, NotSupportedError
-from rlvr.config.alias_values import DEFAULT, Candidate, Candidates, derive, describe_origin, rank
+from rlvr.config.alias_values import DEFAULT, Candidate, Candidates, derive, rank
 from rlvr.config.aliases import SECTIONS, find_alias
 from rlvr.config.choices import full_key
 from rlvr.config.compose import CLI, LoadedConfig
 from rlvr.config.epochs import choose_length
+from rlvr.config.interpolate import describe_origin
 
 
-def load(config_name: str | None = None, config_path: str | None = None, overrides: Sequence[str] = ()) -> LoadedConfig:
+def load(
+    config_name: str | None = None, config_path: str | None = None, overrides: Sequence[str] | Mapping[str, Any] = ()
+) -> LoadedConfig:
     """Compose a config (see `rlvr.config.compose.load`) and put our keys for every other spelling in it.
 
     Of `training.steps` and `training.epochs` one is left.

@@ -24,6 +24,7 @@ from rlvr.config.alias import number
 from rlvr.config.aliases import ALIASES_BY_WORD
 from rlvr.config.choices import full_key
 from rlvr.config.compose import CLI, SHIPPED_FILES
+from rlvr.config.interpolate import describe_origin
 from rlvr.training.training_options import TrainingOptions
 
 DEFAULT, SHIPPED, FILE, TYPED = range(4)  # each gives way to the next
@@ -48,10 +49,6 @@ class Candidate:
 
 def rank(origin: str) -> int:
     return TYPED if origin == CLI else SHIPPED if origin.startswith(SHIPPED_FILES) else FILE
-
-
-def describe_origin(origin: str) -> str:
-    return " (from the command line)" if origin == CLI else f" (from {origin})" if origin else ""
 
 
 @dataclass

@@ -30,12 +30,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlvr.config.document_limits import DEEPEST, TOO_DEEP, check_size, with_text_keys
-from rlvr.config.interpolate import resolve
+from rlvr.config.interpolate import CLI, resolve
 from rlvr.core.error_text import first_line
 from rlvr.core.registry import did_you_mean
 
 PACKAGED = Path(__file__).parents[1] / "configs"
-CLI = "cli"
 SHIPPED_FILES = "rlvr/configs/"  # how the origins of shipped files begin
 # Former names of keys, which older configs and run folders hold.
 _RENAMED = {
@@ -76,17 +75,22 @@ def keep_key(key: str) -> str:
 def load(
     config_name: str | None = None,
     config_path: str | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str] | Mapping[str, Any] = (),
     full_key: Callable[[str], str] = keep_key,
 ) -> LoadedConfig:
-    """Compose the named config, or the file at `config_path`, with `key=value` overrides.
+    """Compose the named config, or the file at `config_path`, with overrides: `key=value` words, or values by key,
+    in which `${...}` is no reference.
 
     `full_key` gives the key that another one stands for, in files and overrides (`rlvr.config.choices`).
 
     A `config_path` that is a folder is searched first. With neither name nor file the overrides alone make the config.
     """
     folders = [Path("configs"), PACKAGED]
-    composer = _Composer(folders, [_parse(text) for text in overrides], full_key)
+    given = overrides.items() if isinstance(overrides, Mapping) else ()
+    parsed = [_Override(f"{key}={value!r}", key, _escape(value)) for key, value in given] or [
+        _parse(str(text)) for text in overrides
+    ]
+    composer = _Composer(folders, parsed, full_key)
     if config_path is not None:
         path = Path(config_path)
         if path.is_dir():
@@ -213,6 +217,15 @@ def _parse(text: str) -> _Override:
     if len(re.split(r"[.\[]", match["key"])) > DEEPEST:
         raise ValueError(f"override {_shorten(text)!r}: {TOO_DEEP}")
     return _Override(text, match["key"], _parse_value(match["value"].strip(), text))
+
+
+def _escape(value: Any) -> Any:
+    """A value of the caller's program, as a file would have to write it: no text in it is a reference."""
+    if isinstance(value, str):
+        return value.replace("${", "\\${")
+    if isinstance(value, Mapping):
+        return {key: _escape(inner) for key, inner in value.items()}
+    return [_escape(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _parse_value(text: str, override: str) -> Any:

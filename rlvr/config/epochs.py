@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rlvr.config.alias_values import describe_origin, rank
+from rlvr.config.alias_values import rank
 from rlvr.config.compose import LoadedConfig
+from rlvr.config.interpolate import describe_origin
 
 STEPS, EPOCHS = "training.steps", "training.epochs"
 

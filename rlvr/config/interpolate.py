@@ -24,6 +24,14 @@ from omegaconf.grammar_parser import parse
 
 from rlvr.config.document_limits import DEEPEST, TOO_DEEP, Budget, with_text_keys
 
+CLI = "cli"  # the origin of what the caller gave, and no file
+CALLER: ContextVar[str] = ContextVar("CALLER", default="the command line")  # how messages name the caller
+
+
+def describe_origin(origin: str | None, spelled: str = "") -> str:
+    """Where a key was set, as messages say it after the key: " (from FILE)", or "" if that is not known."""
+    return f" (from {CALLER.get() if origin == CLI else origin}{spelled})" if origin else ""
+
 
 @dataclass
 class _Tracking:
@@ -172,9 +180,9 @@ def _explain(dotted: str, text: Any, source: str | None, error: BaseException, t
     if not message or "recursi" in message.lower() or "Interpolation to parent node" in message:
         message = _circle(dotted, tree)
     elif "Missing mandatory value" in message:
-        message = f"has to be given; add {dotted}=... to the command line"
+        message = f"has to be given; add {dotted}=... to {CALLER.get()}"
     message = re.sub(r"^ValueError raised while resolving interpolation: ", "", message)
-    where = " (from the command line)" if source == "cli" else f" (from {source})" if source else ""
+    where = describe_origin(source)
     shown = text if not isinstance(text, str) or len(text) <= 200 else f"{text[:200]}..."
     given = f" {shown!r}" if isinstance(text, str) and text != "???" else ""
     return f"{dotted}{given}{where}: {message}"

@@ -22,8 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rlvr.config import compose
 from rlvr.config.choices import FLAT
-from rlvr.config.compose import CLI
-from rlvr.config.interpolate import mask_secrets
+from rlvr.config.interpolate import describe_origin, mask_secrets
 
 T = TypeVar("T")
 _FLOAT = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?\.?(inf|nan)", re.IGNORECASE)
@@ -88,7 +87,7 @@ class Origins:
         while origin is None and key:
             key = re.sub(r"(^|\.)[^.\[]*$|\[\d+\]$", "", key)
             origin = self.origin.get(key)
-        return "" if origin is None else f" (from {'the command line' if origin == CLI else origin}{spelled})"
+        return describe_origin(origin, spelled)
 
     def of_message(self, section: str, message: str) -> str:
         """The origin of the key that a message names as `key=value`, else of the section."""
