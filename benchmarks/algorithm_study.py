@@ -23,12 +23,12 @@ from benchmarks.algorithm_report import format_results, write_results
 from benchmarks.algorithm_results import describe_task, make_results
 from rlvr.algorithms.registry import ALGORITHMS
 from rlvr.cli.main import run
-from rlvr.cli.user_messages import mask_secrets
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.core.files import check_name
 from rlvr.core.registry import did_you_mean
 from rlvr.runs.assembly import assemble
+from rlvr.runs.user_messages import mask_secrets
 from rlvr.study.study_folder import open_study
 from rlvr.study.study_plan import StudyPlan, StudyVariant, build_plan, read_overrides, read_variables, split_values
 from rlvr.study.study_report import write_report

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from rlvr.engine.tokenizer import build_tokenizer, load_tokenizer
     from rlvr.envs import register_environment, resolve_environment
     from rlvr.reward import register_reward, resolve_reward
+    from rlvr.runs.library import Run, evaluate, load_run, train
     from rlvr.training.toy_sampler import MockRolloutSampler
 
 __version__ = "0.1.0"
@@ -72,6 +73,7 @@ _HOMES = {
     "rlvr.engine.tokenizer": ("build_tokenizer", "load_tokenizer"),
     "rlvr.envs": ("register_environment", "resolve_environment"),
     "rlvr.reward": ("register_reward", "resolve_reward"),
+    "rlvr.runs.library": ("Run", "evaluate", "load_run", "train"),
     "rlvr.training.toy_sampler": ("MockRolloutSampler",),
 }  # fmt: skip
 _MODULES = ("algorithms", "envs", "reward", "rollout")
@@ -99,6 +101,7 @@ __all__ = [
     "PPOConfig",
     "REINFORCE",
     "REINFORCEConfig",
+    "Run",
     "SampleResponse",
     "SampledSequence",
     "SamplingClient",
@@ -117,8 +120,10 @@ __all__ = [
     "UpdateResult",
     "build_model",
     "build_tokenizer",
+    "evaluate",
     "load_checkpoint",
     "load_model",
+    "load_run",
     "load_tokenizer",
     "register_advantage",
     "register_algorithm",
@@ -128,6 +133,7 @@ __all__ = [
     "resolve_environment",
     "resolve_reward",
     "save_checkpoint",
+    "train",
 ]
 
 

@@ -8,14 +8,20 @@ command line: a service must accept names of `names()` only.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+GIVEN = "given"  # begins the path of an object that a program gave, and that no import leads to
+_given: dict[str, Any] = {}
 
 
 class Registry(Generic[T]):
@@ -71,6 +77,13 @@ def load_path(kind: str, path: str) -> Callable[..., Any]:
 def load_object(kind: str, path: str) -> Any:
     """The object at `package.module:name`; ValueError, with what to do, if it cannot be loaded."""
     module_name, _, attribute = path.partition(":")
+    if module_name == GIVEN:
+        if attribute not in _given:
+            raise ValueError(
+                f"{kind} {path!r} was given as an object by a Python program, and is not in this process; run that "
+                "program again, or put the object into a module and name it by 'package.module:name'"
+            )
+        return _given[attribute]
     if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
         raise ValueError(f"{kind} {path!r} is not of the form 'package.module:function'")
     if not {"", os.getcwd()} & set(sys.path):
@@ -89,6 +102,53 @@ def load_object(kind: str, path: str) -> Any:
             raise ValueError(f"{kind} {path!r}: {module_name!r} has no {attribute!r}{did_you_mean(part, names)}")
         found = getattr(found, part)
     return found
+
+
+def name_object(found: Any, use: Any = None) -> str:
+    """A path by which `load_object` finds an object: `package.module:name` where an import leads to it.
+
+    Else, for what a script, a notebook or a function made, `given:name_hash`, which holds in this process. The hash is
+    that of its code: after a change it has another path. `use` is loaded in its place, if given.
+    """
+    module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+    if name and module in sys.modules and module != "__main__":
+        held: Any = sys.modules[module]
+        for part in name.split("."):
+            held = getattr(held, part, None)
+        if held is found and use is None:
+            return f"{module}:{name}"
+    label = re.sub(r"\W+", "_", str(name or type(found).__qualname__).rpartition(".")[2]).strip("_")
+    path = f"{label}_{hashlib.sha256(repr(_describe_code(found)).encode()).hexdigest()[:8]}"
+    _given[path] = found if use is None else use
+    return f"{GIVEN}:{path}"
+
+
+def _describe_code(found: Any) -> Any:
+    """Plain values that change with what a function, or an object of a class, computes; equal in every process."""
+    if isinstance(found, CodeType):
+        return found.co_code, found.co_names, [_describe_code(value) for value in found.co_consts]
+    if isinstance(found, FunctionType):
+        cells = [cell.cell_contents for cell in found.__closure__ or () if _is_plain(cell.cell_contents)]
+        return _describe_code(found.__code__), found.__defaults__ and [*map(_describe_code, found.__defaults__)], cells
+    if isinstance(found, partial):
+        return _describe_code(found.func), [*map(_describe_code, found.args)], sorted(found.keywords)
+    if isinstance(found, MethodType):
+        return _describe_code(found.__func__), _describe_code(found.__self__)
+    if isinstance(found, type):
+        methods = {name: member for name, member in vars(found).items() if isinstance(member, FunctionType)}
+        return found.__qualname__, {name: _describe_code(methods[name]) for name in sorted(methods)}
+    if isinstance(found, (set, frozenset)):
+        return sorted(map(repr, found))
+    if _is_plain(found):
+        return found
+    if isinstance(found, (tuple, list)):
+        return [_describe_code(value) for value in found]
+    held = {name: value for name, value in getattr(found, "__dict__", {}).items() if _is_plain(value)}
+    return _describe_code(type(found)), held
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str, bytes))
 
 
 def check_kwargs(

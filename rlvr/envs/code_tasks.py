@@ -209,6 +209,7 @@ def code(
         heldout = tasks(heldout_path, "heldout:")
     else:
         heldout = choose_heldout(train, HELDOUT_FRACTION if heldout_fraction is None else heldout_fraction, path)
+        train = [] if heldout_fraction == 1 else train
     return CodeSource(f"code {path}", train, heldout, visible=visible, max_turns=max_turns)
 
 

@@ -226,8 +226,8 @@ def dataset(
     groups failing tasks by them: a source, a topic, the answer.
 
     The held-out tasks are those of `heldout_path`, of `heldout_split`, or else about `heldout_fraction` (0.1) of the
-    rows, chosen by a hash of the prompt; 0 holds out nothing. Of a folder as `heldout_path`, `heldout_split` (test) is
-    read.
+    rows, chosen by a hash of the prompt; 0 holds out nothing, and 1 all: a test set to evaluate on. Of a folder as
+    `heldout_path`, `heldout_split` (test) is read.
     """
     other = heldout_path if heldout_split is None else heldout_split
     if None not in (heldout_fraction, other):
@@ -246,6 +246,7 @@ def dataset(
     if heldout is None:
         fraction = HELDOUT_FRACTION if heldout_fraction is None else heldout_fraction
         heldout = choose_heldout(tasks, fraction, " and ".join(map(str, origins)))
+        tasks = [] if fraction == 1 else tasks
     imitated = demonstration_field or ("answer" if all(map(_has_text, (*tasks, *heldout))) else None)
     return RowSource(
         "dataset " + ", ".join(map(str, origins)),

@@ -22,11 +22,11 @@ HELDOUT_FRACTION = 0.1  # of the rows, unless the config says
 
 
 def choose_heldout(tasks: list[Task], fraction: float, path: str) -> list[Task]:
-    """The tasks whose prompt hashes below `fraction`, at least one; equal prompts are on the same side."""
-    if type(fraction) not in (int, float) or not 0 <= fraction < 1:
-        raise ValueError(f"heldout_fraction={fraction!r}, expected from 0 to below 1")
-    if fraction == 0:
-        return []
+    """The tasks whose prompt hashes below `fraction`, at least one; equal prompts are on the same side. 1 takes all."""
+    if type(fraction) not in (int, float) or not 0 <= fraction <= 1:
+        raise ValueError(f"heldout_fraction={fraction!r}, expected from 0 to 1")
+    if fraction in (0, 1):
+        return list(tasks) if fraction else []
     keys = [_prompt_key(task.prompt) for task in tasks]
     lowest = min(keys)
     if max(keys) == lowest:

@@ -11,7 +11,7 @@ written here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ EVALUATION_KEYS = ("evaluation.", "engine.", "seed", "model.device", "model.dtyp
 
 def evaluate_weights(
     place: str,
-    overrides: Sequence[str],
+    overrides: Sequence[str] | Mapping[str, Any],
     console: RunConsole,
     *,
     config_name: str | None = None,
@@ -93,7 +93,7 @@ def evaluate_model(
     return {"checkpoint": place.given, **({} if like is None else {"like": str(like)}), **result}
 
 
-def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -> dict[str, Any]:
+def evaluate_saved(place: Path, overrides: Sequence[str] | Mapping[str, Any], console: RunConsole) -> dict[str, Any]:
     """Evaluate the weights of a run folder (its last whole checkpoint) or of one checkpoint folder inside a run, where
     `checkpoints/best` is the best one.
 
@@ -106,7 +106,11 @@ def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -
     stored = folder / SETTINGS
     # The run's seed made the base model of an adapter; a given one is only for the random draws of this evaluation.
     begun = read_run(folder)
-    loaded = load(None, str(stored), [text for text in overrides if text.lstrip("+")[:5] != "seed="])
+    if isinstance(overrides, Mapping):
+        others: Sequence[str] | Mapping[str, Any] = {key: value for key, value in overrides.items() if key != "seed"}
+    else:
+        others = [text for text in overrides if text.lstrip("+")[:5] != "seed="]
+    loaded = load(None, str(stored), others)
     config = build_config(loaded)
     if other := config.client_options.evaluates_as:
         config = replace(config, client=replace(config.client, name=other))
@@ -132,7 +136,7 @@ def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -
     return {"checkpoint": str(place), **result}
 
 
-def _check_overrides(overrides: Sequence[str], usable: Sequence[str]) -> None:
+def _check_overrides(overrides: Sequence[str] | Mapping[str, Any], usable: Sequence[str]) -> None:
     """ValueError for a setting that would make the result another one than the run's own."""
     for key in (text.partition("=")[0].removeprefix("+") for text in overrides):
         if not (key in usable or key.startswith(tuple(k for k in usable if k.endswith(".")))):

@@ -117,7 +117,7 @@ def _hash_custom_loss(config: RunConfig) -> dict[str, list[str]]:
         return {}
     path = loss.name
     function = inspect.unwrap(load_path("algorithm.loss", path))
-    module = getattr(sys.modules[path.partition(":")[0]], "__file__", None)
+    module = getattr(sys.modules.get(path.partition(":")[0]), "__file__", None)
     files = {module, getattr(getattr(function, "__code__", None), "co_filename", None)}
     present = sorted(file for file in files if file and Path(file).is_file())
     names = ", ".join(Path(file).name for file in present)

@@ -13,6 +13,7 @@ from typing import Any
 from rlvr.clients.registry import close_client
 from rlvr.config import LoadedConfig
 from rlvr.config.schema import RunConfig
+from rlvr.core.ray_cluster import LOCAL
 from rlvr.core.weights_place import CHECKPOINTS
 from rlvr.runs.assembly import Assembly, assemble
 from rlvr.runs.build_job import build_job
@@ -94,7 +95,7 @@ def _train(assembly: Assembly, folder: Path, console: RunConsole) -> dict[str, A
 
 def _describe_loading(settings: RunConfig) -> str:
     place = settings.client_options.cluster
-    if place in (None, "local"):
+    if place in (None, LOCAL):
         return "loading the libraries and the model"
     return "loading the model and starting ranks on Ray, which gives them niceness 15 without RAY_worker_niceness=0"
 

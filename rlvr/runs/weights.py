@@ -9,7 +9,7 @@ The REST service (`rlvr.service.generators.served_models`, for its model and its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from rlvr.training.journal import weights_path
 MODEL_KEYS = ("tokenizer", "device", "dtype")
 
 
-def read_run(run: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def read_run(run: Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
     """The settings of a run, from its folder."""
     return build_config(load(None, str(run / SETTINGS), overrides))
 

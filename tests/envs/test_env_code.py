@@ -217,5 +217,5 @@ def test_a_list_of_rows_and_a_held_out_file_are_read(tmp_path: Path) -> None:
             resolve_environment("code", path=write(tmp_path, [rows[0], bad]), **options)
     with pytest.raises(ValueError, match=r"heldout_fraction=0.2 and heldout_path=.*; leave one of them out"):
         resolve_environment("code", path=listed, heldout_fraction=0.2, heldout_path=listed)
-    with pytest.raises(ValueError, match="heldout_fraction=1"):
-        resolve_environment("code", path=listed, heldout_fraction=1)
+    with pytest.raises(ValueError, match="heldout_fraction=2"):
+        resolve_environment("code", path=listed, heldout_fraction=2)

@@ -139,8 +139,8 @@ def test_a_bad_file_is_named(tmp_path):
         b'\xef\xbb\xbf{"prompt": "a", "answer": "b"}\r\n{"prompt": "c", "answer": "d"}'
     )
     assert len(resolve_environment("jsonl", path=str(tmp_path / "bom.jsonl")).heldout(None)) == 1
-    with pytest.raises(ValueError, match="heldout_fraction=1"):
-        resolve_environment("jsonl", path=str(tmp_path / "train.jsonl"), heldout_fraction=1)
+    with pytest.raises(ValueError, match="heldout_fraction=2"):
+        resolve_environment("jsonl", path=str(tmp_path / "train.jsonl"), heldout_fraction=2)
 
 
 def gsm8k_folder(tmp_path: Path) -> str:
@@ -216,3 +216,9 @@ def test_draws_that_go_from_level_to_level_sort_each_epoch_once(tmp_path, monkey
     monkeypatch.setattr(rng, "permutation", lambda n, key: sorted_keys.append(key) or permutation(n, key))
     drawn = [source.train(1, i, level).id for i in range(8) for level in source.levels]  # two epochs of four
     assert len(sorted_keys) == 2 * 12 and sorted(drawn[:48]) == sorted(drawn[48:])
+
+
+def test_rows_that_are_all_held_out_are_a_test_set(tmp_path: Path) -> None:
+    (file := tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt": "c", "answer": "d"}\n')
+    source = resolve_environment("dataset", path=str(file), heldout_fraction=1)
+    assert len(source.heldout(None)) == 2 and not source.levels

@@ -48,6 +48,7 @@ PARAMETERS = {
 }
 FIELDS = {
     "RunConfig": "the sections of a config",
+    "TrainArguments": "the arguments of `rlvr.train`, which an editor completes",
     "TrainingOptions": SETTINGS,
     "ClusterOptions": SETTINGS,
     "Settings": SETTINGS,

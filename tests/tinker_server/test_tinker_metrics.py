@@ -33,16 +33,16 @@ PAGE = Path(__file__).parents[2] / "docs" / "tinker" / "operations.md"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-@pytest.fixture(scope="module")
-def backend(fresh: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerBackend]:
+@pytest.fixture
+def backend(fresh: Callable[..., Any], tmp_path: Path) -> Iterator[TinkerBackend]:
     """One engine with two names."""
     engine = fresh("qwen3")
-    made = TinkerBackend({MODEL: engine, "same": engine}, tmp_path_factory.mktemp("state"))
+    made = TinkerBackend({MODEL: engine, "same": engine}, tmp_path / "state")
     yield made
     made.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def port(backend: TinkerBackend) -> Iterator[int]:
     with serving(create_app(backend, ApiKeys([KEY]))) as number:
         yield number

@@ -1,0 +1,222 @@
+"""Training from Python: the functions behind `rlvr.train`, `rlvr.evaluate` and `rlvr.load_run`.
+
+    run = rlvr.train(model="./my-model", data=rows, reward=close, steps=100)
+    run.metrics[-1]["reward"], run.summary["final"]["pass@1"], run.evaluate(samples=16)
+
+They do what the commands of the same names do, in this process; the same call goes on with a run that was stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlvr.config import load, read
+from rlvr.config.build_config import build_config
+from rlvr.config.interpolate import CALLER
+from rlvr.core.cpu_budget import limit_spinning
+from rlvr.core.weights_place import SETTINGS, find_near_folder, find_run
+from rlvr.runs.evaluate_weights import evaluate_weights
+from rlvr.runs.program_settings import settings_of
+from rlvr.runs.train import train_config
+from rlvr.runs.user_messages import print_message
+from rlvr.tracking import RunConsole, evaluation_table
+from rlvr.tracking.metrics_log import MetricsLog
+from rlvr.tracking.run_report import plot_curve, stored_summary
+from rlvr.training.journal import list_checkpoints
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from rlvr.runs.train_arguments import EvaluateArguments, TrainArguments
+
+
+class QuietConsole(RunConsole):
+    """Prints warnings alone."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO(), live=False)
+
+    def _print(self, text: str, style: str = "") -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        print_message(f"warning: {text}")
+
+
+class Run:
+    """A run on disk, whether it is finished or not."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def __repr__(self) -> str:
+        state = "finished" if self.is_finished else "not finished"
+        return f"<Run {self.folder}: {state}, {len(self.metrics)} steps>"
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.folder / "summary.json").exists()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the run measured at its end: `baseline` and `final` with intervals, `p_value`, `weights_sha256`, ...
+
+        ValueError while it is not finished.
+        """
+        if not self.is_finished:
+            raise ValueError(f"{self.folder} is not finished, so it has no summary yet; resume() goes on with it")
+        return stored_summary(self.folder)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting, as `resolved.yaml` has them."""
+        return read(self.folder / SETTINGS)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One row a step, in order: `pandas.DataFrame(run.metrics)` is the table of it."""
+        return MetricsLog(self.folder / "metrics.jsonl").rows()
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """The folders of its checkpoints, the newest first; transformers or peft load each."""
+        return list_checkpoints(self.folder)
+
+    def rollouts(self, step: int | None = None) -> list[dict[str, Any]]:
+        """Some completions of a step with their verdicts, of all steps that stored some if none is named."""
+        files = [self.folder / "rollouts" / f"rl-{step:06d}.jsonl"] if step is not None else None
+        if files and not files[0].exists():
+            raise ValueError(
+                f"{self.folder} stored no rollouts of step {step}; run.rollouts_per_step says how many a step are kept"
+            )
+        found = files or sorted((self.folder / "rollouts").glob("rl-*.jsonl"))
+        return [json.loads(line) for file in found for line in file.read_text(encoding="utf-8").splitlines()]
+
+    def evaluate(self, *, quiet: bool = False, **settings: Any) -> dict[str, Any]:
+        """Evaluate its newest weights on its held-out tasks: `evaluate(samples=16)`, `evaluate(seed=2)`."""
+        return evaluate(self.folder, quiet=quiet, **settings)
+
+    def resume(self, *, quiet: bool = False) -> Run:
+        """Go on with it. A finished run stays as it is."""
+        with _name_caller("rlvr.load_run"):
+            given = {"run.root": str(self.folder.parent), "run.name": self.folder.name, "run.resume": True}
+            loaded = load(None, str(self.folder / SETTINGS), given)
+            train_config(loaded, build_config(loaded), QuietConsole() if quiet else RunConsole())
+        return self
+
+    def plot(self, file: str | Path | None = None) -> Path:
+        """Draw the reward curve with the pass rates on held-out tasks; the PNG file, by default `curve.png`."""
+        ends = [self.summary[side]["pass@1"]["value"] for side in ("baseline", "final")] if self.is_finished else []
+        place = Path(file) if file is not None else self.folder / "curve.png"
+        plot_curve(self.metrics, place, self.folder.name, ends)
+        return place
+
+
+def train(
+    model: Any = None,
+    data: Any = None,
+    reward: Any = None,
+    *,
+    heldout: Any = None,
+    config: str | Path | None = None,
+    root: str | Path = "runs",
+    quiet: bool = False,
+    **settings: Unpack[TrainArguments],
+) -> Run:
+    """Train a model on rows or an environment by a reward. The same call resumes a run that was stopped.
+
+    - `model`: a folder, a name of the hub, a GGUF file, a model of transformers, or a configuration (random weights).
+    - `data`: rows (a list, a generator, a `datasets.Dataset`, a DataFrame; `{"train": ..., "test": ...}`), a file or
+      folder of rows, the name of an environment or a task source. A row has a `prompt` and what the reward reads.
+    - `reward`: a function, the name of a reward, or a list of these, each perhaps with a weight `(function, 0.2)`.
+      A function takes (prompt, response, meta), or the arguments that TRL or verl give it.
+    - `heldout`: the rows for the evaluation; by default a tenth of the prompts is held out.
+    - `config`: the name or file of a config, which these arguments override.
+    - `settings`: every setting of the configuration, by its section (`training={"gap_stop": 0}`,
+      `client=ShardingOptions(ranks=2)`), or one of the short names (`steps`, `learning_rate`, `group_size`, `lora`).
+
+    Without a `name` the run's folder is named by a hash of the settings, so that equal calls are one run.
+    KeyboardInterrupt when it is stopped by Ctrl-C: what was done is kept. ValueError for what cannot be trained.
+    """
+    limit_spinning()
+    with _name_caller("rlvr.train"):
+        values = settings_of(Path(root), model, data, reward, heldout, **settings)
+        name, file = _find_config(config, values)
+        if "run.name" not in values:
+            digest = hashlib.sha256(json.dumps([name, values], sort_keys=True, default=str).encode()).hexdigest()
+            values["run.name"] = f"{name or (Path(file).stem if file else 'run')}-{digest[:8]}"
+        loaded = load(name, file, values)
+        checked = build_config(loaded, lambda text: print_message(f"warning: {text}"))
+        folder, _ = train_config(loaded, checked, QuietConsole() if quiet else RunConsole())
+    return Run(folder)
+
+
+def evaluate(
+    weights: str | Path | Run,
+    data: Any = None,
+    reward: Any = None,
+    *,
+    config: str | Path | None = None,
+    like: str | Path | Run | None = None,
+    root: str | Path = "runs",
+    quiet: bool = False,
+    **settings: Unpack[EvaluateArguments],
+) -> dict[str, Any]:
+    """Evaluate a run, a checkpoint or a model: pass@1, pass@k and mean reward, each with its 95 % interval.
+
+    A run is evaluated on its own held-out tasks. A model is on all rows of `data`, on the held-out tasks of a `config`,
+    or on those of the run `like`.
+    """
+    limit_spinning()
+    with _name_caller("rlvr.evaluate"):
+        own = {key: settings.pop(key) for key in ("samples", "tasks", "seed") if key in settings}  # type: ignore[misc]
+        values = settings_of(Path(root), None, data, reward, **settings)
+        if _is_rows(data):
+            values["env.kwargs.heldout_fraction"] = 1
+        values |= {key if key == "seed" else f"evaluation.{key}": value for key, value in own.items()}
+        del values["run.root"]
+        name, file = _find_config(config, values)
+        place = weights.folder if isinstance(weights, Run) else weights
+        run = Path(like.folder if isinstance(like, Run) else like) if like is not None else None
+        with QuietConsole() if quiet else RunConsole() as console:
+            result = evaluate_weights(str(place), values, console, config_name=name, config_path=file, like=run)
+            console.close()
+            if not quiet:
+                console.note(evaluation_table(result))
+    return result
+
+
+def load_run(folder: str | Path) -> Run:
+    """The run in a folder, or the one that a checkpoint belongs to. ValueError if there is none."""
+    place = Path(folder).expanduser()
+    if (run := find_run(place)) is None:
+        raise ValueError(f"load_run: no run is in {place} (no {SETTINGS}){find_near_folder(place)}; give a run folder")
+    return Run(run)
+
+
+@contextmanager
+def _name_caller(function: str) -> Iterator[None]:
+    """Messages say that settings come from this call, and not from a command line."""
+    token = CALLER.set(f"{function}(...)")
+    try:
+        yield
+    finally:
+        CALLER.reset(token)
+
+
+def _find_config(config: str | Path | None, values: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """(name, file) of the config that arguments override: of `dataset` where rows are given, and no other."""
+    if config is None:
+        return ("dataset", None) if values.get("env.name") == "dataset" else (None, None)
+    is_file = isinstance(config, Path) or Path(config).suffix in (".yaml", ".yml")
+    return (None, str(config)) if is_file else (str(config), None)
+
+
+def _is_rows(data: Any) -> bool:
+    return data is not None and not isinstance(data, (str, Path, Mapping)) and not hasattr(data, "heldout")

@@ -1,0 +1,298 @@
+"""Turns what a Python program gives (a model, rows, a reward, objects with options) into settings of a config.
+
+    settings_of(model="./my-model", data=rows, reward=close, steps=100)     # {"model.name": "./my-model", ...}
+
+Rows are written into `.inputs` beside the run folders, under a name that is a hash of them, and so is a model that is
+an object: the run folder can then be resumed and evaluated like any other. Functions and objects that no import leads
+to are named by `rlvr.core.registry.name_object`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvr.algorithms import Algorithm
+from rlvr.config.aliases import ALIASES_BY_WORD
+from rlvr.config.choices import FLAT
+from rlvr.config.schema import RunConfig
+from rlvr.core.files import new_folder, write_atomic
+from rlvr.core.registry import name_object
+from rlvr.core.variants import Variant
+from rlvr.envs.registry import known_environments
+from rlvr.reward import Reward
+
+INPUTS = ".inputs"
+# Arguments that stand for a key of the config; every section is one too (`training={"gap_stop": 0}`), and so are the
+# words of TRL and verl (`num_generations`).
+ARGUMENTS = {
+    "steps": "training.steps",
+    "epochs": "training.epochs",
+    "prompts_per_step": "training.prompts_per_step",
+    "group_size": "training.group_size",
+    "optimizer": "training.optimizer",
+    "schedule": "training.schedule",
+    "max_tokens": "rollout.max_tokens",
+    "temperature": "rollout.temperature",
+    "lora": "model.lora",
+    "tokenizer": "model.tokenizer",
+    "device": "model.device",
+    "dtype": "model.dtype",
+    "advantage": "algorithm.advantage",
+    "loss": "algorithm.loss",
+    "threads": "engine.threads",
+    "trackers": "tracking.trackers",
+    "evaluate_every": "evaluation.every",
+    "checkpoint_every": "run.checkpoint_every",
+    "name": "run.name",
+    "resume": "run.resume",
+}
+_SECTIONS = {one.name for one in fields(RunConfig)}
+_HELDOUT = ("test", "validation", "heldout")  # the names of a held-out split, in the order of preference
+
+
+def settings_of(
+    root: Path, model: Any = None, data: Any = None, reward: Any = None, heldout: Any = None, **settings: Any
+) -> dict[str, Any]:
+    """Values by dotted key. ValueError for an unknown argument, or an object of a type that is not expected.
+
+    Files are written in `root`, the folder of the runs.
+    """
+    values: dict[str, Any] = {"run.root": str(root)}
+    for name, value in settings.items():
+        for key, inner in _flatten(_find_key(name), value):
+            values[key] = inner
+    if model is not None:
+        values |= _read_model(model, values, root)
+    if data is not None:
+        values |= _read_data(data, heldout, root)
+    elif heldout is not None:
+        raise ValueError("train: heldout without data; give both, or data alone, of which a tenth is held out")
+    if reward is not None:
+        values |= _read_reward(reward)
+    return values
+
+
+def _find_key(name: str) -> str:
+    if name in ARGUMENTS or name in _SECTIONS:
+        return ARGUMENTS.get(name, name)
+    if name in FLAT or name in ALIASES_BY_WORD or name.partition(".")[0] in _SECTIONS:
+        return name
+    near = difflib.get_close_matches(name, [*ARGUMENTS, *_SECTIONS, *ALIASES_BY_WORD], n=1)
+    raise ValueError(
+        f"train: unknown argument {name!r}{f' (did you mean {near[0]!r}?)' if near else ''}; arguments are model, "
+        f"data, reward, heldout, {', '.join(ARGUMENTS)}, the sections of a config "
+        f"({', '.join(sorted(_SECTIONS))}), and the words of TRL and verl"
+    )
+
+
+def _flatten(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(dotted key, plain value) of an argument; of an object with options those that differ from their defaults."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _flatten(f"{key}.{name}", inner) if not key.endswith("kwargs") else [(f"{key}.{name}", inner)]
+    elif isinstance(value, Algorithm):
+        yield f"{key}.name", name_object(value)
+    elif isinstance(value, Variant):
+        yield f"{key}.{_tag_of(key)}", _name_variant(value)
+        is_own = not type(value).__module__.startswith("rlvr.")
+        for name, inner in _list_given(value):
+            yield f"{key}.kwargs.{name}" if is_own else f"{key}.{name}", inner
+    elif is_dataclass(value) and not isinstance(value, type):
+        for name, inner in _list_given(value):
+            yield from _flatten(f"{key}.{name}", inner)
+    elif isinstance(value, (list, tuple)):
+        yield key, [dict(_flatten("", item)) if isinstance(item, Variant) else _plain(item) for item in value]
+    elif key in ("algorithm", "reward", "env", "curriculum") and isinstance(value, str):
+        yield f"{key}.{_tag_of(key)}", value
+    else:
+        yield key, _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """A value as a config holds it: functions and classes by their path."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Reward):
+        return {"name": _name_reward(value), "kwargs": value.kwargs}
+    return name_object(value) if callable(value) else value
+
+
+def _tag_of(key: str) -> str:
+    return {"curriculum": "by", "reward": "type"}.get(key, "name")
+
+
+def _name_variant(variant: Variant) -> str:
+    kind = type(variant)
+    return kind.name if kind.__module__.startswith("rlvr.") else name_object(kind)
+
+
+def _list_given(value: Any) -> Iterator[tuple[str, Any]]:
+    """The fields of an object that differ from their defaults."""
+    options: Sequence[Field[Any]] = fields(value)
+    for option in options:
+        default = option.default if option.default_factory is MISSING else option.default_factory()
+        if option.init and (held := getattr(value, option.name)) != default:
+            yield option.name, held
+
+
+def _read_model(model: Any, values: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    if isinstance(model, (str, Path)):
+        return {"model.name": str(model)}
+    if isinstance(model, Mapping) or hasattr(model, "to_diff_dict"):  # a configuration: random weights
+        config = dict(model) if isinstance(model, Mapping) else {**model.to_diff_dict(), "model_type": model.model_type}
+        if "model_type" not in config:
+            raise ValueError("train: model is a mapping without model_type; give a configuration of transformers")
+        adapter = {} if any(key.startswith("model.lora") for key in values) else {"model.lora": None}
+        return {"model.name": None, "model.config": config, **adapter}
+    if hasattr(model, "peft_config"):
+        raise ValueError(
+            "train: model is wrapped by peft; give the base model and lora={'rank': 32}, or model.merge_and_unload()"
+        )
+    if not (hasattr(model, "save_pretrained") and hasattr(model, "state_dict")):
+        raise ValueError(
+            f"train: model is of type {type(model).__name__}; expected a name or folder, a transformers model, or a "
+            "configuration (a mapping with model_type)"
+        )
+    return {"model.name": str(_save_model(model, values.get("model.tokenizer"), root))}
+
+
+def _save_model(model: Any, tokenizer: Any, root: Path) -> Path:
+    """The folder of a transformers model and its tokenizer, named by a hash of the weights; written once."""
+    digest = hashlib.sha256(json.dumps(model.config.to_dict(), sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(dtype=_byte_type()).numpy().tobytes())
+    folder = root / INPUTS / f"{type(model).__name__}-{digest.hexdigest()[:12]}"
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with new_folder(folder) as new:
+            model.save_pretrained(new)
+            source = tokenizer or model.config.name_or_path
+            if source and Path(str(source)).is_dir() and tokenizer is None:
+                from transformers import AutoTokenizer
+
+                AutoTokenizer.from_pretrained(source).save_pretrained(new)
+    return folder
+
+
+def _byte_type() -> Any:
+    import torch
+
+    return torch.uint8
+
+
+def _read_data(data: Any, heldout: Any, root: Path) -> dict[str, Any]:
+    """The environment that a program's data are."""
+    if isinstance(data, str) and (data in known_environments() or ":" in data):
+        section: dict[str, Any] = {"env.name": data}
+    elif isinstance(data, (str, Path)) and (Path(data).expanduser().exists() or any(c in str(data) for c in "*?[")):
+        section = {"env.name": "dataset", "env.kwargs.path": str(Path(data).expanduser())}
+    elif isinstance(data, str) and data.count("/") == 1 and not data.startswith(".") and not Path(data).suffix:
+        section = {"env.name": "dataset", "env.kwargs.name": data}
+    elif isinstance(data, (str, Path)):
+        near = difflib.get_close_matches(str(data), known_environments(), n=1)
+        raise ValueError(
+            f"train: data={str(data)!r} is no file or folder here and no environment"
+            f"{f' (did you mean {near[0]!r}?)' if near else ''}; give a path, rows, an environment "
+            f"({', '.join(known_environments())}), or OWNER/NAME of a data set of the hub"
+        )
+    elif hasattr(data, "train") and hasattr(data, "heldout"):
+        section = {"env.name": name_object(data, lambda: data)}
+    elif isinstance(data, Mapping) and set(data) <= {"name", "kwargs"}:
+        section = dict(_flatten("env", data))
+    else:
+        if isinstance(data, Mapping) and "train" in data:
+            splits: Mapping[str, Any] = data
+            heldout = heldout if heldout is not None else next((splits[s] for s in _HELDOUT if s in splits), None)
+            data = splits["train"]
+        section = {"env.name": "dataset", "env.kwargs.path": str(_write_rows(data, "data", root))}
+    if heldout is not None:
+        path = heldout if isinstance(heldout, (str, Path)) else _write_rows(heldout, "heldout", root)
+        section["env.kwargs.heldout_path"] = str(path)
+    return section
+
+
+def _write_rows(data: Any, what: str, root: Path) -> Path:
+    """The JSON-lines file of some rows, named by a hash of them."""
+    if hasattr(data, "to_dicts"):  # polars
+        data = data.to_dicts()
+    elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
+        data = data.to_dict("records")
+    if not isinstance(data, Iterable) or isinstance(data, Mapping):
+        raise ValueError(
+            f"train: {what} is of type {type(data).__name__}; expected rows (a list, a generator, a "
+            "datasets.Dataset, a DataFrame), a file, or an environment"
+        )
+    lines = [_write_row(row, f"row {number} of {what}") for number, row in enumerate(data, 1)]
+    if not lines:
+        raise ValueError(f"train: {what} has no rows; a generator gives them once: make it anew for each call")
+    text = "".join(lines)
+    file = root / INPUTS / f"rows-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, text)
+    return file
+
+
+def _write_row(row: Any, where: str) -> str:
+    if isinstance(row, str):
+        row = {"prompt": row}
+    if not isinstance(row, Mapping):
+        raise ValueError(
+            f"train: {where} is of type {type(row).__name__}, expected a mapping of columns, or text, which is a prompt"
+        )
+    try:
+        return json.dumps(dict(row), default=_to_json, ensure_ascii=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"train: {where}: {error}; expected text, numbers, lists and mappings") from None
+
+
+def _to_json(value: Any) -> Any:
+    """A value of numpy, or of pandas, as JSON has it."""
+    for method in ("tolist", "isoformat"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    raise TypeError(f"a value of type {type(value).__name__} cannot be written as JSON")
+
+
+def _read_reward(reward: Any) -> dict[str, Any]:
+    if isinstance(reward, Mapping):
+        return dict(_flatten("reward", reward))
+    if isinstance(reward, (list, tuple)):
+        return {"reward.type": "composite", "reward.kwargs.rewards": [_read_part(part) for part in reward]}
+    kwargs = reward.kwargs if isinstance(reward, Reward) else {}
+    return {"reward.type": _name_reward(reward), **({"reward.kwargs": kwargs} if kwargs else {})}
+
+
+def _read_part(part: Any) -> dict[str, Any]:
+    """A part of a composite reward: a reward, or a pair of one and its weight."""
+    reward, weight = part if isinstance(part, tuple) and len(part) == 2 else (part, 1.0)
+    if not isinstance(weight, (int, float)):
+        raise ValueError(f"train: a reward has the weight {weight!r}, expected a number: [(accuracy, 1), (form, 0.2)]")
+    kwargs = reward.kwargs if isinstance(reward, Reward) else {}
+    return {"name": _name_reward(reward), "weight": float(weight), **({"kwargs": kwargs} if kwargs else {})}
+
+
+def _name_reward(reward: Any) -> str:
+    if isinstance(reward, str):
+        return reward
+    if isinstance(reward, Reward):
+        return reward.name if reward.spec.function is None or ":" in reward.name else _name_of_spec(reward)
+    if not callable(reward):
+        raise ValueError(
+            f"train: a reward is of type {type(reward).__name__}; expected a function, a name, or a list of them"
+        )
+    return name_object(reward)
+
+
+def _name_of_spec(reward: Reward) -> str:
+    """The name of a registered reward, else the path of its function."""
+    from rlvr.reward.registry import known_rewards
+
+    return reward.name if reward.name in known_rewards() else name_object(reward.spec.function)

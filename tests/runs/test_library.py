@@ -1,0 +1,286 @@
+"""`rlvr.train`, `rlvr.evaluate` and `rlvr.load_run`: the runs of the command line, from objects of a program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlvr
+from rlvr.algorithms.optimizers import AdamW
+from rlvr.cli.main import run as run_command
+from rlvr.core.registry import load_object, name_object
+from rlvr.envs.dataset import dataset
+from rlvr.runs.program_settings import settings_of
+from rlvr.training.loop import TrainingLoop
+from tests.kit.chat_rows import qwen_folder
+
+ROWS = [{"prompt": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(6) for b in range(6)]
+SHORT: dict[str, Any] = {
+    "steps": 2, "group_size": 4, "prompts_per_step": 2, "max_tokens": 4, "learning_rate": 1e-3, "lora": {"rank": 2},
+    "evaluation": {"tasks": 3, "samples": 2}, "threads": 1, "quiet": True,
+}  # fmt: skip
+
+
+def digits(prompt: str, response: str, meta: dict[str, Any]) -> float:
+    return sum(character.isdigit() for character in response) / 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return qwen_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def train(model: Path, tmp_path: Path) -> Callable[..., rlvr.Run]:
+    return partial(rlvr.train, model, root=tmp_path / "runs", **SHORT)
+
+
+def test_a_run_from_python_has_the_bits_of_the_same_run_by_the_command_line(
+    train: Callable[..., rlvr.Run], model: Path, tmp_path: Path
+) -> None:
+    run = train(ROWS, digits)
+    file = run.settings["env"]["kwargs"]["path"]
+    words = [
+        f"model.name={model}", f"env.kwargs.path={file}", "reward.type=tests.runs.test_library:digits",
+        "training.steps=2", "group_size=4", "training.prompts_per_step=2", "rollout.max_tokens=4",
+        "learning_rate=1e-3", "model.lora.rank=2", "evaluation.tasks=3", "evaluation.samples=2", "engine.threads=1",
+        f"run.root={tmp_path / 'typed'}", "run.name=typed",
+    ]  # fmt: skip
+    assert run_command(["train", "--config-name=dataset", *words]) == 0
+    typed = rlvr.load_run(tmp_path / "typed" / "typed")
+    assert typed.summary["weights_sha256"] == run.summary["weights_sha256"]
+    assert [row["reward"] for row in typed.metrics] == [row["reward"] for row in run.metrics]
+    assert len(run.rollouts(1)) == len(run.rollouts()) / 2 > 0 and run.checkpoints
+    assert run.plot(tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_same_call_is_the_same_run_and_another_call_another(train: Callable[..., rlvr.Run]) -> None:
+    run = train(ROWS, digits)
+    assert train(ROWS, digits).folder == run.folder
+    assert train(ROWS, digits, seed=1).folder != run.folder
+    assert train(ROWS[:-1], digits).folder != run.folder
+
+
+def test_a_run_that_is_interrupted_goes_on_by_the_same_call_to_the_same_bits(
+    train: Callable[..., rlvr.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm = train(ROWS, digits)
+    step = TrainingLoop._rl_step  # pyright: ignore[reportPrivateUsage]
+
+    def stop_after(loop: Any, number: int) -> Any:
+        loop.stop_requested = True  # as Ctrl-C does
+        return step(loop, number)
+
+    monkeypatch.setattr(TrainingLoop, "_rl_step", stop_after)
+    with pytest.raises(KeyboardInterrupt):
+        train(ROWS, digits, name="stopped")
+    monkeypatch.undo()
+    stopped = rlvr.load_run(calm.folder.parent / "stopped")
+    assert not stopped.is_finished and len(stopped.metrics) == 1
+    with pytest.raises(ValueError, match="is not finished"):
+        _ = stopped.summary
+    assert stopped.resume(quiet=True).summary["weights_sha256"] == calm.summary["weights_sha256"]
+    assert train(ROWS, digits, name="stopped").folder == stopped.folder
+
+
+class Table:
+    """As a DataFrame of pandas."""
+
+    columns = ("prompt", "answer")
+
+    def to_dict(self, orient: str) -> list[dict[str, Any]]:
+        assert orient == "records"
+        return [dict(row) for row in ROWS]
+
+
+def read_rows() -> Iterator[dict[str, Any]]:
+    yield from ROWS
+
+
+@pytest.mark.parametrize("given", [read_rows, Table, lambda: tuple(ROWS), lambda: {"train": ROWS}])
+def test_rows_come_in_many_forms_and_are_the_same_data(given: Callable[[], Any], tmp_path: Path) -> None:
+    expected = settings_of(tmp_path, data=ROWS)
+    assert settings_of(tmp_path, data=given()) == expected
+    assert rlvr.resolve_environment("dataset", path=expected["env.kwargs.path"]).size is not None
+
+
+def test_a_data_set_of_hugging_face_and_its_test_split_are_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
+    whole = datasets.DatasetDict(
+        train=datasets.Dataset.from_list(ROWS[:30]), test=datasets.Dataset.from_list(ROWS[30:])
+    )
+    values = settings_of(tmp_path, data=whole)
+    assert values == settings_of(tmp_path, data=ROWS[:30], heldout=ROWS[30:])
+
+
+def test_texts_files_and_environments_are_data(tmp_path: Path) -> None:
+    (file := tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    assert settings_of(tmp_path, data=file)["env.kwargs.path"] == str(file)
+    assert settings_of(tmp_path, data="rpn_arithmetic") == {"run.root": str(tmp_path), "env.name": "rpn_arithmetic"}
+    made = {"name": "rpn_arithmetic", "kwargs": {"complexity": [1, 2]}}
+    assert settings_of(tmp_path, data=made)["env.kwargs.complexity"] == [1, 2]
+    assert settings_of(tmp_path, data="openai/gsm8k")["env.kwargs.name"] == "openai/gsm8k"
+    assert Path(settings_of(tmp_path, data=["Say hello"])["env.kwargs.path"]).read_text() == '{"prompt": "Say hello"}\n'
+
+
+def test_a_task_source_is_data(train: Callable[..., rlvr.Run], tmp_path: Path) -> None:
+    source = dataset(settings_of(tmp_path, data=ROWS)["env.kwargs.path"])
+    assert train(source, digits).settings["env"]["name"].startswith("given:RowSource_")
+
+
+def make_reward(goal: int) -> Callable[..., float]:
+    return lambda prompt, response, meta: float(len(response) == goal)
+
+
+class Counter:
+    def __init__(self, goal: int) -> None:
+        self.goal, self.calls = goal, 0
+
+    def __call__(self, completions: list[str], **columns: Any) -> list[float]:
+        self.calls += len(completions)
+        return [float(len(text) > self.goal) for text in completions]
+
+
+def test_functions_of_the_program_and_objects_with_a_state_are_rewards(train: Callable[..., rlvr.Run]) -> None:
+    made = make_reward(3)
+    assert train(ROWS, made).settings["reward"]["type"].startswith("given:lambda_")
+    counter = Counter(2)
+    train(ROWS, counter)
+    assert counter.calls >= 2 * 2 * 4
+    run = train(ROWS, [(digits, 1.0), (make_reward(2), 0.5), "exact_match"])
+    assert {"rewards/digits/mean", "reward"} <= run.metrics[-1].keys() or run.metrics[-1]["reward"] >= 0
+
+
+def test_the_path_of_an_object_follows_its_code() -> None:
+    assert name_object(digits) == "tests.runs.test_library:digits"
+    assert name_object(make_reward(3)) == name_object(make_reward(3)) != name_object(make_reward(4))
+    assert name_object(Counter(1)) == name_object(Counter(1)) != name_object(Counter(2))
+    assert load_object("reward", name_object(reward := make_reward(5))) is reward
+    with pytest.raises(ValueError, match="was given as an object by a Python program, and is not in this process"):
+        load_object("reward", "given:lambda_00000000")
+
+
+def test_the_path_of_an_object_is_the_same_in_every_process(tmp_path: Path) -> None:
+    code = (
+        "from rlvr.core.registry import name_object\n"
+        "def close(p, r, m, /, allowed=('a', 'b')):\n    return r in {'yes', 'no', 'perhaps'} and r in allowed\n"
+        "print(name_object(close), name_object(lambda p, r, m: close(p, r, m)))"
+    )
+    (script := tmp_path / "script.py").write_text(code)
+    said = {
+        subprocess.run(
+            [sys.executable, script], capture_output=True, check=True, text=True, env={"PYTHONHASHSEED": seed}
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(said) == 1 and said.pop().startswith("given:close_")
+
+
+def test_settings_are_objects_mappings_or_short_names(tmp_path: Path) -> None:
+    given = settings_of(
+        tmp_path, "./model", lora=rlvr.LoraConfig(rank=4), optimizer=AdamW(learning_rate=0.1, decay="linear"),
+        training={"gap_stop": 0.5}, num_generations=4, client="mock", algorithm="grpo", schedule="fixed_lag",
+        rollout=rlvr.SamplingParams(temperature=0.7),
+    )  # fmt: skip
+    assert given == {
+        "run.root": str(tmp_path), "model.name": "./model", "model.lora.rank": 4, "training.optimizer.name": "adamw",
+        "training.optimizer.learning_rate": 0.1, "training.optimizer.decay": "linear", "training.gap_stop": 0.5,
+        "num_generations": 4, "client": "mock", "algorithm.name": "grpo", "training.schedule": "fixed_lag",
+        "rollout.temperature": 0.7,
+    }  # fmt: skip
+
+
+def test_a_model_of_transformers_is_trained_with_its_weights(model: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(model)
+    values = settings_of(tmp_path, loaded)
+    saved = Path(values["model.name"])
+    assert settings_of(tmp_path, loaded) == values and (saved / "tokenizer.json").exists()
+    run = rlvr.train(loaded, ROWS, digits, root=tmp_path, **{**SHORT, "steps": 1})
+    by_name = rlvr.train(model, ROWS, digits, root=tmp_path, **{**SHORT, "steps": 1})
+    assert run.summary["weights_sha256"] == by_name.summary["weights_sha256"]
+
+
+def test_a_configuration_is_a_model_of_random_weights(model: Path, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model)
+    values = settings_of(tmp_path, config)
+    assert values["model.config"]["model_type"] == "qwen2" and values["model.name"] is None
+    run = rlvr.train(config, ROWS, digits, tokenizer=str(model), root=tmp_path, **{**SHORT, "lora": None, "steps": 1})
+    assert run.is_finished
+
+
+def test_a_run_and_a_model_are_evaluated(train: Callable[..., rlvr.Run], model: Path) -> None:
+    run = train(ROWS, digits)
+    assert run.evaluate(samples=3, quiet=True)["samples"] == 3
+    assert rlvr.evaluate(run, seed=5, quiet=True)["seed"] == 5
+    of_model = rlvr.evaluate(model, ROWS[:4], digits, samples=2, max_tokens=4, quiet=True)
+    assert of_model["tasks"] == 4 and 0 <= of_model["mean_reward"]["value"] <= 1
+    assert rlvr.evaluate(model, like=run, samples=2, quiet=True)["like"] == str(run.folder)
+
+
+@dataclass
+class Wrapped:
+    peft_config: Any = None
+
+
+class NotAModel:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": iter(())}, "data has no rows; a generator gives them once"),
+        ({"data": [{"prompt": "a", "answer": "b"}, 3]}, "row 2 of data is of type int, expected a mapping"),
+        ({"data": [{"prompt": "a", "answer": object()}]}, "row 1 of data: a value of type object"),
+        ({"data": [{"question": "a"}, {"other": "b"}]}, "row 2|answer"),
+        ({"data": 3}, "data is of type int; expected rows"),
+        ({"data": "./nothing.jsonl"}, "is no file or folder here and no environment"),
+        ({"data": "rpn_arithmetics"}, "did you mean 'rpn_arithmetic'"),
+        ({"heldout": ROWS}, "heldout without data"),
+        ({"data": ROWS, "reward": 3}, "a reward is of type int; expected a function"),
+        ({"data": ROWS, "reward": [(digits, "much")]}, "the weight 'much', expected a number"),
+        ({"data": ROWS, "reward": "exact_mach"}, "did you mean 'exact_match'"),
+        ({"data": ROWS, "model": Wrapped()}, "wrapped by peft"),
+        ({"data": ROWS, "model": NotAModel()}, "model is of type NotAModel; expected a name or folder"),
+        ({"data": ROWS, "model": {"hidden_size": 3}}, "a mapping without model_type"),
+        ({"data": ROWS, "step": 3}, "unknown argument 'step' .did you mean 'steps'"),
+        ({"data": ROWS, "steps": "three"}, r'training.steps: "three" .text. given .from rlvr.train\(...\).'),
+        ({"data": ROWS, "training": {"stepz": 3}}, r"unknown key training.stepz \(from rlvr.train"),
+        ({"data": ROWS, "optimizer": {"name": "muon"}}, "name=muon needs matrix_learning_rate"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_what_was_given(
+    given: Mapping[str, Any], message: str, model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        rlvr.train(**{"model": model, "reward": digits, "root": tmp_path, **SHORT, **given})
+    assert not list(tmp_path.glob("*/metrics.jsonl"))
+
+
+def test_a_reward_that_raises_names_its_error_and_keeps_no_half_run(train: Callable[..., rlvr.Run]) -> None:
+    def broken(prompt: str, response: str, meta: dict[str, Any]) -> float:
+        return meta["no such column"]
+
+    with pytest.raises(Exception, match="no such column"):
+        train(ROWS, broken)
+
+
+def test_texts_with_a_dollar_are_no_references(train: Callable[..., rlvr.Run], tmp_path: Path) -> None:
+    values = settings_of(tmp_path, data="rpn_arithmetic", reward={"type": "keyword_contains"})
+    assert values["reward.type"] == "keyword_contains"
+    run = rlvr.train(
+        data={"name": "toy"}, reward={"type": "keyword_contains", "kwargs": {"keywords": ["${x}"]}}, client="mock",
+        steps=1, root=tmp_path, quiet=True, max_tokens=4,
+    )  # fmt: skip
+    assert rlvr.load_run(run.folder).resume(quiet=True).is_finished
