@@ -79,14 +79,6 @@ def results() -> str:
     return next(block for block in blocks if "FINAL RESULTS" in block)
 
 
-def seeds() -> str:
-    """The README's table of seeds."""
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("| 20 seeds |"))
-    end = next(i for i in range(first, len(lines)) if not lines[i].startswith("|"))
-    return "\n".join(lines[first:end])
-
-
 def algorithms() -> str:
     """The specs by name, in two tables: the six fields that all have, then the others and the source."""
     from rlvr.algorithms import ALGORITHMS, Algorithm
@@ -475,7 +467,7 @@ def _load_study() -> dict[str, Any]:
 PARTS: dict[str, Callable[..., str]] = {
     part.__name__: part
     for part in (
-        results, seeds, algorithms, advantages, reductions, loss, preferences, gae, critic_loss, kl_penalty, options,
+        results, algorithms, advantages, reductions, loss, preferences, gae, critic_loss, kl_penalty, options,
         capabilities, rewards, environments, settings, service_settings, engine_server_settings, spellings, sections,
         configs, foreign_words, refused_words, models, memory, known_models, published, cluster_settings,
         reasoning_gym_audit, algorithms_study, study_differences, api,

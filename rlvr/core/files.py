@@ -15,6 +15,8 @@ from typing import IO, Any, cast
 
 _NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,127}")
 
+CHECKSUMS = "checksums.json"  # in a folder that `new_folder` made
+
 
 def check_name(name: str, what: str) -> str:
     """Return `name` if it is safe as the name of one folder, else raise ValueError."""
@@ -52,8 +54,8 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield temporary
         files = sorted(file for file in temporary.rglob("*") if file.is_file())
         sums = {file.relative_to(temporary).as_posix(): sha256(file) for file in files}
-        (temporary / "checksums.json").write_text(json.dumps(sums, indent=2))
-        for file in (*files, temporary / "checksums.json"):
+        (temporary / CHECKSUMS).write_text(json.dumps(sums, indent=2))
+        for file in (*files, temporary / CHECKSUMS):
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())
         for folder in (*(f for f in temporary.rglob("*") if f.is_dir()), temporary):
@@ -76,7 +78,7 @@ def find_damage(folder: Path) -> str:
     dot, which file managers leave behind.
     """
     try:
-        sums = read_json(folder / "checksums.json", "the checksum of every file")
+        sums = read_json(folder / CHECKSUMS, "the checksum of every file")
         if not sums:
             return f"{folder / 'checksums.json'} lists no file"
         for name, expected in sums.items():
@@ -89,7 +91,7 @@ def find_damage(folder: Path) -> str:
                 return f"{name} does not have its recorded checksum"
         files = (file.relative_to(folder) for file in folder.rglob("*") if not file.is_dir())
         found = {file.as_posix() for file in files if not any(part.startswith(".") for part in file.parts)}
-        if unlisted := sorted(found - sums.keys() - {"checksums.json"}):
+        if unlisted := sorted(found - sums.keys() - {CHECKSUMS}):
             return f"{unlisted[0][:80]} is not listed in checksums.json"
     except (OSError, ValueError) as error:
         return str(error)

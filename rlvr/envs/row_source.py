@@ -63,8 +63,9 @@ class _Portion:
 class RowSource(TaskSource):
     """A task source over two lists of tasks.
 
-    Training tasks whose prompt is held out too are left out, so that no evaluation task is ever trained on. Without any
-    training row it is a test set, which has no levels and can only be evaluated on.
+    Training tasks whose prompt is held out too are left out, so that no evaluation task is ever trained on. Of equal
+    held-out tasks one is left. Without any training row it is a test set, which has no levels and can only be evaluated
+    on.
     `demonstrations` is the column in a task's meta of the completion to imitate, None if there is none; `lead` is put
     before it, except in a chat and after white space. `describe` is `describe_task` as a function, `data` what a plan
     says of the rows. `weight` is how often an epoch has a task: 2 is twice, 0.5 in every second epoch.
@@ -87,6 +88,9 @@ class RowSource(TaskSource):
         self._train = [task for task in train if _prompt_key(task.prompt) not in heldout_keys]
         if train and not self._train:
             raise ValueError(f"{name}: every training row is held out too; give other rows to train on")
+        count = len(heldout)
+        heldout = list({_task_key(task): task for task in reversed(heldout)}.values())[::-1]
+        self._num_copies = count - len(heldout)
         order = rng.permutation(len(heldout), rng.key("rows-heldout"))
         self._heldout = [heldout[i] for i in order]
         self.name, self.reward, self._weight, self._data = name, reward, weight, data
@@ -149,16 +153,21 @@ class RowSource(TaskSource):
         return self._data
 
     def advice(self) -> list[str]:
-        """A warning if held-out prompts nearly equal training prompts."""
+        """A warning if held-out prompts nearly equal training prompts, or are there more than once."""
+        copies = [
+            f"{self._num_copies:,} held-out rows are copies of others and were left out, as a task that counts twice "
+            f"makes intervals too narrow; {len(self._heldout):,} held-out tasks are left"
+        ][: self._num_copies]
         near = find_near_duplicates(self._heldout, self._train)
         if not near:
-            return []
+            return copies
         first = max(near, key=lambda pair: pair.share)
         compared = choose_heldout_to_compare(self._heldout)
         return [
+            *copies,
             f"{len(near):,} of {len(compared):,} held-out prompts nearly repeat a training prompt: "
             f"{first.heldout.id!r} shares {100 * first.share:.0f}% of its word sequences with {first.train.id!r}. The "
-            "evaluation counts what was seen in training; leave one of each two out of the rows"
+            "evaluation counts what was seen in training; leave one of each two out of the rows",
         ]
 
     def demonstration(self, task: Task, key: int) -> str | None:
@@ -175,6 +184,11 @@ def _prompt_key(prompt: str | list[dict[str, str]]) -> int:
         assert not isinstance(prompt, str)
         text = json.dumps([(message.get("role"), message.get("content")) for message in prompt])
     return rng.key("rows-prompt", text)
+
+
+def _task_key(task: Task) -> str:
+    """What a task is, without the number of its row."""
+    return json.dumps([task.prompt, task.level, task.meta], sort_keys=True, default=str)
 
 
 def _level_order(level: str) -> tuple[bool, float, str]:

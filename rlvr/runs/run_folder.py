@@ -8,13 +8,14 @@ from __future__ import annotations
 import inspect
 import sys
 from pathlib import Path
+from typing import Any
 
 from rlvr.algorithms.losses.custom import FunctionLoss
 from rlvr.clients.registry import CLIENTS
 from rlvr.clients.samplers import SAMPLERS
-from rlvr.config import LoadedConfig, difference, dump, read
-from rlvr.config.build_config import add_defaults, resolved_values
-from rlvr.config.choices import FLAT, SHORTHANDS, client_key
+from rlvr.config import LoadedConfig, difference, dump, load, read
+from rlvr.config.build_config import add_defaults, build_config, resolved_values
+from rlvr.config.choices import FLAT, SHORTHANDS, client_key, get_at
 from rlvr.config.schema import RunConfig
 from rlvr.core.files import sha256, write_atomic
 from rlvr.core.protocols import TaskSource
@@ -22,7 +23,9 @@ from rlvr.core.registry import load_path
 from rlvr.core.weights_place import SETTINGS
 from rlvr.envs.prompt import PromptOptions
 from rlvr.runs.run_tasks import hash_tasks
+from rlvr.tracking.metrics_log import MetricsLog
 from rlvr.training import journal
+from rlvr.training.loop import PHASES
 
 # Servers and processes, their key and patience: they do not change what a run computes.
 CONNECTION_KEYS = (
@@ -37,7 +40,8 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
     """The folder of this run, and whether the run is finished.
 
     An unfinished run with the same config is resumed (if the name contains the time, it may differ). A folder of that
-    name with another config is a ValueError, or one whose `source` had other tasks; `run.resume=false` renames it.
+    name with another config is a ValueError, or one whose `source` had other tasks; `run.resume=false` renames it. More
+    steps are no other config: the run goes on.
     """
     if timed := [key for key in loaded.timed if key not in ("run.name", "run.root")]:
         raise ValueError(
@@ -81,7 +85,9 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
         with journal.lock_folder(folder):
             journal.store_environment(folder, environment | sources)
             write_atomic(stored, dump(wanted))
-    elif stored.exists() and (changed := changes(folder)):
+    elif stored.exists() and (changed := changes(folder)) == [_trained(config)] and _has_more_steps(config, folder):
+        _extend(folder, config, dump(wanted))
+    elif stored.exists() and changed:
         prefix = client_key(config.client.name, "")
         if why := config.client_options.explain_change([key.removeprefix(prefix) for key in changed], folder):
             raise ValueError(why)
@@ -103,6 +109,49 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
         journal.store_environment(folder, environment | sources)
         write_atomic(stored, dump(wanted))
     return folder, (folder / "summary.json").exists()
+
+
+def _trained(config: RunConfig) -> str:
+    """The key of the number of steps of the phase that a run is for."""
+    return "training.steps" if config.training.mode == "rlvr" else "sft.steps"
+
+
+def _has_more_steps(config: RunConfig, folder: Path) -> bool:
+    key = _trained(config)
+    return get_at(config, key) > get_at(build_config(load(None, str(folder / SETTINGS))), key)
+
+
+def _extend(folder: Path, config: RunConfig, settings: str) -> None:
+    """Give a run more steps: the same run as if it had been begun with them. ValueError where it would be another.
+
+    A kill in between leaves a run that has ended, or one that its old settings end again.
+    """
+    phase, options = PHASES[config.training.mode].index("rl" if config.training.mode == "rlvr" else "sft"), config.sft
+    if config.training.mode == "rlvr":
+        options = config.training
+        if config.training.order.samples_ahead:
+            raise ValueError(
+                f"{folder}: training.steps={options.steps} is more than this run had, and schedule="
+                f"{config.training.order.name} has sampled nothing for them; choose another run.name"
+            )
+    optimizers = [options.optimizer] + ([config.training.critic.optimizer] if phase == 2 else [])
+    if any(one.decay != "constant" or 0 < one.warmup_steps < 1 for one in optimizers):
+        raise ValueError(
+            f"{folder}: {_trained(config)}={options.steps} is more than this run had, and its learning rate depends on "
+            "the number of steps (decay, or a share as warmup_steps); choose another run.name"
+        )
+    with journal.Journal(folder) as opened:
+        done = sum(row["phase"] == PHASES[config.training.mode][phase] for row in _rows(folder))
+        if [position for position in opened.resumable_positions[:1] if position.phase > phase]:
+            name = f"{PHASES[config.training.mode][phase]}-{done:06d}"
+            opened.reopen(journal.Position(phase, done), name)
+        if (summary := folder / "summary.json").exists():
+            summary.replace(folder / f"summary-{done}-steps.json")
+        write_atomic(folder / SETTINGS, settings)
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    return MetricsLog(folder / "metrics.jsonl").rows()
 
 
 def prompt_options(config: RunConfig, folder: Path) -> PromptOptions:

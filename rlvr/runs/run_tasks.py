@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -16,6 +17,9 @@ from rlvr.config.schema import RunConfig
 from rlvr.core.protocols import TaskSource
 from rlvr.envs.long_prompts import leave_out_long_demonstrations, limit_prompts, list_train
 from rlvr.envs.registry import takes_option
+from rlvr.reward import Reward
+from rlvr.reward.references import find_reference_text
+from rlvr.reward.signatures import Case
 from rlvr.training.given_completions import check_contents, check_lengths, read_completions
 from rlvr.training.sft import name_task
 
@@ -78,6 +82,37 @@ def fit_prompts(config: RunConfig, source: TaskSource, tokenizer: Any, say: Call
         is_paired = config.algorithm.resolve().loss.is_paired
         check_lengths(list_train(source), tokenizer, source.prompt_limit, context, is_paired)
     return source
+
+
+# What a mistake in a reward function raises, whatever the completion is.
+_MISTAKES = (KeyError, NameError, ImportError, TypeError, AttributeError)
+
+
+def check_reward(reward: Reward, source: TaskSource, seed: int) -> None:
+    """ValueError if a reward function raises on the first task what no completion is to blame for, such as a KeyError.
+
+    A verifier that waits for processes or a network is not tried.
+    """
+    if reward.waits_for or not source.levels:
+        return
+    task = source.train(seed, 0, source.levels[0])
+    text = find_reference_text(task.meta) or "0"
+    try:
+        reward.judge(Case.of_task(task, text))
+    except _MISTAKES as error:
+        if "NoneType" in str(error):  # nothing was found in the text
+            return
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        columns = ", ".join(map(repr, task.meta or {})) or "no keys"
+        hint = ""
+        if "string indices" in str(error):
+            hint = "; prompts and completions are text here, and messages where a row's prompt is a list of messages"
+        raise ValueError(
+            f"reward {reward.name!r} raised {type(error).__name__}: {error} on the first task ({task.id}), in "
+            f"{frame.name} at {frame.filename}:{frame.lineno}; its meta has {columns}{hint}. Correct the function"
+        ) from error
+    except Exception:  # perhaps the completion's doing, which the run counts
+        return
 
 
 def check_completions(config: RunConfig, source: TaskSource) -> str:

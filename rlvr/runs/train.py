@@ -19,7 +19,7 @@ from rlvr.runs.assembly import Assembly, assemble
 from rlvr.runs.build_job import build_job
 from rlvr.runs.run_folder import open_run
 from rlvr.runs.run_plan import plan
-from rlvr.runs.run_tasks import resolve_epochs
+from rlvr.runs.run_tasks import check_reward, resolve_epochs
 from rlvr.runs.user_messages import announce_if_slow, mask_secrets
 from rlvr.runs.weights import check_model_folder
 from rlvr.tracking import RunConsole
@@ -49,6 +49,8 @@ def train_config(loaded: LoadedConfig, settings: RunConfig, console: RunConsole)
     check_model_folder(settings)
     with announce_if_slow("starting the verifiers"):
         assembly.start_rewards()
+    if settings.training.mode == "rlvr":
+        check_reward(assembly.reward, assembly.source, settings.seed)
     lines = masked_plan(assembly)  # a config that is refused here leaves no folder
     folder, finished = open_run(loaded, settings, assembly.source)
     with console:

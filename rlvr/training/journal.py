@@ -24,7 +24,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from rlvr.core.files import check_name, find_damage, lock_file, new_folder, read_json, remove_leftovers, write_atomic
+from rlvr.core.files import (
+    CHECKSUMS,
+    check_name,
+    find_damage,
+    lock_file,
+    new_folder,
+    read_json,
+    remove_leftovers,
+    write_atomic,
+)
 from rlvr.training.group_files import find_file_damage
 
 # What may lie in a run folder before its `resolved.yaml` does: an attempt that was killed while it made the folder.
@@ -116,6 +125,19 @@ class Journal:
             shutil.rmtree(self.resolve(path), ignore_errors=True)
             shutil.rmtree(self.resolve(critic_of(path)), ignore_errors=True)
             self.inflight(path).unlink(missing_ok=True)
+
+    def reopen(self, position: Position, name: str) -> None:
+        """Add a checkpoint `name` at `position`, with the state that a run ended with: more steps follow."""
+        newest = _standing(self.events)[0]
+        path = f"checkpoints/{name}"
+        for old, new in ((newest["path"], path), (critic_of(newest["path"]), critic_of(path))):
+            if self.resolve(old).exists() and not self.resolve(new).exists():
+                with new_folder(self.resolve(new)) as place:
+                    shutil.copytree(
+                        self.resolve(old), place, dirs_exist_ok=True, ignore=shutil.ignore_patterns(CHECKSUMS)
+                    )
+        details = {key: value for key, value in newest.items() if key != "event"}
+        self.write("checkpoint", **details | {"phase": position.phase, "step": position.step, "path": path})
 
     def finish(self) -> None:
         """Record the end of the run, and delete the groups in flight of its checkpoints: no resume follows."""

@@ -18,6 +18,7 @@ from rlvr.cli.main import run as run_command
 from rlvr.core.registry import load_object, name_object
 from rlvr.envs.dataset import dataset
 from rlvr.runs.program_settings import settings_of
+from rlvr.training.errors import TrainingStoppedError
 from rlvr.training.loop import TrainingLoop
 from tests.kit.chat_rows import qwen_folder
 
@@ -268,14 +269,6 @@ def test_what_cannot_be_trained_is_refused_with_what_was_given(
     assert not list(tmp_path.glob("*/metrics.jsonl"))
 
 
-def test_a_reward_that_raises_names_its_error_and_keeps_no_half_run(train: Callable[..., rlvr.Run]) -> None:
-    def broken(prompt: str, response: str, meta: dict[str, Any]) -> float:
-        return meta["no such column"]
-
-    with pytest.raises(Exception, match="no such column"):
-        train(ROWS, broken)
-
-
 def test_texts_with_a_dollar_are_no_references(train: Callable[..., rlvr.Run], tmp_path: Path) -> None:
     values = settings_of(tmp_path, data="rpn_arithmetic", reward={"type": "keyword_contains"})
     assert values["reward.type"] == "keyword_contains"
@@ -284,3 +277,94 @@ def test_texts_with_a_dollar_are_no_references(train: Callable[..., rlvr.Run], t
         steps=1, root=tmp_path, quiet=True, max_tokens=4,
     )  # fmt: skip
     assert rlvr.load_run(run.folder).resume(quiet=True).is_finished
+
+
+def test_a_run_with_more_steps_goes_on_to_the_bits_of_a_run_that_had_them(train: Callable[..., rlvr.Run]) -> None:
+    whole = train(ROWS, digits, steps=4)
+    short = train(ROWS, digits, steps=2, name="grown")
+    grown = train(ROWS, digits, steps=4, name="grown")
+    assert grown.folder == short.folder and grown.summary["weights_sha256"] == whole.summary["weights_sha256"]
+    same = ("phase", "step", "reward", "loss")
+    assert [[row.get(key) for key in same] for row in grown.metrics] == [
+        [row.get(key) for key in same] for row in whole.metrics
+    ]
+    assert (grown.folder / "summary-2-steps.json").exists()
+    assert train(ROWS, digits, steps=4, name="grown").is_finished
+    with pytest.raises(ValueError, match=r"differs in training\.steps"):
+        train(ROWS, digits, steps=3, name="grown")
+
+
+def test_an_interrupted_run_takes_more_steps_too(
+    train: Callable[..., rlvr.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(ROWS, digits, steps=3)
+    step = TrainingLoop._rl_step  # pyright: ignore[reportPrivateUsage]
+
+    def stop_after(loop: Any, number: int) -> Any:
+        loop.stop_requested = True
+        return step(loop, number)
+
+    monkeypatch.setattr(TrainingLoop, "_rl_step", stop_after)
+    with pytest.raises(KeyboardInterrupt):
+        train(ROWS, digits, steps=2, name="stopped")
+    monkeypatch.undo()
+    grown = train(ROWS, digits, steps=3, name="stopped")
+    assert grown.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"optimizer": AdamW(learning_rate=1e-3, decay="linear")}, "learning rate depends on the number of steps"),
+        ({"schedule": "fixed_lag"}, "schedule=fixed_lag has sampled nothing for them"),
+        ({"seed": 1}, r"differs in seed, training\.steps|differs in training\.steps, seed"),
+    ],
+)
+def test_a_run_that_would_be_another_with_more_steps_is_refused(
+    more: Mapping[str, Any], message: str, train: Callable[..., rlvr.Run]
+) -> None:
+    settings = {key: value for key, value in more.items() if key != "seed"}
+    rates = {"learning_rate": 1e-3} if "optimizer" not in more else {}
+    short = {key: value for key, value in SHORT.items() if key not in ("learning_rate", "steps")}
+    model, root = train.args[0], train.keywords["root"]  # type: ignore[attr-defined]
+    run = rlvr.train(model, ROWS, digits, root=root, name="grown", steps=1, **short, **rates, **settings)
+    with pytest.raises(ValueError, match=message):
+        rlvr.train(model, ROWS, digits, root=root, name="grown", steps=2, **short, **rates, **{**settings, **more})
+    assert run.is_finished
+
+
+BROKEN: dict[str, Callable[..., Any]] = {
+    "KeyError: 'gold' on the first task": lambda prompt, response, meta: meta["gold"],
+    "meta has 'answer'": lambda prompt, response, meta: meta["gold"],
+    "messages where a row's prompt is a list": lambda completions, **columns: [
+        c[0]["content"] == "" for c in completions
+    ],
+    "NameError: name 'nothing' is not defined": lambda prompt, response, meta: nothing,  # type: ignore[name-defined]  # noqa: F821
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_a_mistake_in_a_reward_is_named_before_the_model_is_loaded(
+    message: str, train: Callable[..., rlvr.Run], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(ROWS, BROKEN[message])
+    assert not list((tmp_path / "runs").glob("*/resolved.yaml"))
+
+
+def test_a_reward_that_fails_on_a_completion_alone_is_no_mistake(train: Callable[..., rlvr.Run]) -> None:
+    def parses(prompt: str, response: str, meta: dict[str, Any]) -> float:
+        import re
+
+        return float(re.fullmatch(r"no (such) text", response).group(1))  # type: ignore[union-attr]
+
+    with pytest.raises(TrainingStoppedError, match="NoneType"):
+        train(ROWS, parses)
+
+
+def test_rows_that_are_there_twice_count_once_among_the_held_out(tmp_path: Path) -> None:
+    source = rlvr.resolve_environment("dataset", path=str(settings_of(tmp_path, data=ROWS + ROWS)["env.kwargs.path"]))
+    once = rlvr.resolve_environment("dataset", path=str(settings_of(tmp_path, data=ROWS)["env.kwargs.path"]))
+    assert len(source.heldout(None)) == len(once.heldout(None))
+    (said,) = [text for text in source.advice() if "copies of others" in text]
+    assert said.startswith(f"{len(once.heldout(None))} held-out rows are copies")
