@@ -85,7 +85,7 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
         with journal.lock_folder(folder):
             journal.store_environment(folder, environment | sources)
             write_atomic(stored, dump(wanted))
-    elif stored.exists() and (changed := changes(folder)) == [_trained(config)] and _has_more_steps(config, folder):
+    elif stored.exists() and (changed := changes(folder)) == [_steps_key(config)] and _has_more_steps(config, folder):
         _extend(folder, config, dump(wanted))
     elif stored.exists() and changed:
         prefix = client_key(config.client.name, "")
@@ -111,13 +111,13 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
     return folder, (folder / "summary.json").exists()
 
 
-def _trained(config: RunConfig) -> str:
+def _steps_key(config: RunConfig) -> str:
     """The key of the number of steps of the phase that a run is for."""
     return "training.steps" if config.training.mode == "rlvr" else "sft.steps"
 
 
 def _has_more_steps(config: RunConfig, folder: Path) -> bool:
-    key = _trained(config)
+    key = _steps_key(config)
     return get_at(config, key) > get_at(build_config(load(None, str(folder / SETTINGS))), key)
 
 
@@ -137,7 +137,7 @@ def _extend(folder: Path, config: RunConfig, settings: str) -> None:
     optimizers = [options.optimizer] + ([config.training.critic.optimizer] if phase == 2 else [])
     if any(one.decay != "constant" or 0 < one.warmup_steps < 1 for one in optimizers):
         raise ValueError(
-            f"{folder}: {_trained(config)}={options.steps} is more than this run had, and its learning rate depends on "
+            f"{folder}: {_steps_key(config)}={options.steps} is more than this run had, and its learning rate depends on "
             "the number of steps (decay, or a share as warmup_steps); choose another run.name"
         )
     with journal.Journal(folder) as opened:
