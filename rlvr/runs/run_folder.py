@@ -137,8 +137,8 @@ def _extend(folder: Path, config: RunConfig, settings: str) -> None:
     optimizers = [options.optimizer] + ([config.training.critic.optimizer] if phase == 2 else [])
     if any(one.decay != "constant" or 0 < one.warmup_steps < 1 for one in optimizers):
         raise ValueError(
-            f"{folder}: {_steps_key(config)}={options.steps} is more than this run had, and its learning rate depends on "
-            "the number of steps (decay, or a share as warmup_steps); choose another run.name"
+            f"{folder}: {_steps_key(config)}={options.steps} is more than this run had, and its learning rate depends "
+            "on the number of steps (decay, or a share as warmup_steps); choose another run.name"
         )
     with journal.Journal(folder) as opened:
         done = sum(row["phase"] == PHASES[config.training.mode][phase] for row in _rows(folder))
