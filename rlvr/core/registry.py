@@ -16,12 +16,13 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 GIVEN = "given"  # begins the path of an object that a program gave, and that no import leads to
 _given: dict[str, Any] = {}
+_named: dict[int, tuple[Any, str]] = {}  # the objects that have a path, by their identity
 
 
 class Registry(Generic[T]):
@@ -108,47 +109,113 @@ def name_object(found: Any, use: Any = None) -> str:
     """A path by which `load_object` finds an object: `package.module:name` where an import leads to it.
 
     Else, for what a script, a notebook or a function made, `given:name_hash`, which holds in this process. The hash is
-    that of its code: after a change it has another path. `use` is loaded in its place, if given.
+    that of what the object computes (`_Description`): after a change it has another path. An object keeps its path,
+    whatever state it comes to. `use` is loaded in its place, if given.
     """
-    module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
-    if name and module in sys.modules and module != "__main__":
-        held: Any = sys.modules[module]
-        for part in name.split("."):
-            held = getattr(held, part, None)
-        if held is found and use is None:
-            return f"{module}:{name}"
-    label = re.sub(r"\W+", "_", str(name or type(found).__qualname__).rpartition(".")[2]).strip("_")
-    path = f"{label}_{hashlib.sha256(repr(_describe_code(found)).encode()).hexdigest()[:8]}"
+    if use is None and (path := _find_import(found)):
+        return path
+    if (known := _named.get(id(found))) is not None and known[0] is found:
+        return known[1]
+    name = getattr(found, "__qualname__", None) or type(found).__qualname__
+    label = re.sub(r"\W+", "_", str(name).rpartition(".")[2]).strip("_")
+    description = _Description()
+    path = f"{label}_{hashlib.sha256(repr(description.of(found)).encode()).hexdigest()[:8]}"
+    while path in _given and description.is_partial:  # what is not described may differ
+        path += "_2"
     _given[path] = found if use is None else use
+    _named[id(found)] = found, f"{GIVEN}:{path}"
     return f"{GIVEN}:{path}"
 
 
-def _describe_code(found: Any) -> Any:
-    """Plain values that change with what a function, or an object of a class, computes; equal in every process."""
-    if isinstance(found, CodeType):
-        return found.co_code, found.co_names, [_describe_code(value) for value in found.co_consts]
-    if isinstance(found, FunctionType):
-        cells = [cell.cell_contents for cell in found.__closure__ or () if _is_plain(cell.cell_contents)]
-        return _describe_code(found.__code__), found.__defaults__ and [*map(_describe_code, found.__defaults__)], cells
-    if isinstance(found, partial):
-        return _describe_code(found.func), [*map(_describe_code, found.args)], sorted(found.keywords)
-    if isinstance(found, MethodType):
-        return _describe_code(found.__func__), _describe_code(found.__self__)
-    if isinstance(found, type):
-        methods = {name: member for name, member in vars(found).items() if isinstance(member, FunctionType)}
-        return found.__qualname__, {name: _describe_code(methods[name]) for name in sorted(methods)}
-    if isinstance(found, (set, frozenset)):
-        return sorted(map(repr, found))
-    if _is_plain(found):
-        return found
-    if isinstance(found, (tuple, list)):
-        return [_describe_code(value) for value in found]
-    held = {name: value for name, value in getattr(found, "__dict__", {}).items() if _is_plain(value)}
-    return _describe_code(type(found)), held
+def _find_import(found: Any) -> str:
+    """`package.module:name` where that leads to an object, else ""."""
+    module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+    if not name or module not in sys.modules or module == "__main__":
+        return ""
+    held: Any = sys.modules[module]
+    for part in name.split("."):
+        held = getattr(held, part, None)
+    return f"{module}:{name}" if held is found else ""
 
 
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str, bytes))
+class _Description:
+    """Plain values that change with what an object computes, and are equal in every process.
+
+    Described are code, defaults, closures, and the globals that code names; of an object its attributes and the
+    methods of its class. What an import leads to stands under its path. `is_partial`: something was of a kind that
+    cannot be described, and stands under its type alone.
+    """
+
+    def __init__(self) -> None:
+        self.is_partial = False
+        self._inside: list[int] = []
+
+    def of(self, found: Any) -> Any:
+        if found is None or isinstance(found, (bool, int, float, str, bytes)):
+            return found
+        if id(found) in self._inside:
+            return "recursive"
+        if isinstance(found, ModuleType):
+            return found.__name__
+        if path := _find_import(found):
+            return path
+        self._inside.append(id(found))
+        try:
+            return self._of_parts(found)
+        finally:
+            self._inside.pop()
+
+    def _of_parts(self, found: Any) -> Any:
+        if isinstance(found, CodeType):
+            names = found.co_varnames[: found.co_argcount + found.co_kwonlyargcount]
+            return found.co_code, found.co_names, names, [self.of(value) for value in found.co_consts]
+        if isinstance(found, FunctionType):
+            return self._of_function(found)
+        if isinstance(found, MethodType):
+            return self.of(found.__func__), self.of(found.__self__)
+        if isinstance(found, (staticmethod, classmethod)):
+            return self.of(found.__func__)
+        if isinstance(found, property):
+            return [self.of(part) for part in (found.fget, found.fset)]
+        if isinstance(found, partial):
+            return self.of(found.func), self.of(found.args), self.of(found.keywords)
+        if isinstance(found, (tuple, list)):
+            return [self.of(value) for value in found]
+        if isinstance(found, (set, frozenset)):
+            return sorted(repr(self.of(value)) for value in found)
+        if isinstance(found, dict):
+            return [(repr(self.of(key)), self.of(value)) for key, value in found.items()]
+        if isinstance(found, type):
+            own = {name: value for name, value in vars(found).items() if name not in _OF_CLASSES}
+            return found.__qualname__, [self.of(base) for base in found.__bases__], self.of(own)
+        if wrapped := getattr(found, "__wrapped__", None):
+            return self.of(wrapped)
+        held = {**getattr(found, "__dict__", {})}
+        held |= {name: getattr(found, name, None) for name in getattr(type(found), "__slots__", ())}
+        self.is_partial |= not held and not _is_python(type(found))
+        return self.of(type(found)), self.of(held)
+
+    def _of_function(self, found: FunctionType) -> Any:
+        cells: list[Any] = []
+        for cell in found.__closure__ or ():
+            try:
+                cells.append(self.of(cell.cell_contents))
+            except ValueError:  # it is empty until a later statement
+                cells.append("empty")
+        code = [found.__code__]
+        for inner in code:  # functions and comprehensions inside name globals too
+            code += [value for value in inner.co_consts if isinstance(value, CodeType)]
+        names = dict.fromkeys(name for inner in code for name in inner.co_names)
+        used = {name: self.of(found.__globals__[name]) for name in names if name in found.__globals__}
+        return self.of(found.__code__), self.of(found.__defaults__), self.of(found.__kwdefaults__), cells, used
+
+
+_OF_CLASSES = ("__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__", "__static_attributes__")
+
+
+def _is_python(kind: type) -> bool:
+    """Whether a class is written in Python."""
+    return "__dict__" in dir(kind) or "__slots__" in vars(kind)
 
 
 def check_kwargs(

@@ -20,9 +20,10 @@ from rlvr.config import load, read
 from rlvr.config.build_config import build_config
 from rlvr.config.interpolate import CALLER
 from rlvr.core.cpu_budget import limit_spinning
+from rlvr.core.registry import did_you_mean
 from rlvr.core.weights_place import SETTINGS, find_near_folder, find_run
 from rlvr.runs.evaluate_weights import evaluate_weights
-from rlvr.runs.program_settings import settings_of
+from rlvr.runs.program_settings import read_model, settings_of
 from rlvr.runs.train import train_config
 from rlvr.runs.user_messages import print_message
 from rlvr.tracking import RunConsole, evaluation_table
@@ -170,19 +171,26 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluate a run, a checkpoint or a model: pass@1, pass@k and mean reward, each with its 95 % interval.
 
-    A run is evaluated on its own held-out tasks. A model is on all rows of `data`, on the held-out tasks of a `config`,
-    or on those of the run `like`.
+    A run is evaluated on its own held-out tasks. A model (a place, or an object of transformers) is on all rows of
+    `data`, of which equal ones count once, on the held-out tasks of a `config`, or on those of the run `like`.
     """
+    from rlvr.runs.train_arguments import EvaluateArguments
+
     limit_spinning()
+    if unknown := [name for name in settings if name not in EvaluateArguments.__annotations__]:
+        raise ValueError(
+            f"evaluate: unknown argument {unknown[0]!r}{did_you_mean(unknown[0], EvaluateArguments.__annotations__)}; "
+            f"arguments are weights, data, reward, config, like, {', '.join(EvaluateArguments.__annotations__)}"
+        )
     with _name_caller("rlvr.evaluate"):
-        own = {key: settings.pop(key) for key in ("samples", "tasks", "seed") if key in settings}  # type: ignore[misc]
-        values = settings_of(Path(root), None, data, reward, **settings)
-        if _is_rows(data):
+        values = settings_of(Path(root), None, data, reward, function="evaluate", **settings)
+        if values.get("env.name") == "dataset" and "env.kwargs.heldout_path" not in values:
             values["env.kwargs.heldout_fraction"] = 1
-        values |= {key if key == "seed" else f"evaluation.{key}": value for key, value in own.items()}
+        place: Any = weights.folder if isinstance(weights, Run) else weights
+        if not isinstance(place, (str, Path)):
+            place = read_model(place, values, Path(root))["model.name"]
         del values["run.root"]
         name, file = _find_config(config, values)
-        place = weights.folder if isinstance(weights, Run) else weights
         run = Path(like.folder if isinstance(like, Run) else like) if like is not None else None
         with QuietConsole() if quiet else RunConsole() as console:
             result = evaluate_weights(str(place), values, console, config_name=name, config_path=file, like=run)
@@ -194,6 +202,8 @@ def evaluate(
 
 def load_run(folder: str | Path) -> Run:
     """The run in a folder, or the one that a checkpoint belongs to. ValueError if there is none."""
+    if not isinstance(folder, (str, Path)):
+        raise ValueError(f"load_run: {folder!r:.80} is of type {type(folder).__name__}; expected the path of a folder")
     place = Path(folder).expanduser()
     if (run := find_run(place)) is None:
         raise ValueError(f"load_run: no run is in {place} (no {SETTINGS}){find_near_folder(place)}; give a run folder")
@@ -216,7 +226,3 @@ def _find_config(config: str | Path | None, values: Mapping[str, Any]) -> tuple[
         return ("dataset", None) if values.get("env.name") == "dataset" else (None, None)
     is_file = isinstance(config, Path) or Path(config).suffix in (".yaml", ".yml")
     return (None, str(config)) if is_file else (str(config), None)
-
-
-def _is_rows(data: Any) -> bool:
-    return data is not None and not isinstance(data, (str, Path, Mapping)) and not hasattr(data, "heldout")

@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rlvr.config.schema import RunConfig
 from rlvr.core.files import new_folder, write_atomic
 from rlvr.core.registry import name_object
 from rlvr.core.variants import Variant
+from rlvr.envs.dataset import ANSWERS, find_value
 from rlvr.envs.registry import known_environments
 from rlvr.reward import Reward
 
@@ -35,6 +37,7 @@ ARGUMENTS = {
     "epochs": "training.epochs",
     "prompts_per_step": "training.prompts_per_step",
     "group_size": "training.group_size",
+    "learning_rate": "training.optimizer.learning_rate",
     "optimizer": "training.optimizer",
     "schedule": "training.schedule",
     "max_tokens": "rollout.max_tokens",
@@ -47,6 +50,8 @@ ARGUMENTS = {
     "loss": "algorithm.loss",
     "threads": "engine.threads",
     "trackers": "tracking.trackers",
+    "samples": "evaluation.samples",
+    "tasks": "evaluation.tasks",
     "evaluate_every": "evaluation.every",
     "checkpoint_every": "run.checkpoint_every",
     "name": "run.name",
@@ -57,70 +62,110 @@ _HELDOUT = ("test", "validation", "heldout")  # the names of a held-out split, i
 
 
 def settings_of(
-    root: Path, model: Any = None, data: Any = None, reward: Any = None, heldout: Any = None, **settings: Any
+    root: Path,
+    model: Any = None,
+    data: Any = None,
+    reward: Any = None,
+    heldout: Any = None,
+    *,
+    function: str = "train",
+    **settings: Any,
 ) -> dict[str, Any]:
     """Values by dotted key. ValueError for an unknown argument, or an object of a type that is not expected.
 
-    Files are written in `root`, the folder of the runs.
+    Of an object with options every field counts, but what a short name or a mapping gives comes before it. Files are
+    written in `root`, the folder of the runs. `function` is the caller's name, for messages.
     """
-    values: dict[str, Any] = {"run.root": str(root)}
+    of_objects, given = dict[str, Any](), dict[str, Any]()
     for name, value in settings.items():
-        for key, inner in _flatten(_find_key(name), value):
-            values[key] = inner
-    if model is not None:
-        values |= _read_model(model, values, root)
-    if data is not None:
-        values |= _read_data(data, heldout, root)
-    elif heldout is not None:
-        raise ValueError("train: heldout without data; give both, or data alone, of which a tenth is held out")
+        for key, inner, is_default in _flatten(_find_key(name, function), value):
+            held = of_objects if is_default else given
+            if held is given and key in given and given[key] != inner:
+                raise ValueError(f"{function}: {key} is given twice, as {given[key]!r} and {inner!r}; leave one out")
+            held[key] = inner
+    values = {"run.root": str(root), **of_objects, **given}
+    if not values.get("run.name", "run"):
+        raise ValueError(f"{function}: name={values['run.name']!r}, expected text; leave it out for one made of a hash")
+    try:
+        if model is not None:
+            values |= read_model(model, values, root)
+        if data is not None:
+            values |= _read_data(data, heldout, root, reward is not None)
+        elif heldout is not None:
+            raise ValueError("train: heldout without data; give both, or data alone, of which a tenth is held out")
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        raise ValueError(
+            f"{function}: root={str(root)!r}: {error.strerror} ({error.filename}); give another root"
+        ) from error
     if reward is not None:
         values |= _read_reward(reward)
     return values
 
 
-def _find_key(name: str) -> str:
+def _find_key(name: str, function: str) -> str:
     if name in ARGUMENTS or name in _SECTIONS:
         return ARGUMENTS.get(name, name)
     if name in FLAT or name in ALIASES_BY_WORD or name.partition(".")[0] in _SECTIONS:
         return name
     near = difflib.get_close_matches(name, [*ARGUMENTS, *_SECTIONS, *ALIASES_BY_WORD], n=1)
     raise ValueError(
-        f"train: unknown argument {name!r}{f' (did you mean {near[0]!r}?)' if near else ''}; arguments are model, "
+        f"{function}: unknown argument {name!r}{f' (did you mean {near[0]!r}?)' if near else ''}; arguments are model, "
         f"data, reward, heldout, {', '.join(ARGUMENTS)}, the sections of a config "
         f"({', '.join(sorted(_SECTIONS))}), and the words of TRL and verl"
     )
 
 
-def _flatten(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(dotted key, plain value) of an argument; of an object with options those that differ from their defaults."""
+def _flatten(key: str, value: Any, is_object: bool = False) -> Iterator[tuple[str, Any, bool]]:
+    """(dotted key, plain value, whether it is the default of an object) of an argument."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _flatten(f"{key}.{name}", inner) if not key.endswith("kwargs") else [(f"{key}.{name}", inner)]
+            if key.endswith("kwargs"):
+                yield f"{key}.{name}", inner, False
+            else:
+                yield from _flatten(f"{key}.{name}", inner, is_object)
     elif isinstance(value, Algorithm):
-        yield f"{key}.name", name_object(value)
+        yield f"{key}.name", name_object(value), False
     elif isinstance(value, Variant):
-        yield f"{key}.{_tag_of(key)}", _name_variant(value)
+        yield f"{key}.{_tag_of(key)}", _name_variant(value), False
         is_own = not type(value).__module__.startswith("rlvr.")
-        for name, inner in _list_given(value):
-            yield f"{key}.kwargs.{name}" if is_own else f"{key}.{name}", inner
+        for name, inner, is_default in _list_fields(value):
+            yield f"{key}.kwargs.{name}" if is_own else f"{key}.{name}", inner, is_default
     elif is_dataclass(value) and not isinstance(value, type):
-        for name, inner in _list_given(value):
-            yield from _flatten(f"{key}.{name}", inner)
+        for name, inner, is_default in _list_fields(value):
+            for place, plain, inner_default in _flatten(f"{key}.{name}", inner, True):
+                yield place, plain, is_default or inner_default
     elif isinstance(value, (list, tuple)):
-        yield key, [dict(_flatten("", item)) if isinstance(item, Variant) else _plain(item) for item in value]
+        yield key, [_plain_entry(item, key) for item in value], is_object
     elif key in ("algorithm", "reward", "env", "curriculum") and isinstance(value, str):
-        yield f"{key}.{_tag_of(key)}", value
+        yield f"{key}.{_tag_of(key)}", value, False
     else:
-        yield key, _plain(value)
+        yield key, _plain(value, key), False
 
 
-def _plain(value: Any) -> Any:
+def _plain_entry(item: Any, key: str) -> Any:
+    if isinstance(item, Variant):
+        return {name.lstrip("."): value for name, value, is_default in _flatten("", item) if not is_default}
+    return _plain(item, key)
+
+
+def _plain(value: Any, key: str) -> Any:
     """A value as a config holds it: functions and classes by their path."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Reward):
         return {"name": _name_reward(value), "kwargs": value.kwargs}
-    return name_object(value) if callable(value) else value
+    if hasattr(value, "save_pretrained"):
+        raise ValueError(f"train: {key} is an object; give the folder of it (after `save_pretrained`), or its name")
+    if callable(value):
+        return name_object(value)
+    if hasattr(value, "item") and not hasattr(value, "__len__"):  # a number of numpy
+        value = value.item()
+    if value is not None and not isinstance(value, (bool, int, float, str, Mapping, list)):
+        raise ValueError(
+            f"train: {key} is of type {type(value).__name__}; expected text, a number, a mapping, or an object with "
+            "options of that kind"
+        )
+    return value
 
 
 def _tag_of(key: str) -> str:
@@ -132,16 +177,17 @@ def _name_variant(variant: Variant) -> str:
     return kind.name if kind.__module__.startswith("rlvr.") else name_object(kind)
 
 
-def _list_given(value: Any) -> Iterator[tuple[str, Any]]:
-    """The fields of an object that differ from their defaults."""
+def _list_fields(value: Any) -> Iterator[tuple[str, Any, bool]]:
+    """(name, value, whether it is the default) of the fields of an object."""
     options: Sequence[Field[Any]] = fields(value)
     for option in options:
-        default = option.default if option.default_factory is MISSING else option.default_factory()
-        if option.init and (held := getattr(value, option.name)) != default:
-            yield option.name, held
+        if option.init:
+            default = option.default if option.default_factory is MISSING else option.default_factory()
+            held = getattr(value, option.name)
+            yield option.name, held, held == default
 
 
-def _read_model(model: Any, values: Mapping[str, Any], root: Path) -> dict[str, Any]:
+def read_model(model: Any, values: Mapping[str, Any], root: Path) -> dict[str, Any]:
     if isinstance(model, (str, Path)):
         return {"model.name": str(model)}
     if isinstance(model, Mapping) or hasattr(model, "to_diff_dict"):  # a configuration: random weights
@@ -164,7 +210,8 @@ def _read_model(model: Any, values: Mapping[str, Any], root: Path) -> dict[str, 
 
 def _save_model(model: Any, tokenizer: Any, root: Path) -> Path:
     """The folder of a transformers model and its tokenizer, named by a hash of the weights; written once."""
-    digest = hashlib.sha256(json.dumps(model.config.to_dict(), sort_keys=True, default=str).encode())
+    described = [model.config.to_dict(), getattr(model, "generation_config", None), type(model).__qualname__]
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(dtype=_byte_type()).numpy().tobytes())
@@ -187,8 +234,8 @@ def _byte_type() -> Any:
     return torch.uint8
 
 
-def _read_data(data: Any, heldout: Any, root: Path) -> dict[str, Any]:
-    """The environment that a program's data are."""
+def _read_data(data: Any, heldout: Any, root: Path, has_reward: bool) -> dict[str, Any]:
+    """The environment that a program's data are. Rows need no answer if a reward is given."""
     if isinstance(data, str) and (data in known_environments() or ":" in data):
         section: dict[str, Any] = {"env.name": data}
     elif isinstance(data, (str, Path)) and (Path(data).expanduser().exists() or any(c in str(data) for c in "*?[")):
@@ -204,22 +251,31 @@ def _read_data(data: Any, heldout: Any, root: Path) -> dict[str, Any]:
         )
     elif hasattr(data, "train") and hasattr(data, "heldout"):
         section = {"env.name": name_object(data, lambda: data)}
-    elif isinstance(data, Mapping) and set(data) <= {"name", "kwargs"}:
-        section = dict(_flatten("env", data))
+    elif isinstance(data, Mapping) and data and set(data) <= {"name", "kwargs"}:
+        section = {key: value for key, value, _ in _flatten("env", data)}
     else:
-        if isinstance(data, Mapping) and "train" in data:
+        if isinstance(data, Mapping):
             splits: Mapping[str, Any] = data
+            if "train" not in splits or (unknown := set(splits) - {"train", *_HELDOUT}):
+                raise ValueError(
+                    f"train: data has the parts {', '.join(map(repr, splits)) or 'none'}"
+                    f"{f', of which {sorted(unknown)[0]!r} is unknown' if 'train' in splits else ''}; expected 'train' "
+                    f"and perhaps one of {', '.join(_HELDOUT)}"
+                )
             heldout = heldout if heldout is not None else next((splits[s] for s in _HELDOUT if s in splits), None)
             data = splits["train"]
-        section = {"env.name": "dataset", "env.kwargs.path": str(_write_rows(data, "data", root))}
+        path, has_answer = _write_rows(data, "data", root)
+        section = {"env.name": "dataset", "env.kwargs.path": str(path)}
+        if has_reward and not has_answer:
+            section["env.kwargs.answer_field"] = None
     if heldout is not None:
-        path = heldout if isinstance(heldout, (str, Path)) else _write_rows(heldout, "heldout", root)
-        section["env.kwargs.heldout_path"] = str(path)
+        place = heldout if isinstance(heldout, (str, Path)) else _write_rows(heldout, "heldout", root)[0]
+        section["env.kwargs.heldout_path"] = str(place)
     return section
 
 
-def _write_rows(data: Any, what: str, root: Path) -> Path:
-    """The JSON-lines file of some rows, named by a hash of them."""
+def _write_rows(data: Any, what: str, root: Path) -> tuple[Path, bool]:
+    """The JSON-lines file of some rows, named by a hash of them, and whether one has a column that is an answer."""
     if hasattr(data, "to_dicts"):  # polars
         data = data.to_dicts()
     elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
@@ -229,7 +285,8 @@ def _write_rows(data: Any, what: str, root: Path) -> Path:
             f"train: {what} is of type {type(data).__name__}; expected rows (a list, a generator, a "
             "datasets.Dataset, a DataFrame), a file, or an environment"
         )
-    lines = [_write_row(row, f"row {number} of {what}") for number, row in enumerate(data, 1)]
+    rows = [{"prompt": row} if isinstance(row, str) else row for row in data]
+    lines = [_write_row(row, f"row {number} of {what}") for number, row in enumerate(rows, 1)]
     if not lines:
         raise ValueError(f"train: {what} has no rows; a generator gives them once: make it anew for each call")
     text = "".join(lines)
@@ -237,20 +294,26 @@ def _write_rows(data: Any, what: str, root: Path) -> Path:
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(file, text)
-    return file
+    return file, any(find_value(row, name) is not None for row in rows for name in (*ANSWERS, "messages"))
 
 
 def _write_row(row: Any, where: str) -> str:
-    if isinstance(row, str):
-        row = {"prompt": row}
     if not isinstance(row, Mapping):
         raise ValueError(
             f"train: {where} is of type {type(row).__name__}, expected a mapping of columns, or text, which is a prompt"
         )
     try:
-        return json.dumps(dict(row), default=_to_json, ensure_ascii=False) + "\n"
+        line = json.dumps({name: _without_nan(value) for name, value in row.items()}, default=_to_json) + "\n"
+        json.dumps(json.loads(line), ensure_ascii=False).encode()
     except (TypeError, ValueError) as error:
         raise ValueError(f"train: {where}: {error}; expected text, numbers, lists and mappings") from None
+    return line
+
+
+def _without_nan(value: Any) -> Any:
+    """None where pandas has no value."""
+    is_missing = isinstance(value, float) or type(value).__name__ in ("NaTType", "NAType")
+    return None if is_missing and str(value) in ("nan", "NaT", "<NA>") else value
 
 
 def _to_json(value: Any) -> Any:
@@ -263,7 +326,9 @@ def _to_json(value: Any) -> Any:
 
 def _read_reward(reward: Any) -> dict[str, Any]:
     if isinstance(reward, Mapping):
-        return dict(_flatten("reward", reward))
+        return {key: value for key, value, _ in _flatten("reward", reward)}
+    if isinstance(reward, tuple) and len(reward) == 2 and isinstance(reward[1], Real):
+        reward = [reward]
     if isinstance(reward, (list, tuple)):
         return {"reward.type": "composite", "reward.kwargs.rewards": [_read_part(part) for part in reward]}
     kwargs = reward.kwargs if isinstance(reward, Reward) else {}
@@ -273,7 +338,7 @@ def _read_reward(reward: Any) -> dict[str, Any]:
 def _read_part(part: Any) -> dict[str, Any]:
     """A part of a composite reward: a reward, or a pair of one and its weight."""
     reward, weight = part if isinstance(part, tuple) and len(part) == 2 else (part, 1.0)
-    if not isinstance(weight, (int, float)):
+    if not isinstance(weight, Real):
         raise ValueError(f"train: a reward has the weight {weight!r}, expected a number: [(accuracy, 1), (form, 0.2)]")
     kwargs = reward.kwargs if isinstance(reward, Reward) else {}
     return {"name": _name_reward(reward), "weight": float(weight), **({"kwargs": kwargs} if kwargs else {})}
@@ -284,6 +349,8 @@ def _name_reward(reward: Any) -> str:
         return reward
     if isinstance(reward, Reward):
         return reward.name if reward.spec.function is None or ":" in reward.name else _name_of_spec(reward)
+    if isinstance(reward, type):
+        raise ValueError(f"train: the reward {reward.__name__} is a class; give an object of it: {reward.__name__}()")
     if not callable(reward):
         raise ValueError(
             f"train: a reward is of type {type(reward).__name__}; expected a function, a name, or a list of them"

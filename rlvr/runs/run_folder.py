@@ -24,6 +24,7 @@ from rlvr.core.weights_place import SETTINGS
 from rlvr.envs.prompt import PromptOptions
 from rlvr.runs.run_tasks import hash_tasks
 from rlvr.tracking.metrics_log import MetricsLog
+from rlvr.tracking.run_report import stored_summary
 from rlvr.training import journal
 from rlvr.training.loop import PHASES
 
@@ -134,6 +135,11 @@ def _extend(folder: Path, config: RunConfig, settings: str) -> None:
                 f"{folder}: training.steps={options.steps} is more than this run had, and schedule="
                 f"{config.training.order.name} has sampled nothing for them; choose another run.name"
             )
+    if (summary := folder / "summary.json").exists() and (why := stored_summary(folder).get("stopped")):
+        raise ValueError(
+            f"{folder}: {_steps_key(config)}={options.steps} is more than this run had, but it ended before its last "
+            f"step ({why}); choose another run.name"
+        )
     optimizers = [options.optimizer] + ([config.training.critic.optimizer] if phase == 2 else [])
     if any(one.decay != "constant" or 0 < one.warmup_steps < 1 for one in optimizers):
         raise ValueError(
@@ -145,7 +151,7 @@ def _extend(folder: Path, config: RunConfig, settings: str) -> None:
         if [position for position in opened.resumable_positions[:1] if position.phase > phase]:
             name = f"{PHASES[config.training.mode][phase]}-{done:06d}"
             opened.reopen(journal.Position(phase, done), name)
-        if (summary := folder / "summary.json").exists():
+        if summary.exists():
             summary.replace(folder / f"summary-{done}-steps.json")
         write_atomic(folder / SETTINGS, settings)
 

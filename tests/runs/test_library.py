@@ -159,13 +159,109 @@ def test_functions_of_the_program_and_objects_with_a_state_are_rewards(train: Ca
     assert {"rewards/digits/mean", "reward"} <= run.metrics[-1].keys() or run.metrics[-1]["reward"] >= 0
 
 
-def test_the_path_of_an_object_follows_its_code() -> None:
+class Base:
+    weight = 1.0
+
+    def score(self, response: str) -> float:
+        return self.weight
+
+
+def _closure(held: Any) -> Callable[..., float]:
+    return lambda prompt, response, meta: float(response in held)
+
+
+def _with_default(held: Any) -> Callable[..., float]:
+    def judge(prompt: str, response: str, meta: Any, *, words: Any = held) -> float:
+        return float(response in words)
+
+    return judge
+
+
+def _with_global(value: float) -> Callable[..., float]:
+    names: dict[str, Any] = {}
+    exec(f"TABLE = {{'v': {value}}}\ndef judge(prompt, response, meta):\n    return TABLE['v']", names)
+    return names["judge"]
+
+
+def _with_helper(value: float) -> Callable[..., float]:
+    names: dict[str, Any] = {}
+    exec(f"def helper():\n    return {value}\ndef judge(prompt, response, meta):\n    return helper()", names)
+    return names["judge"]
+
+
+def _attribute(value: Any) -> Any:
+    made = Counter(1)
+    made.held = value  # type: ignore[attr-defined]
+    return made
+
+
+def _child(value: float) -> Any:
+    return type("Child", (type("Base", (Base,), {"weight": value}),), {"__call__": Base.score})()
+
+
+DIFFERENT: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
+    "a list in a closure": (_closure, ["a"], ["b"]),
+    "a dict in a closure": (_closure, {"a": 1}, {"a": 2}),
+    "a function in a closure": (_closure, make_reward(1), make_reward(2)),
+    "a keyword default": (_with_default, ["a"], ["b"]),
+    "keywords of a partial": (lambda weight: partial(digits, weight=weight), 1.0, 0.25),
+    "a constant of the program": (_with_global, 1.0, 0.25),
+    "a helper": (_with_helper, 1.0, 0.25),
+    "an attribute that is a list": (_attribute, [1], [2]),
+    "an attribute of a base class": (_child, 1.0, 2.0),
+    "a number": (make_reward, 3, 4),
+}
+
+
+@pytest.mark.parametrize("kind", DIFFERENT)
+def test_the_path_of_an_object_follows_what_it_computes(kind: str) -> None:
+    make, one, other = DIFFERENT[kind]
+    first, again, second = make(one), make(one), make(other)
+    assert name_object(first) == name_object(again) != name_object(second)
+    assert load_object("reward", name_object(second)) is second
+
+
+def test_an_object_keeps_its_path_and_what_cannot_be_described_is_never_taken_for_another() -> None:
     assert name_object(digits) == "tests.runs.test_library:digits"
-    assert name_object(make_reward(3)) == name_object(make_reward(3)) != name_object(make_reward(4))
-    assert name_object(Counter(1)) == name_object(Counter(1)) != name_object(Counter(2))
+    counter = Counter(1)
+    before = name_object(counter)
+    counter.calls = 100
+    assert name_object(counter) == before
     assert load_object("reward", name_object(reward := make_reward(5))) is reward
+    generators = [_closure(iter([1])), _closure(iter([1]))]
+    assert len({name_object(one) for one in generators}) == 2
     with pytest.raises(ValueError, match="was given as an object by a Python program, and is not in this process"):
         load_object("reward", "given:lambda_00000000")
+
+
+def test_two_rewards_of_one_function_are_two(model: Path) -> None:
+    def make(value: float) -> Callable[..., float]:
+        return lambda prompt, response, meta: [value][0]
+
+    result = rlvr.evaluate(model, ROWS[:2], [(make(1.0), 1.0), (make(0.0), 1.0)], samples=2, max_tokens=1, quiet=True)
+    assert result["mean_reward"]["value"] == 0.5
+
+
+def test_a_reward_may_change_the_meta_of_its_task(train: Callable[..., rlvr.Run]) -> None:
+    seen: list[bool] = []
+
+    def pops(prompt: str, response: str, meta: dict[str, Any]) -> float:
+        seen.append(meta.pop("answer", None) is not None)
+        return 0.5
+
+    train(ROWS, pops)
+    assert all(seen) and len(seen) > 10
+
+
+def test_rows_need_no_answer_where_a_reward_is_given(train: Callable[..., rlvr.Run], model: Path) -> None:
+    assert train([row["prompt"] for row in ROWS], digits).is_finished
+    assert train([{"prompt": row["prompt"], "target": "1"} for row in ROWS], digits).is_finished
+    assert rlvr.evaluate(model, ["a", "b", "b"], digits, samples=2, max_tokens=2, quiet=True)["tasks"] == 2
+
+
+def test_a_missing_value_of_pandas_is_none(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "answer": "b", "note": float("nan")}]
+    assert '"note": null' in Path(settings_of(tmp_path, data=rows)["env.kwargs.path"]).read_text()
 
 
 def test_the_path_of_an_object_is_the_same_in_every_process(tmp_path: Path) -> None:
@@ -190,12 +286,28 @@ def test_settings_are_objects_mappings_or_short_names(tmp_path: Path) -> None:
         training={"gap_stop": 0.5}, num_generations=4, client="mock", algorithm="grpo", schedule="fixed_lag",
         rollout=rlvr.SamplingParams(temperature=0.7),
     )  # fmt: skip
-    assert given == {
+    assert given.items() >= {
         "run.root": str(tmp_path), "model.name": "./model", "model.lora.rank": 4, "training.optimizer.name": "adamw",
         "training.optimizer.learning_rate": 0.1, "training.optimizer.decay": "linear", "training.gap_stop": 0.5,
         "num_generations": 4, "client": "mock", "algorithm.name": "grpo", "training.schedule": "fixed_lag",
         "rollout.temperature": 0.7,
-    }  # fmt: skip
+        "training.optimizer.warmup_steps": 0,  # of an object what is not given counts too: a config has others
+    }.items()  # fmt: skip
+    rates = settings_of(tmp_path, learning_rate=0.2, optimizer=AdamW(decay="linear"))
+    assert rates["training.optimizer.learning_rate"] == 0.2
+
+
+def test_an_objects_defaults_count_over_those_of_the_config(train: Callable[..., rlvr.Run]) -> None:
+    run = train(ROWS, digits, optimizer=AdamW(decay="linear"))
+    assert run.settings["training"]["optimizer"]["warmup_steps"] == 0  # the config `dataset` has 5
+    assert run.settings["training"]["optimizer"]["learning_rate"] == 1e-3  # a short name comes before it
+
+
+def test_settings_that_are_given_twice_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"training\.steps is given twice, as 2 and 1"):
+        settings_of(tmp_path, steps=2, training={"steps": 1})
+    with pytest.raises(ValueError, match=r"evaluate: evaluation\.tasks is given twice"):
+        settings_of(tmp_path, function="evaluate", tasks=2, evaluation={"tasks": 1})
 
 
 def test_a_model_of_transformers_is_trained_with_its_weights(model: Path, tmp_path: Path) -> None:
@@ -227,6 +339,10 @@ def test_a_run_and_a_model_are_evaluated(train: Callable[..., rlvr.Run], model: 
     of_model = rlvr.evaluate(model, ROWS[:4], digits, samples=2, max_tokens=4, quiet=True)
     assert of_model["tasks"] == 4 and 0 <= of_model["mean_reward"]["value"] <= 1
     assert rlvr.evaluate(model, like=run, samples=2, quiet=True)["like"] == str(run.folder)
+    with pytest.raises(ValueError, match="evaluate: unknown argument 'steps'"):
+        rlvr.evaluate(model, ROWS, digits, steps=3)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="expected the path of a folder"):
+        rlvr.load_run(run)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -238,13 +354,17 @@ class NotAModel:
     pass
 
 
+class Saved:
+    def save_pretrained(self, folder: str) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"data": iter(())}, "data has no rows; a generator gives them once"),
         ({"data": [{"prompt": "a", "answer": "b"}, 3]}, "row 2 of data is of type int, expected a mapping"),
         ({"data": [{"prompt": "a", "answer": object()}]}, "row 1 of data: a value of type object"),
-        ({"data": [{"question": "a"}, {"other": "b"}]}, "row 2|answer"),
+        ({"data": [{"question": "a"}, {"other": "b"}]}, "line 2: the field 'question' is missing"),
         ({"data": 3}, "data is of type int; expected rows"),
         ({"data": "./nothing.jsonl"}, "is no file or folder here and no environment"),
         ({"data": "rpn_arithmetics"}, "did you mean 'rpn_arithmetic'"),
@@ -255,6 +375,14 @@ class NotAModel:
         ({"data": ROWS, "model": Wrapped()}, "wrapped by peft"),
         ({"data": ROWS, "model": NotAModel()}, "model is of type NotAModel; expected a name or folder"),
         ({"data": ROWS, "model": {"hidden_size": 3}}, "a mapping without model_type"),
+        ({"data": {"train": ROWS, "eval": ROWS}}, "of which 'eval' is unknown; expected 'train' and perhaps one of"),
+        ({"data": {}}, "data has the parts none"),
+        ({"data": [{"prompt": "\ud800", "answer": "b"}]}, "row 1 of data: 'utf-8' codec"),
+        ({"data": ROWS, "reward": Counter}, r"the reward Counter is a class; give an object of it: Counter\(\)"),
+        ({"data": ROWS, "client": object()}, "client is of type object; expected text, a number"),
+        ({"data": ROWS, "tokenizer": Saved()}, r"model\.tokenizer is an object; give the folder of it"),
+        ({"data": ROWS, "name": ""}, "name='', expected text"),
+        ({"data": ROWS, "root": "/proc/none"}, "root='/proc/none': .*give another root"),
         ({"data": ROWS, "step": 3}, "unknown argument 'step' .did you mean 'steps'"),
         ({"data": ROWS, "steps": "three"}, r'training.steps: "three" .text. given .from rlvr.train\(...\).'),
         ({"data": ROWS, "training": {"stepz": 3}}, r"unknown key training.stepz \(from rlvr.train"),
@@ -331,6 +459,14 @@ def test_a_run_that_would_be_another_with_more_steps_is_refused(
     with pytest.raises(ValueError, match=message):
         rlvr.train(model, ROWS, digits, root=root, name="grown", steps=2, **short, **rates, **{**settings, **more})
     assert run.is_finished
+
+
+def test_a_run_that_ended_before_its_last_step_takes_no_more_steps(train: Callable[..., rlvr.Run]) -> None:
+    passes: dict[str, Any] = {"reward": lambda prompt, response, meta: 1.0, "name": "early", "evaluate_every": 1}
+    run = train(ROWS, training={"until": 0.5}, steps=3, **passes)
+    assert len(run.metrics) == 1
+    with pytest.raises(ValueError, match="it ended before its last step"):
+        train(ROWS, training={"until": 0.5}, steps=4, **passes)
 
 
 BROKEN: dict[str, Callable[..., Any]] = {
