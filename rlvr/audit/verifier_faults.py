@@ -106,7 +106,11 @@ class TrialProcess:
             self._process = context.Process(target=_judge_in_trial, args=arguments, daemon=True)
             self._process.start()
             other.close()
-            self._pipe.recv()  # the reward is there
+            try:
+                self._pipe.recv()  # the reward is there
+            except EOFError:
+                self.close()
+                raise ValueError(f"audit: {self._reward} did not start in a process of its own") from None
         self._pipe.send(case)
         try:
             if self._pipe.poll(self.seconds):

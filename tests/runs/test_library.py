@@ -109,7 +109,8 @@ def read_rows() -> Iterator[dict[str, Any]]:
 def test_rows_come_in_many_forms_and_are_the_same_data(given: Callable[[], Any], tmp_path: Path) -> None:
     expected = settings_of(tmp_path, data=ROWS)
     assert settings_of(tmp_path, data=given()) == expected
-    assert rlvr.resolve_environment("dataset", path=expected["env.kwargs.path"]).size is not None
+    source = rlvr.resolve_environment("dataset", path=expected["env.kwargs.path"])
+    assert source.size is not None and source.size("") + len(source.heldout(None)) == len(ROWS)
 
 
 def test_a_data_set_of_hugging_face_and_its_test_split_are_read(tmp_path: Path) -> None:
