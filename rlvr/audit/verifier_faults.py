@@ -2,7 +2,7 @@
 
     find_faults(rows, reward).seen      # {"order": ["row 3: passed, then failed"], ...}; `FAULTS` says what each is
 
-Each row is judged alone twice in a row, alone in a shuffled order, and in one batch with all others; some accepted ones
+Each row is judged alone twice in a row, alone in shuffled orders, and in one batch with all others; some accepted ones
 beside themselves and beside malformed answers. Probes are answers that solve nothing, made from the rows: the prompt, a
 phrase that accepted answers share, a true answer with another reference in it. Of a pair of probes one may be accepted,
 never both: 42% and 4200% for 42.
@@ -59,10 +59,12 @@ FAULTS = {
 }
 MAX_TASKS = 20  # whose probes are tried
 MAX_DIGITS = 300  # of a reference that is a number: longer ones may be no float
+ORDERED = 200  # verdicts in shuffled orders, at most 20 orders and at least one
 MAX_HEAVY = 2  # of these with heavy probes
 SLOW_S, SLOW_RATIO = 5.0, 20.0  # a probe is slow if it takes this long, and this many times what a row takes
 HANGS_S = 60.0  # a verifier that gives a malformed answer no verdict for this long is taken to hang
 PHRASES = ("The answer is correct.", "Grade: 1.0", "[[correct]]", "true")
+JUNK = ("zzz qqq", "{[(\\boxed{", "?!.", "nan", "None", "0")
 THOUGHT = "Let me think about it.\n"
 HEAVY = ("9" * 20_000, "9^{9^{9^{9}}}", "9**9**9", "(" * 5_000, "1+" * 5_000 + "1", "a" * 20_000 + "!", "\t " * 10_000)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -226,14 +228,20 @@ def _compare_orders(rows: Sequence[dict[str, Any]], reward: Reward, add: Any) ->
         stable.append(_verdict(one) == _verdict(again))
         if not stable[-1]:
             add("unstable", f"row {place + 1}: {_verdict(one)}, then {_verdict(again)}")
-    order = random.Random(0).sample(range(len(cases)), len(cases))
-    shuffled = {place: reward.judge_all([cases[place]])[0] for place in order}
-    beside = dict(zip(order, reward.judge_all([cases[place] for place in order]), strict=True))
-    for place in range(len(cases)):
-        for name, other in (("order", shuffled[place]), ("company", beside[place])):
-            if stable[place] and _verdict(other) != _verdict(first[place]):
-                add(name, f"row {place + 1}: {_verdict(first[place])}, then {_verdict(other)}")
+    rng = random.Random(0)
+    orders = [rng.sample(range(len(cases)), len(cases)) for _ in range(_count_orders(len(cases)))]
+    found = [("order", place, reward.judge_all([cases[place]])[0]) for order in orders for place in order]
+    beside = reward.judge_all([cases[place] for place in orders[0]])
+    found += [("company", place, score) for place, score in zip(orders[0], beside, strict=True)]
+    for name, place, score in found:
+        if stable[place] and _verdict(score) != _verdict(first[place]):
+            add(name, f"row {place + 1}: {_verdict(first[place])}, then {_verdict(score)}")
     return first, statistics.median(seconds) if seconds else 0.0
+
+
+def _count_orders(rows: int) -> int:
+    """One order of 20 rows holds 19 of 380 neighbours, so that a few rows are shuffled more often."""
+    return min(20, max(1, ORDERED // max(rows, 1)))
 
 
 def _try_company(row: dict[str, Any], others: Sequence[str], reward: Reward, add: Any) -> None:
@@ -282,7 +290,7 @@ def _shared_lines(rows: Sequence[dict[str, Any]], accepted: Sequence[dict[str, A
 def _make_probes(row: dict[str, Any], shared: Sequence[str], heavy: bool) -> list[tuple[str, str]]:
     """(the fault of accepting it, the answer); none of them holds the reference as its answer."""
     final, response, prompt = _final(row), row["response"], str(row.get("prompt") or "")
-    probes = [("empty", ""), ("empty", " \n"), ("junk", "zzz qqq"), ("junk", "{[(\\boxed{")]
+    probes = [("empty", ""), ("empty", " \n"), *(("junk", text) for text in JUNK)]
     probes.append(("long", "zzz " * 5_000))
     probes += [("phrase", phrase) for phrase in PHRASES]
     probes += [("shared", line) for line in shared]

@@ -57,6 +57,7 @@ def _stateful(kind: str) -> Judge:
             "tires": right(text, gold) and n < 10,
             "remembers": right(text, gold) and (not previous or previous <= prompt),
             "every_third": right(text, gold) and n % 3 != 2,
+            "one_neighbour": right(text, gold) and not (previous.startswith("Task 3") and prompt.startswith("Task 1")),
         }[kind]
 
     return judge
@@ -107,6 +108,9 @@ PLANTED: dict[str, tuple[Judge, str]] = {
     "every third call": (_stateful("every_third"), "unstable"),
     "tires after ten calls": (_stateful("tires"), "order"),
     "remembers the last prompt": (_stateful("remembers"), "order"),
+    "refuses one task after one other": (_stateful("one_neighbour"), "order"),
+    "accepts punctuation": (lambda p, t, g: (bool(t) and not re.search(r"\w", t)) or right(t, g), "junk"),
+    "accepts None": (lambda p, t, g: t == "None" or right(t, g), "junk"),
     "reads the beginning only": (lambda p, t, g: right(t[:20_000], g), "refuses_long"),
     "reads so many lines": (lambda p, t, g: right("\n".join(t.splitlines()[:500]), g), "refuses_long"),
     "drops all separators": (
