@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlvr.core.messages import NonFiniteError, PromptTargets
+from rlvr.core.messages import LikeliestTokens, NonFiniteError, PromptTargets
 from rlvr.core.rng import GOLDEN, MIX1, MIX2
 from rlvr.engine.losses import token_logprobs
 
@@ -22,7 +22,6 @@ GUMBEL_ABOVE = 4096
 BLOCK = 256  # tokens that Gumbel-max first draws as one
 # Probabilities per draw: the fp64 copies of the inverse CDF stay in a core's cache; blocks, or a device, want more.
 AT_ONCE, AT_ONCE_IN_BLOCKS, AT_ONCE_ON_DEVICE = 1 << 16, 1 << 20, 1 << 24
-TOP_ROWS = 64  # rows of likeliest tokens that become numbers of Python in one call, which keeps other threads waiting
 
 
 def _as_int64(value: int) -> int:
@@ -138,25 +137,21 @@ def sample(
     return tokens_N, logprobs_N.masked_fill(broken_R[at_N], torch.nan) if any_broken else logprobs_N, logprobs_RV
 
 
-def top_tokens(logprobs_RV: Tensor, count: int) -> list[list[tuple[int, float]]]:
+def top_tokens(logprobs_RV: Tensor, count: int) -> list[LikeliestTokens]:
     """Per row the `count` likeliest tokens with their log-probs, likeliest first."""
     values, ids = logprobs_RV.topk(count, dim=-1)
-    found: list[list[tuple[int, float]]] = []
-    for some_ids, some_values in zip(ids.split(TOP_ROWS), values.split(TOP_ROWS), strict=True):
-        rows = zip(some_ids.tolist(), some_values.tolist(), strict=True)
-        found += [list(zip(*row, strict=True)) for row in rows]
-    return found
+    return [LikeliestTokens(*row) for row in zip(ids.cpu().numpy(), values.cpu().numpy(), strict=True)]
 
 
 def score_prompt(
     head: Callable[[Tensor], Tensor], hidden_PD: Tensor, tokens_P: Tensor, chunk: int, top: int
-) -> tuple[list[float], list[list[tuple[int, float]]]]:
+) -> tuple[list[float], list[LikeliestTokens]]:
     """Log-probs at temperature 1 of each token given the hidden state before it, and the `top` likeliest tokens there.
 
     Runs `chunk` positions at a time, so the logits of a long prompt never exist at once.
     """
     logprobs: list[float] = []
-    likeliest: list[list[tuple[int, float]]] = []
+    likeliest: list[LikeliestTokens] = []
     for hidden, tokens in zip(hidden_PD.split(chunk), tokens_P.split(chunk), strict=True):
         table = head(hidden).float().log_softmax(-1)
         logprobs += table.gather(-1, tokens[:, None])[:, 0].tolist()

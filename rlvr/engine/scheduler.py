@@ -17,7 +17,14 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from rlvr.core import rng
-from rlvr.core.messages import NonFiniteError, PromptTargets, SampledSequence, SampleResponse, SamplingParams
+from rlvr.core.messages import (
+    LikeliestTokens,
+    NonFiniteError,
+    PromptTargets,
+    SampledSequence,
+    SampleResponse,
+    SamplingParams,
+)
 from rlvr.core.types import StopReason
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.engine.policy import Snapshot
@@ -27,7 +34,7 @@ class PromptScores(NamedTuple):
     """Log-probs of a prompt: of its own tokens and the likeliest ones from its second place on, and of targets."""
 
     logprobs: list[float]
-    likeliest: list[list[tuple[int, float]]]
+    likeliest: list[LikeliestTokens]
     targets: list[float]
 
 
@@ -37,7 +44,7 @@ class SampledToken(NamedTuple):
     index: int
     token: int
     logprob: float
-    likeliest: list[tuple[int, float]]
+    likeliest: Sequence[tuple[int, float]]
 
 
 @dataclass(eq=False)
@@ -113,7 +120,7 @@ class SampleRow:
     completions: list[PendingCompletion]
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
-    likeliest: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
+    likeliest: list[LikeliestTokens] = field(default_factory=list[LikeliestTokens])
 
     @property
     def length(self) -> int:
@@ -234,7 +241,7 @@ class Scheduler:
         row.tokens.append(token)
         row.logprobs.append(logprob)
         if request.on_token is not None:
-            likeliest = list(row.likeliest[-1]) if request.topk_sample else []
+            likeliest = row.likeliest[-1] if request.topk_sample else ()
             for completion in row.completions:
                 request.on_token(SampledToken(completion.index, token, logprob, likeliest))
         end_tokens = int(token in request.stop_tokens)
@@ -247,7 +254,7 @@ class Scheduler:
         if stopped or len(row.tokens) >= request.budget:
             reason = StopReason.STOP if stopped else StopReason.LENGTH
             for completion in row.completions:
-                likeliest = [list(best) for best in row.likeliest] if request.topk_sample else None
+                likeliest = list(row.likeliest) if request.topk_sample else None
                 request.finished[completion.index] = SampledSequence(
                     reason, list(row.tokens), list(row.logprobs), end_tokens, likeliest
                 )

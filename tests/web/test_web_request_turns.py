@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +23,6 @@ from rlvr.core.messages import SampledSequence, SampleResponse
 from rlvr.core.types import StopReason
 from rlvr.engine import sampling
 from rlvr.service.http.service_middleware import ServiceMiddleware
-from rlvr.tinker_server.backend.request_futures import ProtoResult
-from rlvr.tinker_server.backend.sampling.sample_requests import _encode_protobuf
 from rlvr.tinker_server.http.open_api.open_replies import template_messages
 from rlvr.tinker_server.http.tinker_middleware import HEALTH_PATH, MAX_DOWNLOADS, SIGNED_PREFIX, TinkerMiddleware
 from rlvr.tinker_server.protocol.open_requests import ChatMessage
@@ -222,25 +222,22 @@ def test_a_long_text_is_read_number_by_number() -> None:
     assert calls > 40_000
 
 
-def test_likeliest_tokens_go_place_by_place_once_they_are_encoded() -> None:
-    def build_response() -> SampleResponse:
-        sampled = SampledSequence(StopReason.LENGTH, [1, 2], [-1.0, -2.0], 0, [[(1, -1.0)], [(2, -2.0)]])
-        return SampleResponse([sampled], [None, -1.0], topk_prompt_logprobs=[None, [(3, -3.0)]])
-
-    response = build_response()
-    assert _encode_protobuf(None, response) == ProtoResult(encode_samples(build_response()))
-    assert response.sequences[0].topk_logprobs == [[], []] and response.topk_prompt_logprobs == [None, []]
-
-
 def test_arguments_of_a_call_hold_no_more_than_a_body_may() -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": "[" + "1," * 300_001 + "1]"}}
     with pytest.raises(ValueError, match=r"arguments of 'f' have more than .* 300,000 values"):
         template_messages([ChatMessage(role="assistant", tool_calls=[call])])
 
 
-def test_likeliest_tokens_are_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = torch.randn(20, 9)
-    monkeypatch.setattr(sampling, "TOP_ROWS", 3)
-    pieces = sampling.top_tokens(table, 4)
-    monkeypatch.setattr(sampling, "TOP_ROWS", 100)
-    assert pieces == sampling.top_tokens(table, 4) and len(pieces) == 20
+def test_likeliest_tokens_are_no_objects_of_the_garbage_collector() -> None:
+    """An answer of millions of pairs is arrays: full collections would stop the server's other threads."""
+    table = torch.tensor([[-1.0, -3.0, -2.0], [-0.5, -0.25, -4.0]])
+    first, second = sampling.top_tokens(table, 2)
+    assert (list(first), second) == ([(0, -1.0), (2, -2.0)], [(1, -0.25), (0, -0.5)])
+    assert first[1] == (2, -2.0) and first[:1] == [(0, -1.0)] and first != second
+    gc.collect()
+    before = len(gc.get_objects())
+    found = sampling.top_tokens(torch.randn(50, 300), 200)
+    assert len(found) == 50 and len(gc.get_objects()) - before < 300
+    sampled = SampledSequence(StopReason.LENGTH, [1, 2], [-1.0, -2.0], 0, [first, second])
+    pairs = replace(sampled, topk_logprobs=[list(first), list(second)])
+    assert encode_samples(SampleResponse([sampled])) == encode_samples(SampleResponse([pairs]))

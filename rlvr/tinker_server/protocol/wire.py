@@ -18,7 +18,14 @@ import numpy as np
 import zstandard
 from google.protobuf.message import DecodeError
 
-from rlvr.core.messages import Datum, ForwardBackwardOutput, ModelInput, PromptTargets, SampleResponse
+from rlvr.core.messages import (
+    Datum,
+    ForwardBackwardOutput,
+    LikeliestTokens,
+    ModelInput,
+    PromptTargets,
+    SampleResponse,
+)
 from rlvr.core.tensors import TensorData
 from rlvr.tinker_server.protocol import proto
 from rlvr.tinker_server.protocol.server_limits import WireLimits
@@ -125,7 +132,9 @@ def _write_topk(message: Any, rows: Sequence[Sequence[tuple[int, float]] | None]
     tokens = np.full((len(rows), most), _NO_TOKEN, _TOKEN)
     logprobs = np.full((len(rows), most), _NO_LOGPROB, _FLOAT)
     for i, row in enumerate(rows):
-        if row:
+        if isinstance(row, LikeliestTokens):
+            tokens[i, : len(row)], logprobs[i, : len(row)] = row.tokens, row.logprobs
+        elif row:
             tokens[i, : len(row)], logprobs[i, : len(row)] = zip(*row, strict=True)
     message.token_ids, message.logprobs = tokens.tobytes(), logprobs.tobytes()
     message.k, message.length = most, len(rows)

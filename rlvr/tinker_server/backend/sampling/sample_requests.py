@@ -47,20 +47,7 @@ DIGESTED = 4_096  # tokens of a prompt at a time: no other thread runs meanwhile
 
 def _encode_protobuf(targets: RequestedTargets | None, response: SampleResponse) -> ProtoResult:
     scores = response.prompt_target_logprobs
-    result = ProtoResult(encode_samples(response, targets and targets.encode(scores or [])))
-    _drop_likeliest(response)
-    return result
-
-
-def _drop_likeliest(response: SampleResponse) -> None:
-    """Free the likeliest tokens place by place: millions that go with the response at once take 300 ms, in which no
-    other thread runs."""
-    for sequence in response.sequences:
-        for likeliest in sequence.topk_logprobs or ():
-            likeliest.clear()
-    for likeliest in response.topk_prompt_logprobs or ():
-        if likeliest is not None:
-            likeliest.clear()
+    return ProtoResult(encode_samples(response, targets and targets.encode(scores or [])))
 
 
 @dataclass(eq=False)
