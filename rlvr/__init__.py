@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from rlvr.clients.local import LocalSamplingClient, LocalTrainingClient, ServiceClient
     from rlvr.clients.mock.mock_client import MockTrainingClient
+    from rlvr.config.register import register
     from rlvr.core.messages import (
         AdamParams,
         Datum,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from rlvr.envs import register_environment, resolve_environment
     from rlvr.reward import register_reward, resolve_reward
     from rlvr.runs.library import Run, evaluate, load_run, train
+    from rlvr.training.callbacks import Callback, StopRun, register_callback
     from rlvr.training.toy_sampler import MockRolloutSampler
 
 __version__ = "0.1.0"
@@ -61,6 +63,7 @@ _HOMES = {
     ),
     "rlvr.clients.local": ("LocalSamplingClient", "LocalTrainingClient", "ServiceClient"),
     "rlvr.clients.mock.mock_client": ("MockTrainingClient",),
+    "rlvr.config.register": ("register",),
     "rlvr.core.messages": (
         "AdamParams", "Datum", "ForwardBackwardOutput", "ModelInput", "MuonParams", "NonFiniteError",
         "OptimStepResponse", "SampleResponse", "SampledSequence", "SamplingParams", "SaveWeightsResponse", "TensorData",
@@ -74,6 +77,7 @@ _HOMES = {
     "rlvr.envs": ("register_environment", "resolve_environment"),
     "rlvr.reward": ("register_reward", "resolve_reward"),
     "rlvr.runs.library": ("Run", "evaluate", "load_run", "train"),
+    "rlvr.training.callbacks": ("Callback", "StopRun", "register_callback"),
     "rlvr.training.toy_sampler": ("MockRolloutSampler",),
 }  # fmt: skip
 _MODULES = ("algorithms", "envs", "reward", "rollout")
@@ -82,6 +86,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "AdamParams",
     "Algorithm",
+    "Callback",
     "Datum",
     "Engine",
     "EngineLimits",
@@ -111,6 +116,7 @@ __all__ = [
     "ServiceClient",
     "StepResult",
     "StopReason",
+    "StopRun",
     "Task",
     "TaskSource",
     "TensorData",
@@ -125,8 +131,10 @@ __all__ = [
     "load_model",
     "load_run",
     "load_tokenizer",
+    "register",
     "register_advantage",
     "register_algorithm",
+    "register_callback",
     "register_environment",
     "register_reward",
     "resolve_algorithm",

@@ -32,6 +32,7 @@ from rlvr.algorithms.losses.policy_gradient import CrossEntropy, ImportanceSampl
 from rlvr.algorithms.losses.preferences import Dpo, Ipo, Kto
 from rlvr.algorithms.specs import Algorithm
 from rlvr.algorithms.terms.distillation import Teacher
+from rlvr.core.plugins import describe_plugins, load_plugins
 from rlvr.core.registry import did_you_mean, load_object
 
 UNSUPPORTED = ("orpo", "simpo")  # not to be taken for a typing error
@@ -146,11 +147,13 @@ def find_algorithm(name: str) -> Algorithm:
             raise ValueError(f"algorithm {name!r}: it is of type {type(spec).__name__}, expected an Algorithm(...)")
         return spec
     if name not in ALGORITHMS:
+        load_plugins()
+    if name not in ALGORITHMS:
         known = sorted(ALGORITHMS)
         near = did_you_mean(name, known)
         if name.lower() in UNSUPPORTED:
             near = " here: of the losses of preferred completions there are dpo, ipo and kto"
-        raise ValueError(f"algorithm {name!r} is unknown{near}; known: {', '.join(known)}")
+        raise ValueError(f"algorithm {name!r} is unknown{near}; known: {', '.join(known)}{describe_plugins()}")
     return ALGORITHMS[name]
 
 

@@ -25,6 +25,7 @@ from rlvr.clients.client_options import (
 )
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.core.cpu_budget import CoreShares
+from rlvr.core.plugins import describe_plugins, load_plugins
 from rlvr.core.protocols import ClientCapabilities, TaskSource, TrainingClient
 from rlvr.core.registry import did_you_mean, load_object
 from rlvr.core.variants import Variants, make_variant
@@ -132,10 +133,12 @@ def resolve_client(name: str) -> ClientSpec:
 
 
 def check_client(name: str) -> None:
-    """ValueError for a name that is neither registered nor a path; nothing is imported."""
+    """ValueError for a name that is neither registered nor a path; nothing is imported but plug-ins."""
+    if name not in known_clients() and ":" not in name:
+        load_plugins()
     names = known_clients()
     if name not in names and ":" not in name:
-        expected = f"expected {', '.join(names)}; or a path 'package.module:SPEC'"
+        expected = f"expected {', '.join(names)}; or a path 'package.module:SPEC'{describe_plugins()}"
         raise ValueError(f"client={name!r}{did_you_mean(name, names)}; {expected}")
 
 

@@ -22,6 +22,7 @@ from rlvr.config.choices import full_key
 from rlvr.config.compose import CLI, LoadedConfig
 from rlvr.config.epochs import choose_length
 from rlvr.config.interpolate import describe_origin
+from rlvr.core.plugins import import_modules
 
 
 def load(
@@ -29,9 +30,12 @@ def load(
 ) -> LoadedConfig:
     """Compose a config (see `rlvr.config.compose.load`) and put our keys for every other spelling in it.
 
-    Of `training.steps` and `training.epochs` one is left.
+    Of `training.steps` and `training.epochs` one is left. What `imports` names is imported.
     """
-    return choose_length(translate(compose.load(config_name, config_path, overrides, full_key)))
+    loaded = choose_length(translate(compose.load(config_name, config_path, overrides, full_key)))
+    if isinstance(modules := loaded.values.get("imports"), list):
+        import_modules(modules)
+    return loaded
 
 
 def translate(loaded: LoadedConfig) -> LoadedConfig:

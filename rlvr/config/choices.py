@@ -48,7 +48,11 @@ class _ChosenLater(Section):
 
 def choose_client(section: Any) -> ClientOptions:
     """The options of the client that a section names."""
-    taken = {option.name for option in fields(CLIENTS.find(section.name))} if section.name in CLIENTS else set[str]()
+    taken = (
+        {option.name for option in fields(CLIENTS.find(section.name))}
+        if CLIENTS.is_built_in(section.name)
+        else set[str]()
+    )
     return make_options(section.name, {name: getattr(section, name) for name in taken}, section.kwargs)
 
 
@@ -66,13 +70,13 @@ TermOptions = make_dataclass(
 
 def client_key(name: str, option: str) -> str:
     """The key of a client's option: in `kwargs` for a client that does not come with the package."""
-    return f"client.{option}" if name in CLIENTS else f"client.kwargs.{option}"
+    return f"client.{option}" if CLIENTS.is_built_in(name) else f"client.kwargs.{option}"
 
 
 def list_secret_keys(name: str) -> list[str]:
     """The keys of a client's options that are never written down."""
     known = [option.name for client in CLIENTS.classes() for option in fields(client) if setting_of(option).is_secret]
-    own = () if name in CLIENTS else fields(resolve_client(name).options)
+    own = () if CLIENTS.is_built_in(name) else fields(resolve_client(name).options)
     return [f"client.{option}" for option in known] + [
         client_key(name, option.name) for option in own if setting_of(option).is_secret
     ]
@@ -127,7 +131,7 @@ def _list_own_options(algorithm: Mapping[str, Any], part: str, variants: Variant
     named, name = algorithm[part].get("name"), algorithm.get("name") or "grpo"
     if named is None and name in ALGORITHMS:
         chosen = type(getattr(ALGORITHMS[name], part))
-    elif isinstance(named, str) and named in variants:
+    elif isinstance(named, str) and variants.is_built_in(named):
         chosen = variants.find(named)
     else:
         return None

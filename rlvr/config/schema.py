@@ -21,6 +21,7 @@ from rlvr.core.messages import SamplingParams
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.envs.prompt import PromptOptions
 from rlvr.tracking import TrackingOptions
+from rlvr.training.callbacks import CallbackOptions
 from rlvr.training.curriculum import CurriculumOptions
 from rlvr.training.evaluate import EvaluationOptions
 from rlvr.training.schedules import SCHEDULES
@@ -94,7 +95,8 @@ class RunConfig:
 
     `client` learns, and samples unless `sampler` names others: `local`, the engine in this process; `sharded`, several
     processes of this machine that share the weights; `tinker`, a server with the Tinker protocol; or `mock`, a table of
-    logits that needs no model.
+    logits that needs no model. `callbacks` are called at points of the run (`rlvr.training.callbacks`), named like
+    trackers. `imports` are modules that are imported before names are looked up (`rlvr.core.plugins`).
     """
 
     env: EnvOptions
@@ -114,6 +116,8 @@ class RunConfig:
     engine: EngineLimits = field(default_factory=EngineLimits)
     tracking: TrackingOptions = field(default_factory=TrackingOptions)
     run: RunOptions = field(default_factory=RunOptions)
+    callbacks: list[CallbackOptions | str] = field(default_factory=list[Any])
+    imports: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:

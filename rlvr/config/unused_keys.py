@@ -51,8 +51,7 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
     dropped: dict[str, str] = {}
     for part, variants in (("loss", LOSSES), ("advantage", ADVANTAGES)):
         options = getattr(given, part)
-        is_known = options.name in variants or ":" in (options.name or "")
-        chosen = variants.find(options.name) if is_known else type(getattr(spec, part))
+        chosen = variants.find(options.name) if options.name else type(getattr(spec, part))
         for option in list_given(options):
             key, taken = f"algorithm.{part}.{option}", {one.name for one in fields(chosen)}
             if option not in (*taken, "name"):
@@ -196,7 +195,11 @@ def list_options_of_others(
     may stand beside its name.
     """
     named = f"{section}.{tag}" if tag else section
-    own = {option.name for option in fields(variants.find(chosen))} if shares or chosen in variants else set[str]()
+    own = (
+        {option.name for option in fields(variants.find(chosen))}
+        if shares or variants.is_built_in(chosen)
+        else set[str]()
+    )
     others = dict.fromkeys(
         option.name for one in variants.classes() for option in fields(one) if option.name not in own
     )
@@ -207,7 +210,7 @@ def list_options_of_others(
         )
         for option in others
     ]
-    if chosen in variants:
+    if variants.is_built_in(chosen):
         unused.append((f"{section}.kwargs", f"{named}={chosen} has its options beside its name"))
     return unused
 

@@ -1,8 +1,8 @@
 """Registries of names that users may extend: rewards, environments and the like.
 
-A name is either registered (`@register_reward("mine")`) or a path `package.module:function`, imported with the current
-directory importable. The error for an unknown name shows the nearest one and all names. Paths are for users at the
-command line: a service must accept names of `names()` only.
+A name is either registered (`@register_reward("mine")`), by a plug-in too (`rlvr.core.plugins`), or a path
+`package.module:function`, imported with the current directory importable. The error for an unknown name shows the
+nearest one and all names. Paths are for users at the command line: a service must accept names of `names()` only.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Generic, TypeVar
+
+from rlvr.core.plugins import describe_plugins, load_plugins
 
 T = TypeVar("T")
 GIVEN = "given"  # begins the path of an object that a program gave, and that no import leads to
@@ -46,9 +48,11 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         if name not in self._entries:
+            load_plugins()
+        if name not in self._entries:
             raise ValueError(
                 f"unknown {self.kind} {name!r}{did_you_mean(str(name), self._entries)}; known: "
-                f"{', '.join(self.names())}; or a path 'package.module:function'"
+                f"{', '.join(self.names())}; or a path 'package.module:function'{describe_plugins()}"
             )
         return self._entries[name][0]
 

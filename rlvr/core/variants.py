@@ -21,6 +21,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Optional, TypeVar, get_type_hints
 
+from rlvr.core.plugins import describe_plugins, load_plugins
 from rlvr.core.registry import check_kwargs, did_you_mean, load_object
 
 
@@ -151,11 +152,16 @@ V = TypeVar("V", bound=Variant)
 
 
 class Variants(Generic[V]):
-    """The variants of a kind by name. One given as a path `package.module:Class` is loaded when it is asked for."""
+    """The variants of a kind by name. One given as a path `package.module:Class` is loaded when it is asked for, and so
+    are plug-ins (`rlvr.core.plugins`).
+
+    A config has fields for the options of the built-in ones; those of others are in `kwargs`.
+    """
 
     def __init__(self, key: str, base: type[V], *built_in: type[V], or_else: str = "") -> None:
         self.key, self.base, self.or_else = key, base, or_else
         self._known: dict[str, type[V]] = {variant.name: variant for variant in built_in}
+        self._built_in = frozenset(self._known)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._known)
@@ -166,19 +172,30 @@ class Variants(Generic[V]):
     def classes(self) -> list[type[V]]:
         return list(self._known.values())
 
+    def is_built_in(self, name: object) -> bool:
+        """Whether the options of that variant are fields of a config."""
+        return name in self._built_in
+
     def add(self, variant: type[V]) -> None:
-        """Register a variant under its name."""
-        if self._known.get(variant.name, variant) != variant:
-            raise ValueError(f"{self.key} {variant.name!r} is registered already; choose another name")
+        """Register a variant under its name. The same class may come again (a reloaded module, a notebook cell)."""
+        taken = self._known.get(variant.name, variant)
+        if (taken.__module__, taken.__qualname__) != (variant.__module__, variant.__qualname__):
+            raise ValueError(
+                f"{self.key} {variant.name!r} is registered already, by {taken.__module__}:{taken.__qualname__}; give "
+                f"{variant.__module__}:{variant.__qualname__} another name"
+            )
         self._known[variant.name] = variant
 
     def find(self, name: str) -> type[V]:
         """The variant of that name, or the class at `package.module:Class`."""
+        if name not in self._known and ":" not in name:
+            load_plugins()
         if name in self._known:
             return self._known[name]
         if ":" not in name:
             raise ValueError(
                 f"{self.key}={name!r} is unknown{did_you_mean(name, self)}; known: {', '.join(self)}{self.or_else}"
+                f"{describe_plugins()}"
             )
         found = load_object(self.key, name)
         if not (isinstance(found, type) and issubclass(found, self.base)):
@@ -279,7 +296,7 @@ class Section:
         name = self.choose_name()
         variant = self.registry.find(name)
         shared = [option.name for option in fields(variant) if option.name in self.__dict__]
-        if name in self.registry:
+        if self.registry.is_built_in(name):
             return variant(**{option: getattr(self, option) for option in shared})
         given = self._list_given()
         kwargs = {option: given[option] for option in shared if option in given} | self.kwargs
@@ -288,7 +305,7 @@ class Section:
     def list_others(self) -> dict[str, Any]:
         """The options that are given, and that the variant which is chosen does not have."""
         own = {self.tag, *(option.name for option in fields(type(self.variant)))}
-        if self.choose_name() not in self.registry:
+        if not self.registry.is_built_in(self.choose_name()):
             own.add(_KWARGS[0])
         return {name: value for name, value in self._list_given().items() if name not in own}
 

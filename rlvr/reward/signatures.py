@@ -107,6 +107,7 @@ def check_argument_types(reward: str, name: str, response: Any, meta: Any = None
 @dataclass(frozen=True)
 class Signature:
     """How to call a function. `names` are its parameters, `supplied` those that are filled for it.
+    `meta_name` is that of the parameter for meta: the third one of a lambda may have any name (`lambda p, r, m: ...`).
 
     With `options` the bound options arrive as one object, the second argument, instead of as keywords.
     """
@@ -117,10 +118,11 @@ class Signature:
     supplied: frozenset[str]
     takes_any: bool
     has_options: bool = False
+    meta_name: str = "meta"
 
     @classmethod
     def of(cls, what: str, function: Callable[..., Any], batched: bool, has_options: bool = False) -> Signature:
-        names = frozenset(named_parameters(function))
+        names, meta_name = frozenset(named_parameters(function)), "meta"
         first = next(iter(parameters(function)), "")
         if first in ("case", "cases"):
             style, supplied = CallStyle(first), {first}
@@ -131,8 +133,10 @@ class Signature:
         else:
             style = CallStyle.BATCHED if batched else CallStyle.PLAIN
             leading = _leading_names(what, function, batched)
-            supplied = {*leading, "meta", "metas", "trajectory", "trajectories"}
-        signature = cls(function, style, names, frozenset(supplied), takes_any(function), has_options)
+            if getattr(function, "__name__", "") == "<lambda>" and len(names) == 3 and not batched:
+                meta_name = list(named_parameters(function))[2]
+            supplied = {*leading, meta_name, "meta", "metas", "trajectory", "trajectories"}
+        signature = cls(function, style, names, frozenset(supplied), takes_any(function), has_options, meta_name)
         if _is_async(function) and not signature.batched:
             raise ValueError(
                 f"{what} is async and judges one answer at a time, so each would wait for the one before; make it a "
@@ -167,7 +171,7 @@ class Signature:
                 "extra_info": meta.get("extra_info", meta),
             }
             return self.function(**{k: v for k, v in columns.items() if self.takes(k)}, **options)
-        extras: dict[str, Any] = {"meta": case.meta} if self.takes("meta") else {}
+        extras: dict[str, Any] = {self.meta_name: case.meta} if self.takes(self.meta_name) else {}
         if "trajectory" in self.names:
             extras["trajectory"] = case.trajectory
         return self.function(case.prompt, case.response, **extras, **options)

@@ -17,6 +17,7 @@ from rlvr.runs.run_folder import prompt_options
 from rlvr.runs.run_tasks import check_completions, fit_prompts
 from rlvr.runs.weights import open_to_teach
 from rlvr.tracking.trackers import Trackers
+from rlvr.training.callbacks import Callbacks
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.hints import make_hint_writer
 from rlvr.training.monitor import Monitor
@@ -32,6 +33,7 @@ def build_job(assembly: Assembly, folder: Path, say: Callable[[str], None], warn
     assert config.training.epochs is None, "rlvr.runs.run_tasks.resolve_epochs comes first"
     if reward.caution and not {w.name for w in watched} - {reward.name} and config.training.mode == "rlvr":
         warn(f"the reward {reward.name!r} can be hacked: {reward.caution}")
+    callbacks = Callbacks(config.callbacks)
     trackers = build_trackers(config, folder, say, warn)
     client = assembly.build_client(folder / CHECKPOINTS, say, warn)
     options = prompt_options(config, folder)
@@ -76,6 +78,7 @@ def build_job(assembly: Assembly, folder: Path, say: Callable[[str], None], warn
         options=config.run,
         folder=folder,
         trackers=trackers,
+        callbacks=callbacks,
         weights_sha256=client.weights_sha256,
     )
 

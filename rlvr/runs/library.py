@@ -150,7 +150,8 @@ def train(
         values = settings_of(Path(root), model, data, reward, heldout, **settings)
         name, file = _find_config(config, values)
         if "run.name" not in values:
-            digest = hashlib.sha256(json.dumps([name, values], sort_keys=True, default=str).encode()).hexdigest()
+            told = {key: value for key, value in values.items() if key != "callbacks"}  # they change nothing
+            digest = hashlib.sha256(json.dumps([name, told], sort_keys=True, default=str).encode()).hexdigest()
             values["run.name"] = f"{name or (Path(file).stem if file else 'run')}-{digest[:8]}"
         loaded = load(name, file, values)
         checked = build_config(loaded, lambda text: print_message(f"warning: {text}"))

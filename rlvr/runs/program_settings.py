@@ -152,6 +152,8 @@ def _plain(value: Any, key: str) -> Any:
     """A value as a config holds it: functions and classes by their path."""
     if isinstance(value, Path):
         return str(value)
+    if key == "callbacks":
+        return value if isinstance(value, (str, Mapping)) else name_object(value)
     if isinstance(value, Reward):
         return {"name": _name_reward(value), "kwargs": value.kwargs}
     if hasattr(value, "save_pretrained"):

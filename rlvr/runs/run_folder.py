@@ -58,8 +58,15 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
     sources = _hash_custom_loss(config)
     if source is not None and (tasks := hash_tasks(source)):
         sources[f"the rows of env.name={config.env.name}"] = [tasks]
-    # Trackers change nothing that is computed: they may be turned on for the rest of a run.
-    ignore = ["run.resume", "tracking", *CONNECTION_KEYS, *(key for key in loaded.timed if key == "run.name")]
+    # Trackers and callbacks change nothing that is computed: they may be turned on for the rest of a run.
+    ignore = [
+        "run.resume",
+        "tracking",
+        "callbacks",
+        "imports",
+        *CONNECTION_KEYS,
+        *(key for key in loaded.timed if key == "run.name"),
+    ]
     ignore += [client_key(config.client.name, option) for option in config.client_options.list_uncompared()]
 
     def changes(folder: Path) -> list[str]:

@@ -47,6 +47,8 @@ class TrainArguments(TypedDict, total=False):
     dtype: str
     threads: int
     trackers: Sequence[TrackerOptions | Keys | str]
+    callbacks: Sequence[Any]
+    imports: Sequence[str]
     evaluate_every: int
     checkpoint_every: int
     name: str

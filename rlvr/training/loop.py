@@ -76,6 +76,7 @@ class TrainingLoop:
         save_best = self.checkpoints.save_weights if keeps_best else None
         self.best = BestCheckpoint(job.folder, len(self.heldout.validation), save_best)
         self.log = MetricsLog(job.folder / "metrics.jsonl", self.phases)
+        self.callbacks = job.callbacks
         self.stop_requested = False
 
     def run(self) -> dict[str, Any]:
@@ -96,6 +97,7 @@ class TrainingLoop:
             closing(teacher) if hasattr(teacher, "close") else nullcontext(),  # one behind an endpoint
             self._handle_interrupts(),
             self.job.trackers.running(rows, (TrainingInterruptedError, KeyboardInterrupt)),
+            self._tell_callbacks(),
         ):
             for number, phase in enumerate(self.phases):
                 if number < position.phase:
@@ -130,6 +132,9 @@ class TrainingLoop:
         A step after which `_end_reason` has one is the last.
         """
         name = self.phases[phase]
+        if first < steps and self.callbacks.end_reason:  # said at the evaluation before
+            self.console.note(f"{name} is left out: {self.callbacks.end_reason}")
+            return self._save(Position(phase + 1, 0))
         if first < steps:
             self.console.phase(name, steps, first)
         for step in range(first, steps):
@@ -139,7 +144,10 @@ class TrainingLoop:
             metrics["time/total"] = self.checkpoints.seconds
             if "rollout/tokens" in metrics:
                 metrics["tokens_per_second"] = metrics["rollout/tokens"] / metrics["time/step"]
+            metrics |= self.callbacks.add_step(name, step, metrics)
             row = {"phase": name, "step": step, **metrics}
+            if self.callbacks.end_reason:
+                row["stopped"] = self.callbacks.end_reason
             self.log.append(row)
             self.job.trackers.log(name, step, metrics)
             self.console.step(metrics, step + 1)
@@ -148,8 +156,10 @@ class TrainingLoop:
             reason = self._end_reason(row)
             last = step + 1 == steps or bool(reason)
             self.best.save(row, is_last=last)
-            if last or self.stop_requested or (step + 1) % self.job.options.checkpoint_every == 0:
+            saves = last or self.stop_requested or self.callbacks.failure is not None
+            if saves or (step + 1) % self.job.options.checkpoint_every == 0:
                 self._save(Position(phase + 1, 0) if last else Position(phase, step + 1))
+            self.callbacks.raise_failure()
             if last:
                 if name == "sft":
                     self._note_fine_tuning(metrics, step + 1)
@@ -161,6 +171,8 @@ class TrainingLoop:
 
     def _end_reason(self, row: Mapping[str, Any]) -> str:
         """Why the phase of a new row ends with it before its last step, '' if it goes on."""
+        if "stopped" in row:  # by a callback
+            return row["stopped"]
         sft, options = self.job.sft, self.job.parts.options
         rate = get_value(row, PASS_RATE)  # nan without an evaluation
         passing = f"{100 * rate:.1f}% of held-out completions pass"
@@ -172,6 +184,9 @@ class TrainingLoop:
         if 0 < options.until <= rate:
             return f"{passing} (training.until={options.until:g})"
         return describe_plateau(self.best.results, options.patience)
+
+    def _why_ended(self, made: list[dict[str, Any]]) -> str:
+        return self._end_reason(made[-1]) if made else self.callbacks.end_reason
 
     def _note_fine_tuning(self, metrics: Mapping[str, float], steps: int) -> None:
         """Say with what pass rates fine-tuning ended, and warn of a kind of task that it has not learned."""
@@ -200,7 +215,7 @@ class TrainingLoop:
         except NonFiniteError as error:
             raise TrainingStoppedError(f"sft step {step}: {error}. {self._advise('sft.optimizer')}") from error
         if job.sft.until and (step + 1) % job.sft.check_every == 0:
-            metrics |= self._evaluate_interim()
+            metrics |= self._evaluate_interim(step)
         return metrics
 
     def _rl_step(self, step: int) -> dict[str, float]:
@@ -214,9 +229,10 @@ class TrainingLoop:
                 f"step {step}: {error}. The batch is in {file}. {self._advise('training.optimizer')}"
             ) from error
         self._store_rollouts(step, collected)
+        metrics |= self.callbacks.add_rollouts(step, collected.all.trajectories)
         every, is_last = job.evaluation.every, step + 1 == job.parts.options.steps
         if every and (job.options.keep_best if is_last else (step + 1) % every == 0):  # the last may be the best
-            metrics |= self._evaluate_interim()
+            metrics |= self._evaluate_interim(step)
         return metrics
 
     def _advise(self, optimizer: str) -> str:
@@ -228,9 +244,10 @@ class TrainingLoop:
             + (f"Checkpoints: {' and '.join(at)}" if at else "There is no checkpoint yet (run.checkpoint_every)")
         )
 
-    def _evaluate_interim(self) -> dict[str, float]:
+    def _evaluate_interim(self, step: int) -> dict[str, float]:
         sampler = self.job.parts.client.save_weights_and_get_sampling_client()
-        return self.heldout.evaluate_interim(sampler, self.job.parts.seed)
+        metrics = self.heldout.evaluate_interim(sampler, self.job.parts.seed)
+        return metrics | self.callbacks.add_evaluation("interim", step + 1, metrics)
 
     def _store_rollouts(self, step: int, collected: StepBatch) -> None:
         """Show one completion of the step, and store the first few."""
@@ -261,6 +278,10 @@ class TrainingLoop:
             text = self._evaluate_policy(name)
         write_atomic(self._evaluation_file(name), text)
         self._save(Position(phase + 1, 0))
+        rates = stored_evaluation(self._evaluation_file(name)).metrics()
+        steps = sum(row["phase"] == self.trained for row in self.log.rows())
+        self.callbacks.add_evaluation(name, steps, {rate: estimate.value for rate, estimate in rates.items()})
+        self.callbacks.raise_failure()
 
     def _evaluate_policy(self, name: str) -> str:
         """Evaluate the client's weights; the content of the file of an evaluation."""
@@ -308,7 +329,7 @@ class TrainingLoop:
             "control": options.control,
             "seed": self.job.parts.seed,
             "steps": len(made),
-            "stopped": self._end_reason(made[-1]) if len(made) < self.steps_to_train else "",
+            "stopped": self._why_ended(made) if len(made) < self.steps_to_train else "",
             "report": "best" if self._policy_to_report() else "last",
             **({"best": best} if best else {}),
             "machine": self.job.describe_environment(),
@@ -320,6 +341,23 @@ class TrainingLoop:
         write_atomic(self.job.folder / "summary.json", json.dumps(summary, indent=2))
         self.journal.finish()
         return summary
+
+    @contextmanager
+    def _tell_callbacks(self) -> Iterator[None]:
+        """Tell callbacks that an attempt begins, and how it ends."""
+        reason = "interrupted"
+        self.callbacks.start(self.job.folder)
+        try:
+            self.callbacks.raise_failure()
+            yield
+            reason = "finished"
+        except (TrainingInterruptedError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self.callbacks.stop(reason, self.console.warn)
 
     @contextmanager
     def _handle_interrupts(self) -> Iterator[None]:

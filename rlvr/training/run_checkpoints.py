@@ -28,6 +28,7 @@ from rlvr.training.journal import (
 from rlvr.training.schedules.base import Schedule
 from rlvr.training.training_job import TrainingJob
 
+CALLBACKS = "callbacks"  # their part of a checkpoint's state, if they have any: what is in it is theirs
 REFERENCE = "reference"  # the checkpoint that a KL or a preference loss compares with
 
 
@@ -65,6 +66,7 @@ class RunCheckpoints:
             self.sft_curriculum.restore(checkpoint.state["sft"])
             self.job.trainer.restore(checkpoint.state["rl"])
             self._seconds_before = checkpoint.state["seconds"]
+            self.job.callbacks.restore(checkpoint.state.get(CALLBACKS, {}))
             note(f"resuming: {self.phases[position.phase]}, {position.step} steps done")
         self.schedule.restore(checkpoint, self.rl_steps(position))
         return position
@@ -83,7 +85,9 @@ class RunCheckpoints:
             self._write(name, self.job.parts.client.save_state)
             self._present = name
         has_critic = self.job.trainer.critic is not None
-        checkpoint = Checkpoint(position, f"checkpoints/{name}", self._state(), inflight, has_critic)
+        own = self.job.callbacks.state()
+        state = {**self._state(), CALLBACKS: own} if own else self._state()
+        checkpoint = Checkpoint(position, f"checkpoints/{name}", state, inflight, has_critic)
         self.journal.checkpoint(checkpoint, self.job.options.keep_checkpoints)
         self.schedule.delete_before(min(self.kept_steps()))
 
@@ -137,7 +141,7 @@ class RunCheckpoints:
         return f"{self.phases[phase]}-{position.step:06d}"
 
     def _state(self) -> dict[str, Any]:
-        """What a checkpoint stores beside the weights."""
+        """What a checkpoint stores beside the weights, without the state of callbacks."""
         state = {"sft": self.sft_curriculum.state(), "rl": self.job.trainer.state(), "seconds": self.seconds}
         scheduled = self.schedule.state()
         return {**state, "pipeline": scheduled} if scheduled else state
@@ -145,7 +149,8 @@ class RunCheckpoints:
     def _check(self, checkpoint: Checkpoint) -> None:
         """Raise ValueError for a checkpoint in the journal that no run of this job can have written."""
         at, name = checkpoint.position, Path(checkpoint.path).name
-        problem = describe_mismatch(checkpoint.state, self._state())
+        stored = {name: value for name, value in checkpoint.state.items() if name != CALLBACKS}
+        problem = describe_mismatch(stored, self._state())
         if (
             at.phase >= len(self.phases)
             or at.step > self.steps[at.phase]

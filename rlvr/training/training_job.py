@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rlvr.core.machine import describe_code
 from rlvr.tracking.trackers import Trackers
+from rlvr.training.callbacks import Callbacks
 from rlvr.training.evaluate import EvaluationOptions
 from rlvr.training.parts import TrainerParts
 from rlvr.training.sft import SftOptions
@@ -67,6 +68,7 @@ class TrainingJob:
     options: RunOptions
     folder: Path
     trackers: Trackers
+    callbacks: Callbacks
     weights_sha256: Callable[[], str]
 
     @property
