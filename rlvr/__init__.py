@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from rlvr.envs import register_environment, resolve_environment
     from rlvr.reward import register_reward, resolve_reward
     from rlvr.runs.library import Run, evaluate, load_run, train
+    from rlvr.runs.own_loop import Loop, update
     from rlvr.training.callbacks import Callback, StopRun, register_callback
     from rlvr.training.toy_sampler import MockRolloutSampler
 
@@ -77,6 +78,7 @@ _HOMES = {
     "rlvr.envs": ("register_environment", "resolve_environment"),
     "rlvr.reward": ("register_reward", "resolve_reward"),
     "rlvr.runs.library": ("Run", "evaluate", "load_run", "train"),
+    "rlvr.runs.own_loop": ("Loop", "update"),
     "rlvr.training.callbacks": ("Callback", "StopRun", "register_callback"),
     "rlvr.training.toy_sampler": ("MockRolloutSampler",),
 }  # fmt: skip
@@ -94,6 +96,7 @@ __all__ = [
     "ForwardBackwardOutput",
     "LocalSamplingClient",
     "LocalTrainingClient",
+    "Loop",
     "LoraConfig",
     "MockRolloutSampler",
     "MockTrainingClient",
@@ -142,6 +145,7 @@ __all__ = [
     "resolve_reward",
     "save_checkpoint",
     "train",
+    "update",
 ]
 
 

@@ -87,6 +87,8 @@ class Advantage(Part):
     why_no_kl: ClassVar[str] = ""
     """Why a KL in the reward would have no gradient, if it would not."""
     divides_by_group_deviation: ClassVar[bool] = False
+    keeps_baseline: ClassVar[bool] = False
+    """Its baseline moves from batch to batch."""
 
     @property
     def least_group(self) -> int:
@@ -256,6 +258,7 @@ class MovingAverageAdvantage(Advantage):
 
     name = "ema"
     of_batch = True
+    keeps_baseline = True
 
     decay: float = setting(0.99, low=0, high=1, expected="0 to 1 (1 never moves)", flat="baseline_decay")
 
@@ -523,6 +526,7 @@ REDUCTIONS: dict[str, Reduction] = {
     "constant": constant,
     "sequence_sum": sequence_sum,
 }
+DIVIDE_BY_BUDGET = frozenset({"constant"})  # of these, those that need the budget of a completion
 
 
 def has_mixed_returns(group: Sequence[Trajectory]) -> bool:

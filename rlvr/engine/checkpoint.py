@@ -182,6 +182,7 @@ def load_policy(
     for key, gradient in gradient_sums.items():
         policy.masters[key].grad = _take_own(policy, key, gradient)
     policy.version = counters["version"]
+    policy.note_change()
     policy._optimizer = None  # pyright: ignore[reportPrivateUsage]
     policy.momenta = {
         key: _take_own(policy, key, state[f"momentum.{key}"]) for key in policy.masters if f"momentum.{key}" in state

@@ -338,6 +338,7 @@ class Learner:
                     local_part(p).copy_(policy.masters[name])
         policy.clear_gradients()
         policy.version += 1
+        policy.note_change()
         return OptimStepResponse({"grad_norm": norm})
 
 

@@ -43,6 +43,8 @@ class Policy:
         self.matrices = matrices or {}
         self.momenta: dict[str, Tensor] = {}
         self.version = 0
+        self._changes: int | None = None  # of the weights in memory, as torch counts them, at the last one of ours
+        self._edits = 0  # since this version: changes by something else, such as an optimizer of a program's own
         self._optimizer: torch.optim.AdamW | None = None
         self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
 
@@ -71,17 +73,33 @@ class Policy:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the live weights by policy and optimizer steps. Saved and restored weights keep theirs."""
-        return f"{self.name}@{self.version}"
+        """Identifies the live weights by policy and optimizer steps. Saved and restored weights keep theirs.
+
+        Weights that a program has changed since by other means end in +1, +2 and so on.
+        """
+        return f"{self.name}@{self.version}{f'+{self._edits}' if self._edits else ''}"
 
     @property
     def scale(self) -> float:
         return self.lora.alpha / self.lora.rank if self.lora else 1.0
 
     def snapshot(self) -> Snapshot:
+        """The live weights. What something else than the engine changed since has another fingerprint."""
+        if self._changes is not None and self._changes != self._count_changes():
+            self._edits += 1
+        self._changes = self._count_changes()
         snapshot = Snapshot(self.fingerprint, policy=self, scale=self.scale)
         self._snapshots.add(snapshot)
         return snapshot
+
+    def note_change(self) -> None:
+        """Take the weights as they are for those of this version."""
+        self._changes, self._edits = self._count_changes(), 0
+
+    def _count_changes(self) -> int:
+        pairs = [(p, self.__dict__.get("masters", {}).get(name, p)) for name, p in self.parameters.items()]
+        counted = [*self.parameters.values(), *(master for p, master in pairs if master.dtype != p.dtype)]
+        return sum(p._version for p in counted if not p.is_inference())
 
     def preserve_snapshots(self) -> None:
         """Give the snapshots of the live weights one shared copy, before these change."""

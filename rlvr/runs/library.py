@@ -23,6 +23,7 @@ from rlvr.core.cpu_budget import limit_spinning
 from rlvr.core.registry import did_you_mean
 from rlvr.core.weights_place import SETTINGS, find_near_folder, find_run
 from rlvr.runs.evaluate_weights import evaluate_weights
+from rlvr.runs.own_loop import LOOP_SETTINGS
 from rlvr.runs.program_settings import read_model, settings_of
 from rlvr.runs.train import train_config
 from rlvr.runs.user_messages import print_message
@@ -76,8 +77,15 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting, as `resolved.yaml` has them."""
+        """Every setting, as `resolved.yaml` has them; of a loop of one's own, what it was given."""
+        if self.is_own_loop:
+            return json.loads((self.folder / LOOP_SETTINGS).read_text(encoding="utf-8"))
         return read(self.folder / SETTINGS)
+
+    @property
+    def is_own_loop(self) -> bool:
+        """Whether a program of one's own made its steps (`rlvr.Loop`)."""
+        return (self.folder / LOOP_SETTINGS).exists()
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -101,15 +109,21 @@ class Run:
 
     def evaluate(self, *, quiet: bool = False, **settings: Any) -> dict[str, Any]:
         """Evaluate its newest weights on its held-out tasks: `evaluate(samples=16)`, `evaluate(seed=2)`."""
+        self._refuse_own_loop("evaluate", "rlvr.evaluate(run.checkpoints[0], data, reward)")
         return evaluate(self.folder, quiet=quiet, **settings)
 
     def resume(self, *, quiet: bool = False) -> Run:
         """Go on with it. A finished run stays as it is."""
+        self._refuse_own_loop("resume", "the program that made it, which goes on where it stopped")
         with _name_caller("rlvr.load_run"):
             given = {"run.root": str(self.folder.parent), "run.name": self.folder.name, "run.resume": True}
             loaded = load(None, str(self.folder / SETTINGS), given)
             train_config(loaded, build_config(loaded), QuietConsole() if quiet else RunConsole())
         return self
+
+    def _refuse_own_loop(self, method: str, instead: str) -> None:
+        if self.is_own_loop:
+            raise ValueError(f"{self.folder} is a loop of your own, which has no {method}; use {instead}")
 
     def plot(self, file: str | Path | None = None) -> Path:
         """Draw the reward curve with the pass rates on held-out tasks; the PNG file, by default `curve.png`."""
@@ -206,6 +220,8 @@ def load_run(folder: str | Path) -> Run:
     if not isinstance(folder, (str, Path)):
         raise ValueError(f"load_run: {folder!r:.80} is of type {type(folder).__name__}; expected the path of a folder")
     place = Path(folder).expanduser()
+    if (place / LOOP_SETTINGS).exists():
+        return Run(place)
     if (run := find_run(place)) is None:
         raise ValueError(f"load_run: no run is in {place} (no {SETTINGS}){find_near_folder(place)}; give a run folder")
     return Run(run)

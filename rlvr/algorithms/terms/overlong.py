@@ -19,6 +19,7 @@ class Overlong(Term):
     switch = "buffer"
     changes_gradient = False
     is_known_when_judged = True
+    needs_budget = True
     why_not_given = "lowers the reward of long completions, which can make a preferred one count as not preferred"
 
     buffer: int = setting(low=1, expected="at least 1 token, or null", flat="overlong_buffer")

@@ -92,6 +92,8 @@ class Term(Part):
     """It cannot be applied to a batch that is still arriving."""
     is_known_when_judged: ClassVar[bool] = False
     """Its penalty follows from the completion alone."""
+    needs_budget: ClassVar[bool] = False
+    """It needs the budget of a completion."""
     bounds_ratio: ClassVar[bool] = False
     """It bounds the importance weights of a loss that does not."""
     compares_with_start: ClassVar[bool] = False

@@ -1,0 +1,320 @@
+"""A loop that a program writes itself, and what a run has besides: a folder, metrics, checkpoints, resume, evaluations.
+
+    with Loop("runs/own", source, reward, model="./my-model", params=SamplingParams(max_tokens=64)) as loop:
+        loop.evaluate("baseline", tasks=100)
+        for step in loop.steps(50):
+            batch = ...                                   # sample and score by `loop.client.create_sampling_client()`
+            result = update(loop.client, "grpo", batch, learning_rate=1e-4)
+            loop.log(result.metrics())
+        loop.evaluate("final", tasks=100)
+
+The same program goes on after the newest checkpoint, with the bits of an undisturbed run if its draws depend on the
+step alone (`rlvr.core.rng`). `rlvr.load_run` reads its folder.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rlvr.algorithms import Algorithm, resolve_algorithm
+from rlvr.algorithms.advantages import DIVIDE_BY_BUDGET, RunningBaseline
+from rlvr.algorithms.optimizers import AdamW, Optimizer
+from rlvr.algorithms.update import Passes, UpdateInputs
+from rlvr.algorithms.update import update as update_in_full
+from rlvr.algorithms.update_statistics import UpdateStatistics
+from rlvr.clients.client_options import ModelOptions
+from rlvr.clients.registry import ClientRequest, close_client, make_options, resolve_client
+from rlvr.core import rng
+from rlvr.core.cpu_budget import available_cores, limit_spinning, split_cores
+from rlvr.core.files import write_atomic
+from rlvr.core.messages import AdamParams, SamplingParams
+from rlvr.core.protocols import SamplingClient, TaskSource, TrainingClient
+from rlvr.core.types import Trajectory
+from rlvr.core.weights_place import CHECKPOINTS
+from rlvr.engine.engine_options import EngineLimits, LoraConfig
+from rlvr.reward import Reward, resolve_reward
+from rlvr.runs.user_messages import print_message
+from rlvr.tracking.metrics_log import MetricsLog
+from rlvr.tracking.trackers import Trackers, TrackingOptions
+from rlvr.training.evaluate import (
+    Evaluation,
+    EvaluationOptions,
+    compare,
+    evaluation_params,
+    heldout_split,
+    stored_evaluation,
+)
+from rlvr.training.evaluate import evaluate as evaluate_tasks
+from rlvr.training.initial_weights import resolve_start
+from rlvr.training.journal import Checkpoint, Journal, Position, store_remote_path, weights_path
+
+LOOP_SETTINGS = "loop.json"
+PHASE = "rl"
+
+
+def update(
+    client: TrainingClient,
+    algorithm: Algorithm | str,
+    batch: Sequence[Trajectory],
+    *,
+    learning_rate: float = 1e-5,
+    optimizer: Optimizer | None = None,
+    passes: Passes = Passes(),
+    max_tokens: int | None = None,
+    step: int = 0,
+    steps: int = 1,
+    baseline: RunningBaseline | None = None,
+    reference: SamplingClient | None = None,
+    teacher: SamplingClient | None = None,
+) -> UpdateStatistics:
+    """Learn from a scored batch: advantages, gradient and optimizer steps; what the update measured.
+
+    AdamW with a constant `learning_rate`, or an `optimizer` at `step` of `steps`. The temperature is that of the batch.
+    `max_tokens`, the budget of a completion, is needed by algorithms that divide by it or penalize long completions;
+    a `baseline` that outlives the step by those with a moving one; `reference` by a KL, `teacher` by distillation.
+    ValueError for one that is missing.
+    """
+    spec = resolve_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
+    temperatures = {trajectory.temperature for trajectory in batch}
+    if len(temperatures) > 1:
+        raise ValueError(f"update: the batch was sampled at the temperatures {sorted(temperatures)}; expected one")
+    if max_tokens is None and (spec.reduction in DIVIDE_BY_BUDGET or any(term.needs_budget for term in spec.terms)):
+        raise ValueError(f"update: the algorithm {spec.name!r} needs max_tokens, the budget of a completion")
+    if baseline is None and spec.advantage.keeps_baseline:
+        raise ValueError(
+            f"update: the advantage {spec.advantage.name!r} has a baseline that moves from step to step: give "
+            "baseline=algorithm.advantage.start_baseline(), the same in each step"
+        )
+    chosen = optimizer or AdamW(learning_rate=learning_rate)
+    per_step = passes.epochs * passes.substeps
+
+    def parameters(number: int) -> AdamParams:
+        return chosen.at(step * per_step + number, steps * per_step)
+
+    inputs = UpdateInputs(
+        baseline or spec.advantage.start_baseline(),
+        max_tokens or 0,
+        temperatures.pop() if temperatures else 1.0,
+        rng.key("update", step),
+        reference,
+        teacher,
+    )
+    return update_in_full(client, spec, batch, parameters, passes, inputs)
+
+
+class Loop:
+    """A run whose steps a program makes. A context: it locks its folder, and closes its client at the end.
+
+    - `source`, `reward`: a task source, or the name of an environment; a reward, its name, or a function. Its
+      evaluations take them, and the program may.
+    - `model`, `lora`, `tokenizer`, `device`, `dtype`, `client`: as the settings of the same names.
+    - `params`: how completions are sampled, in evaluations too, at temperature 1 there.
+    - `settings`: what else the program depends on, as JSON: a resumed loop must have the same.
+    - `trackers`: further destinations of the metrics, as the setting `tracking.trackers`.
+
+    `client` learns and samples, `tokenizer` is its tokenizer; `state` is a dictionary of the program's that checkpoints
+    keep, as JSON.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        source: TaskSource | str,
+        reward: Reward | Callable[..., Any] | str,
+        *,
+        params: SamplingParams,
+        model: str | Path | None = None,
+        lora: LoraConfig | None = None,
+        tokenizer: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        client: str = "local",
+        threads: int = 0,
+        seed: int = 42,
+        settings: Mapping[str, Any] | None = None,
+        checkpoint_every: int = 20,
+        keep_checkpoints: int = 2,
+        trackers: Sequence[Any] = (),
+    ) -> None:
+        from rlvr.envs import resolve_environment
+
+        self.folder, self.params, self.seed = Path(folder), params, seed
+        self.source = resolve_environment(source) if isinstance(source, str) else source
+        self.reward = reward if isinstance(reward, Reward) else resolve_reward(reward)
+        self.state: dict[str, Any] = {}
+        self.step = 0
+        self._client_name, self._threads = client, threads
+        self._model = ModelOptions(str(model) if model else None, {}, tokenizer, device, dtype, lora)
+        self._every, self._keep = checkpoint_every, keep_checkpoints
+        self._tracking = TrackingOptions(trackers=list(trackers))
+        self._settings = {
+            "model": str(model) if model else None, "lora": lora and vars(lora), "client": client, "seed": seed,
+            "params": vars(params), "reward": self.reward.name, **(settings or {}),
+        }  # fmt: skip
+        self._row: dict[str, Any] = {}
+        self._is_stopping = False
+
+    def __enter__(self) -> Loop:
+        limit_spinning()
+        self._stack = ExitStack()
+        try:
+            self._open()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def _open(self) -> None:
+        check_settings(self.folder, self._settings)
+        self.journal = self._stack.enter_context(Journal(self.folder))
+        write_atomic(self.folder / LOOP_SETTINGS, json.dumps(self._settings, indent=2, default=str))
+        self.reward.start()
+        cores = split_cores(available_cores(), self._threads, concurrent=self.reward.waits_for == "processes")
+        request = ClientRequest(
+            self._model, self.source, "", self.seed, EngineLimits(threads=self._threads),
+            make_options(self._client_name, {}, {}), resolve_start, cores, self.folder / CHECKPOINTS, warn=_warn,
+        )  # fmt: skip
+        spec = resolve_client(self._client_name)
+        request.options.check_model(self._model)
+        spec.check(request)
+        self.client: TrainingClient = spec.build(request)
+        self._stack.callback(close_client, self.client)
+        self.tokenizer = self.client.get_tokenizer()
+        self.journal.attempt(self.client.describe_environment(), _warn)
+        self.metrics = self._stack.enter_context(MetricsLog(self.folder / "metrics.jsonl"))
+        self._restore()
+        trackers = Trackers(self._tracking, self.folder, self.folder.name, self._settings, _warn)
+        self._trackers = self._stack.enter_context(trackers.running(self.metrics.rows()))
+
+    def _restore(self) -> None:
+        checkpoint = self.journal.last_good(_warn)
+        if checkpoint is not None:
+            self.step = checkpoint.position.step
+            self.state = dict(checkpoint.state)
+            self.client.load_state_with_optimizer(weights_path(self.journal.resolve(checkpoint.path))).result()
+        self.metrics.keep(lambda row: row["step"] < self.step)
+        for event in self._list_evaluations():
+            if event["step"] > self.step:
+                self._file(event["name"]).unlink(missing_ok=True)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        try:
+            if kind is None:
+                self._summarize()
+        finally:
+            self._stack.__exit__(kind, error, trace)
+
+    def steps(self, count: int) -> Iterator[int]:
+        """The numbers of the steps that are left of `count`.
+
+        After each step its metrics are written, and a checkpoint every `checkpoint_every` steps and after the last one.
+        Ctrl-C ends it after the step, which is saved; KeyboardInterrupt then.
+        """
+        if self.step >= count:
+            return
+        with self._handle_interrupts():
+            for step in range(self.step, count):
+                began, self._row = time.perf_counter(), {}
+                yield step
+                self._write(step, time.perf_counter() - began)
+                if (step + 1) % self._every == 0 or step + 1 == count or self._is_stopping:
+                    self._save()
+                if self._is_stopping:
+                    raise KeyboardInterrupt
+
+    def log(self, metrics: Mapping[str, float] | None = None, **more: float) -> None:
+        """Add metrics to those of the step in progress."""
+        self._row |= {**(metrics or {}), **more}
+
+    def evaluate(self, name: str, *, tasks: int = 100, samples: int = 4, k: int | None = None) -> Evaluation:
+        """Evaluate the weights as they are on held-out tasks, or return what was stored under the name at this step.
+
+        `baseline` and `final` are compared in `summary.json` when the loop ends.
+        """
+        at = next((e["step"] for e in reversed(self._list_evaluations()) if e["name"] == name), None)
+        if at == self.step and self._file(name).exists():
+            return stored_evaluation(self._file(name))
+        options = EvaluationOptions(tasks=tasks, samples=samples, k=k)
+        heldout, _ = heldout_split(self.source, options, has_interim=False)
+        found = evaluate_tasks(
+            self.source, heldout, self.client.save_weights_and_get_sampling_client(), self.reward,
+            evaluation_params(self.params, options), samples=samples, k=k or samples, seed=self.seed, error_budget=0.1,
+        )  # fmt: skip
+        write_atomic(self._file(name), json.dumps(found.to_json()))
+        self.journal.write("evaluation", name=name, step=self.step)
+        return found
+
+    def _write(self, step: int, seconds: float) -> None:
+        row = {"phase": PHASE, "step": step, **self._row, "time/step": seconds}
+        self.metrics.append(row)
+        self._trackers.log(PHASE, step, row)
+        self.step = step + 1
+
+    def _save(self) -> None:
+        self.metrics.sync()
+        name = f"{PHASE}-{self.step:06d}"
+        path = self.client.save_state(name).result().path
+        if "://" in path:
+            store_remote_path(self.folder / CHECKPOINTS / name, path)
+        checkpoint = Checkpoint(Position(0, self.step), f"{CHECKPOINTS}/{name}", json.loads(json.dumps(self.state)))
+        self.journal.checkpoint(checkpoint, self._keep)
+
+    def _summarize(self) -> None:
+        """Compare the evaluations before and after, if there are both."""
+        names = [event["name"] for event in self._list_evaluations()]
+        if not {"baseline", "final"} <= set(names):
+            return
+        before, after = (stored_evaluation(self._file(name)) for name in ("baseline", "final"))
+        summary = {**compare(before, after), "steps": self.step, "weights_sha256": self.client.weights_sha256()}
+        self._trackers.finish(summary)
+        write_atomic(self.folder / "summary.json", json.dumps(summary, indent=2))
+
+    def _list_evaluations(self) -> list[dict[str, Any]]:
+        return [event for event in self.journal.events if event["event"] == "evaluation"]
+
+    def _file(self, name: str) -> Path:
+        return self.folder / "evaluations" / f"{name}.json"
+
+    def _handle_interrupts(self) -> ExitStack:
+        """The first Ctrl-C ends the loop after its step, a second one at once."""
+
+        def request_stop(number: int, frame: FrameType | None) -> None:
+            if self._is_stopping:
+                raise KeyboardInterrupt
+            self._is_stopping = True
+            print_message("stopping after this step (press Ctrl-C again to stop at once)")
+
+        stack = ExitStack()
+        try:
+            before = signal.signal(signal.SIGINT, request_stop)
+            stack.callback(signal.signal, signal.SIGINT, before)
+        except ValueError:  # not the main thread
+            pass
+        return stack
+
+
+def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """ValueError if the folder holds a loop with other settings, or something else."""
+    stored = folder / LOOP_SETTINGS
+    if not stored.exists():
+        if folder.exists() and any(folder.iterdir()):
+            raise ValueError(f"{folder} holds other files than a loop; choose another folder")
+        return
+    held, wanted = json.loads(stored.read_text(encoding="utf-8")), json.loads(json.dumps(settings, default=str))
+    changed = [key for key in {**held, **wanted} if held.get(key) != wanted.get(key)]
+    if changed:
+        raise ValueError(
+            f"{folder} holds a loop with other settings: {', '.join(changed[:6])}; choose another folder, or give the "
+            "same to go on with it"
+        )
+
+
+def _warn(text: str) -> None:
+    print_message(f"warning: {text}")

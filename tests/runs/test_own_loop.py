@@ -1,0 +1,176 @@
+"""A loop that a program writes itself: `rlvr.Loop` and `rlvr.update`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rlvr
+from rlvr.core import rng
+from rlvr.rollout import open_groups, rollout, score
+from tests.kit.chat_rows import qwen_folder
+from tests.kit.paths import ROOT
+
+STEPS = 4
+
+
+def digits(prompt: str, response: str, meta: dict[str, Any]) -> float:
+    return sum(character.isdigit() for character in response) / 4
+
+
+class Stopped(Exception):
+    """A program that ends in the middle, as a kill does."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return qwen_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    rows = [{"prompt": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(6) for b in range(6)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return rlvr.resolve_environment("dataset", path=str(file), reward="exact_match", heldout_fraction=0.3)
+
+
+def run_loop(folder: Path, model: Path, source: Any, stop_after: int = STEPS, **settings: Any) -> None:
+    options: dict[str, Any] = {"lora": rlvr.LoraConfig(rank=2), "threads": 1, "checkpoint_every": 2, **settings}
+    with rlvr.Loop(folder, source, digits, model=model, params=rlvr.SamplingParams(max_tokens=4), **options) as loop:
+        loop.evaluate("baseline", tasks=4, samples=2)
+        for step in loop.steps(STEPS):
+            sampler = loop.client.save_weights_and_get_sampling_client()
+            tasks = [source.train(loop.seed, 2 * step + i, source.levels[0]) for i in range(2)]
+            groups = open_groups(source, tasks, 4, loop.tokenizer, f"step-{step}")
+            batch = rollout(groups, sampler, loop.params, seed=rng.key(loop.seed, step))
+            score(batch, loop.reward)
+            result = rlvr.update(loop.client, "grpo", batch, learning_rate=1e-3)
+            loop.log(result.metrics(), reward=rlvr.TrajectoryBatch(batch).mean_reward)
+            loop.state["seen"] = loop.state.get("seen", 0) + len(batch)
+            if step + 1 == stop_after:
+                raise Stopped
+        loop.evaluate("final", tasks=4, samples=2)
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k != "time/step"} for row in rlvr.load_run(folder).metrics]
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, source: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("loops") / "whole"
+    run_loop(folder, model, source, stop_after=0)
+    return folder
+
+
+def test_the_folder_is_read_like_that_of_a_run(whole: Path, tmp_path: Path) -> None:
+    run = rlvr.load_run(whole)
+    assert run.is_finished and [row["step"] for row in run.metrics] == list(range(STEPS))
+    assert run.summary["final"]["pass@1"]["n"] == 4 and 0 <= run.summary["p_value"] <= 1
+    assert [place.name for place in run.checkpoints] == ["rl-000004", "rl-000002"]
+    assert run.settings["lora"]["rank"] == 2
+    assert run.plot(tmp_path / "curve.png").stat().st_size > 5_000
+    with pytest.raises(ValueError, match=r"loop of your own, which has no evaluate; use rlvr\.evaluate"):
+        run.evaluate()
+    with pytest.raises(ValueError, match="no resume; use the program"):
+        run.resume()
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 3])
+def test_a_loop_that_was_stopped_goes_on_with_the_same_bits(
+    whole: Path, model: Path, source: Any, tmp_path: Path, stop_after: int
+) -> None:
+    folder = tmp_path / "stopped"
+    with pytest.raises(Stopped):
+        run_loop(folder, model, source, stop_after)
+    run_loop(folder, model, source, stop_after=0)
+    assert rlvr.load_run(folder).summary["weights_sha256"] == rlvr.load_run(whole).summary["weights_sha256"]
+    assert rows_of(folder) == rows_of(whole)
+    events = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    assert [e["state"]["seen"] for e in events if e["event"] == "checkpoint"] == [16, 32]
+
+
+def test_evaluations_are_made_once_a_step(whole: Path, model: Path, source: Any) -> None:
+    before = (whole / "evaluations" / "final.json").stat().st_mtime_ns
+    run_loop(whole, model, source, stop_after=0)
+    assert (whole / "evaluations" / "final.json").stat().st_mtime_ns == before
+
+
+def test_other_settings_and_other_folders_are_refused(whole: Path, model: Path, source: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds a loop with other settings: seed, rate; choose another folder"):
+        run_loop(whole, model, source, seed=7, settings={"rate": 1e-3})
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds other files than a loop"):
+        run_loop(tmp_path, model, source)
+    nothing = rlvr.Loop(tmp_path / "new", source, digits, params=rlvr.SamplingParams(max_tokens=4))
+    with pytest.raises(ValueError, match="model: neither name nor config is given"), nothing:
+        pass
+
+
+def test_all_weights_are_trained_as_easily(model: Path, source: Any, tmp_path: Path) -> None:
+    run_loop(tmp_path / "all", model, source, stop_after=0, lora=None)
+    assert (rlvr.load_run(tmp_path / "all").checkpoints[0] / "model.safetensors").exists()
+
+
+def test_what_an_algorithm_needs_is_asked_for(model: Path, source: Any, tmp_path: Path) -> None:
+    params = rlvr.SamplingParams(max_tokens=4)
+    with rlvr.Loop(tmp_path / "needs", source, digits, model=model, params=params, threads=1) as loop:
+        sampler = loop.client.save_weights_and_get_sampling_client()
+        tasks = [source.train(1, 0, source.levels[0])]
+        batch = rollout(open_groups(source, tasks, 4, loop.tokenizer, "a"), sampler, params, seed=1)
+        for t, reward in zip(batch, (0.0, 1.0, 0.0, 1.0), strict=True):
+            t.reward = reward
+        with pytest.raises(ValueError, match="'dr_grpo' needs max_tokens, the budget of a completion"):
+            rlvr.update(loop.client, "dr_grpo", batch)
+        assert rlvr.update(loop.client, "dr_grpo", batch, max_tokens=4).updates == 1
+        with pytest.raises(ValueError, match="'ema' has a baseline that moves from step to step"):
+            rlvr.update(loop.client, "reinforce_ema", batch)
+        spec = rlvr.resolve_algorithm("reinforce_ema")
+        assert rlvr.update(loop.client, spec, batch, baseline=spec.advantage.start_baseline()).updates == 1
+        batch[0].temperature = 0.5
+        with pytest.raises(ValueError, match=r"sampled at the temperatures \[0.5, 1.0\]; expected one"):
+            rlvr.update(loop.client, "grpo", batch)
+
+
+def test_weights_that_an_optimizer_of_torch_stepped_have_another_fingerprint(
+    model: Path, source: Any, tmp_path: Path
+) -> None:
+    params = rlvr.SamplingParams(max_tokens=4)
+    with rlvr.Loop(tmp_path / "own", source, digits, model=model, params=params, threads=1) as loop:
+        client: Any = loop.client
+        weight = next(iter(client.policy.parameters.values()))
+        optimizer, seen = torch.optim.SGD([weight], lr=0.1), list[str]()
+        for _ in range(3):
+            seen.append(client.save_weights_and_get_sampling_client().fingerprint)
+            seen.append(client.save_weights_and_get_sampling_client().fingerprint)
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        assert seen == ["policy@0", "policy@0", "policy@0+1", "policy@0+1", "policy@0+2", "policy@0+2"]
+
+
+@pytest.mark.slow
+def test_the_example_is_killed_and_goes_on_with_the_same_bits(model: Path, tmp_path: Path) -> None:
+    def start(folder: str) -> subprocess.Popen[bytes]:
+        words = [sys.executable, str(ROOT / "examples" / "own_loop.py"), str(model), "--folder", folder, "--steps=22"]
+        return subprocess.Popen(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+    assert start("whole").wait(300) == 0
+    killed = start("killed")
+    log = tmp_path / "killed" / "metrics.jsonl"
+    while killed.poll() is None and (not log.exists() or len(log.read_bytes().splitlines()) < 21):
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert start("killed").wait(300) == 0
+    found = [rlvr.load_run(tmp_path / name).summary["weights_sha256"] for name in ("whole", "killed")]
+    assert found[0] == found[1] and rows_of(tmp_path / "whole") == rows_of(tmp_path / "killed")
