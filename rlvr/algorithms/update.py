@@ -273,7 +273,7 @@ def _step(
     stepped = client.optim_step(parameters).result()
     statistics.rates = parameters.rates
     statistics.grad_norm = stepped.metrics.get("grad_norm", math.nan)
-    statistics.of_ranks = stepped.of_ranks
+    statistics.of_client = stepped.of_client
 
 
 def loss_config(algorithm: Algorithm, client: TrainingClient, temperature: float) -> dict[str, float]:

@@ -110,7 +110,7 @@ class UpdateStatistics:
         self.clipped = {"low": 0, "high": 0}
         self.ratio_max = 1.0
         self.grad_norm = 0.0
-        self.of_ranks: dict[str, float] = {}
+        self.of_client: dict[str, float] = {}  # what it reports of the last optimizer step beside the norm
         self.rates: dict[str, float] = {}  # of the last optimizer step
         self.critic: dict[str, float] = {}  # the metrics of the critic's update
         self._first = Differences()  # p - q of the first optimizer step: rounding, where the batch is on-policy
@@ -217,11 +217,11 @@ class UpdateStatistics:
             return done  # a zero divergence would look like a perfect score
         low, high = self.clipped["low"] / max(1, self.tokens), self.clipped["high"] / max(1, self.tokens)
         return {
+            **self.of_client,
             **done,
             **self.rates,
             "optim/lr": self.rates["learning_rate"],
             "grad_norm": self.grad_norm,
-            **self.of_ranks,
             "loss": self.loss,
             **{name: values.mean for name, values in self._of_terms.items()},
             "clip_ratio/low_mean": low,

@@ -347,14 +347,16 @@ class ForwardBackwardOutput:
 class OptimStepResponse:
     """What the step reports: `grad_norm`, the global L2 norm of the gradient before clipping.
 
-    Where several processes share the step, `ranks/...` say how busy they were since the last one.
+    Where several processes share the step, `ranks/...` say how busy they were since the last one. What else a client
+    reports stands in the metrics of the run under its name.
     """
 
     metrics: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
-    def of_ranks(self) -> dict[str, float]:
-        return {name: value for name, value in self.metrics.items() if name.startswith("ranks/")}
+    def of_client(self) -> dict[str, float]:
+        """What the client reports beside the norm: numbers by name."""
+        return {name: float(value) for name, value in self.metrics.items() if name != "grad_norm"}
 
 
 @dataclass(frozen=True)

@@ -75,19 +75,18 @@ class Policy:
     def fingerprint(self) -> str:
         """Identifies the live weights by policy and optimizer steps. Saved and restored weights keep theirs.
 
-        Weights that a program has changed since by other means end in +1, +2 and so on.
+        Weights that a program has changed since by other means end in .1, .2 and so on.
         """
-        return f"{self.name}@{self.version}{f'+{self._edits}' if self._edits else ''}"
+        if self._changes is not None and self._changes != self._count_changes():
+            self._edits += 1
+        self._changes = self._count_changes()
+        return f"{self.name}@{self.version}{f'.{self._edits}' if self._edits else ''}"
 
     @property
     def scale(self) -> float:
         return self.lora.alpha / self.lora.rank if self.lora else 1.0
 
     def snapshot(self) -> Snapshot:
-        """The live weights. What something else than the engine changed since has another fingerprint."""
-        if self._changes is not None and self._changes != self._count_changes():
-            self._edits += 1
-        self._changes = self._count_changes()
         snapshot = Snapshot(self.fingerprint, policy=self, scale=self.scale)
         self._snapshots.add(snapshot)
         return snapshot

@@ -84,10 +84,10 @@ def sft_step(
     adam = options.optimizer.variant.at(step, options.steps)
     stepped = client.optim_step(adam).result()
     return {
+        **stepped.of_client,
         "loss": output.metrics["loss:sum"],
         **adam.rates,
         "grad_norm": stepped.metrics.get("grad_norm", math.nan),
-        **stepped.of_ranks,
         "tokens_trained": float(count),
         "completions/mean_length": count / len(data),
     }

@@ -93,7 +93,7 @@ def test_gradient_and_steps_are_those_of_one_process_and_the_bits_those_of_ranks
     for one in clients:
         one.optim_step(AdamParams(0.01)).result()
         one.forward_backward(ROWS, "importance_sampling").result()
-        assert one.optim_step(AdamParams(0.01)).result().of_ranks["ranks/transfer_s"] > 0
+        assert one.optim_step(AdamParams(0.01)).result().of_client["ranks/transfer_s"] > 0
     assert clients[0].weights_sha256() == clients[1].weights_sha256() != alone.weights_sha256()
     state = clients[0].save_state("state").result().path
     alone.load_state_with_optimizer(state).result()

@@ -78,7 +78,7 @@ def test_samplers_have_the_weights_of_their_moment(client: ShardedTrainingClient
 def test_the_step_says_how_busy_the_ranks_were(client: ShardedTrainingClient) -> None:
     client.create_sampling_client()
     client.forward_backward(ROWS, "ppo").result()
-    metrics = client.optim_step(ADAM).result().of_ranks
+    metrics = client.optim_step(ADAM).result().of_client
     assert metrics.keys() == {*(f"ranks/{k}/{r}" for k in ("busy", "idle") for r in (0, 1)), *TIMES}
     for rank in (0, 1):
         assert 0 < metrics[f"ranks/busy/{rank}"] < 1 and metrics[f"ranks/idle/{rank}"] >= 0

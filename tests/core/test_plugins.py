@@ -48,6 +48,7 @@ def test_names_of_an_installed_package_work_like_built_in_ones(tmp_path: Path) -
     folder = tmp_path / "runs" / "plugged"
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["plug/value"] for row in rows] == [3.0, 3.0]
+    assert [row["plug/norm"] for row in rows] == [2 * row["grad_norm"] for row in rows]
     assert (folder / "seen.txt").read_text().split("\n")[:2] == ["rl 0", "rl 1"]
     stored = (folder / "resolved.yaml").read_text()
     assert all(name in stored for name in ("plug_optimizer", "plug_env", "plug_algorithm", "factor: 2.0"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 MODULE = '''
 """What a package of somebody else's adds: each is registered under a name when this module is imported."""
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import rlvr
 from rlvr.algorithms.advantages import GroupMeanAdvantage
@@ -14,6 +14,8 @@ from rlvr.algorithms.losses.clipped import Ppo
 from rlvr.algorithms.optimizers import AdamW
 from rlvr.clients.mock.mock_client import MOCK
 from rlvr.clients.registry import register_client
+from rlvr.core.futures import LazyFuture
+from rlvr.core.messages import OptimStepResponse
 from rlvr.tracking.tracker import TrackerOptions
 from rlvr.training.curriculum import Uniform
 from rlvr.training.schedules import SyncOptions
@@ -27,7 +29,22 @@ def reward(prompt, response, meta, scale=1.0):
 
 rlvr.register_environment("plug_env")(lambda: rlvr.resolve_environment("toy"))
 rlvr.register_algorithm(rlvr.Algorithm("plug_algorithm", GroupMeanAdvantage(), Ppo(0.2, 0.2), "token_mean"))
-register_client("plug_client", MOCK)
+
+
+def build(request):
+    """The table of logits, whose steps report a metric of their own."""
+    client = MOCK.build(request)
+    step = client.optim_step
+
+    def optim_step(params):
+        metrics = step(params).result().metrics
+        return LazyFuture.from_value(OptimStepResponse({**metrics, "plug/norm": 2 * metrics["grad_norm"]}))
+
+    client.optim_step = optim_step
+    return client
+
+
+register_client("plug_client", replace(MOCK, build=build))
 
 
 @rlvr.register_advantage("plug_advantage")

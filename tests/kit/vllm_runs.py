@@ -49,6 +49,7 @@ class Run:
             for p in self.policy.parameters.values():
                 p.add_(size * torch.randn(p.shape, generator=generator))
         self.policy.version += 1
+        self.policy.note_change()
 
     def sample(self, **more: Any) -> Any:
         sampler = self.client.save_weights_and_get_sampling_client()

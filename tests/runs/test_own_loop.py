@@ -155,7 +155,7 @@ def test_weights_that_an_optimizer_of_torch_stepped_have_another_fingerprint(
             seen.append(client.save_weights_and_get_sampling_client().fingerprint)
             weight.grad = torch.ones_like(weight)
             optimizer.step()
-        assert seen == ["policy@0", "policy@0", "policy@0+1", "policy@0+1", "policy@0+2", "policy@0+2"]
+        assert seen == ["policy@0", "policy@0", "policy@0.1", "policy@0.1", "policy@0.2", "policy@0.2"]
 
 
 @pytest.mark.slow
