@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from rlvr.core.fair_slots import FairThreads
 from rlvr.core.gc_pause import paused_collection
+from rlvr.core.plugins import import_modules
 from rlvr.engine import malloc
 from rlvr.service.http.app import create_app
 from rlvr.service.settings import Settings
@@ -64,12 +65,13 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
 
 
 def build(settings: Settings, keys: ApiKeys, port: int) -> Service:
-    """Build the parts; none of them runs yet. ValueError if the database cannot be used."""
+    """Build the parts; none of them runs yet. ValueError if the database cannot be used, or an import fails."""
     from rlvr.service.generators.build_generator import build_generator, build_judge
     from rlvr.service.http.runtime import Service, claim_instance_name
     from rlvr.service.sessions.sessions import Sessions
     from rlvr.store import StoreDown, open_store
 
+    import_modules(settings.imports)
     try:
         settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -108,7 +108,8 @@ class ServiceLimits:
 @dataclass(frozen=True)
 class Settings:
     """All settings. `llm.endpoint` is `DEFAULT_ENDPOINT` unless there is another generator; `none` means no generator.
-    A `database` of '' is a SQLite file in `state`; `port` 0 is any free one; `rlvr.web.logs` reads `log`."""
+    A `database` of '' is a SQLite file in `state`; `port` 0 is any free one; `rlvr.web.logs` reads `log`. `imports` are
+    modules that register verifiers of the operator's, which requests may then name."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 3035
@@ -118,6 +119,7 @@ class Settings:
     judge: TextEndpoint = TextEndpoint(api_key_env="JUDGE_API_KEY")
     model: str = ""
     demo: bool = False
+    imports: tuple[str, ...] = ()
     seed: int = 0
     keys_file: Path | None = None
     dashboard: bool = True

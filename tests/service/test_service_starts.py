@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -18,6 +20,7 @@ from rlvr.service.serve_service import build, lifespan
 from rlvr.service.settings import Settings
 from rlvr.web.auth import ApiKeys
 from tests.kit.forked_process import run_forked
+from tests.kit.paths import ROOT
 from tests.kit.rlvr_service import RlvrService, scripted_service
 from tests.kit.server_process import FRESH
 
@@ -139,3 +142,29 @@ def test_a_running_service_returns_the_memory_that_large_requests_left_free(
     if service.name_lock is not None:
         service.name_lock.close()
     assert set(returned) == {malloc.KEPT_BYTES}
+
+
+def test_requests_may_name_verifiers_of_the_operator_s_imports_and_no_others(tmp_path: Path):
+    (tmp_path / "house_rules.py").write_text(
+        "import rlvr\n\n"
+        "@rlvr.register_reward('polite')\n"
+        "def polite(prompt, response, meta=None):\n"
+        "    return float('please' in response)\n"
+    )
+    names = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    body = {"answers": ["Tea, please.", "Coffee."], "verifiers": ["polite"]}
+    with RlvrService(tmp_path / "state", LLM_ENDPOINT="none", RLVR_IMPORTS="house_rules", **names) as service:
+        graded = service.post("/grade", body).json()
+        assert [one["value"] for one in graded["results"]] == [1.0, 0.0]
+        assert service.post("/grade", {**body, "verifiers": ["house_rules:polite"]}).status_code == 422
+    with RlvrService(tmp_path / "other", LLM_ENDPOINT="none", **names) as service:
+        refused = service.post("/grade", body)
+        assert refused.status_code == 422 and "'polite' is unknown here" in refused.text
+
+
+def test_an_import_that_fails_stops_the_start_with_one_message(tmp_path: Path):
+    words = [sys.executable, "-m", "rlvr", "serve", "--state", str(tmp_path / "state"), "--port", "0"]
+    environment = {**os.environ, "RLVR_IMPORTS": "no_such_rules", "LLM_ENDPOINT": "none"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "imports: 'no_such_rules' failed to import: ModuleNotFoundError" in done.stderr
