@@ -19,6 +19,7 @@ from rlvr.config import load
 from rlvr.core import plugins
 from rlvr.reward import resolve_reward
 from tests.kit.plugin_package import MODULE, WORDS, write_package
+from tests.kit.tiny_run import TINY
 
 
 @pytest.fixture
@@ -151,3 +152,32 @@ def test_a_class_is_registered_by_its_base(packages: Path) -> None:
     nothing: Any = int
     with pytest.raises(ValueError, match="no class that extends one of Advantage, Loss, Optimizer"):
         rlvr.register(nothing)
+
+
+FAMILY = """
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+
+class OwnConfig(Qwen3Config):
+    model_type = "family_of_tests"
+
+
+class OwnForCausalLM(Qwen3ForCausalLM):
+    config_class = OwnConfig
+
+
+AutoConfig.register("family_of_tests", OwnConfig)
+AutoModelForCausalLM.register(OwnConfig, OwnForCausalLM)
+"""
+
+
+@pytest.mark.slow
+def test_a_model_family_of_one_s_own_is_trained_and_loaded_again(tmp_path: Path) -> None:
+    (tmp_path / "own_family.py").write_text(FAMILY)
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("model_type: qwen3", "model_type: family_of_tests"))
+    words = ["train", "--config=tiny.yaml", "run.name=own"]
+    refused = rlvr_command(*words, cwd=tmp_path)
+    assert refused.returncode == 2 and "family_of_tests" in refused.stderr and "Traceback" not in refused.stderr
+    done = rlvr_command(*words, "imports=[own_family]", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert rlvr_command("evaluate", "runs/own", cwd=tmp_path).returncode == 0
