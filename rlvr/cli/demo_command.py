@@ -22,7 +22,7 @@ _SHOWN = 3  # prompts before and after
 _FIRST_STEPS = 3  # in which the weights are still nearly random
 
 _INTRODUCTION = """\
-A transformer of 84,096 random weights learns to sort three digits. It never sees a sorted sequence: it samples
+A small transformer with random weights learns to sort three digits. It never sees a sorted sequence: it samples
 completions, code checks them, and the share of digits in their place is the reward (GRPO). Half a minute to a minute.
 """
 
