@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +98,8 @@ def test_announcements_are_silent_inside_be_quiet(capsys: Any, monkeypatch: pyte
     monkeypatch.setattr(user_messages, "SLOW_SECONDS", 0.0)
     for quiet, expected in ((True, ""), (False, "rlvr: reading ...\n"), (True, "")):
         with be_quiet(quiet), announce_if_slow("reading"):
-            pass_time()
+            time.sleep(0.2)  # the thread begins
         assert capsys.readouterr().err == expected
-
-
-def pass_time() -> None:
-    """Long enough for a thread to begin."""
-    import time
-
-    time.sleep(0.2)
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from rlvr.reward.signatures import Case
 
 
 def test_every_sequence_is_trained_on_or_held_out_and_its_words_are_in_the_vocabulary() -> None:
-    source = resolve_environment("sorting", digits=2)
-    train = {source.train(1, index, "").prompt for index in range(source.size(""))}
-    heldout = {task.prompt for task in source.heldout(None)}
+    source: Any = resolve_environment("sorting", digits=2)
+    train = {str(source.train(1, index, "").prompt) for index in range(source.size(""))}
+    heldout = {str(task.prompt) for task in source.heldout(None)}
     assert len(train) + len(heldout) == 100 == len(train | heldout) and 5 < len(heldout) < 40
-    assert {word for prompt in train | heldout for word in str(prompt).split()} < set(source.vocabulary)
+    assert {word for prompt in train | heldout for word in prompt.split()} < set(source.vocabulary)
 
 
 def test_the_sorted_digits_pass_and_others_earn_their_share() -> None:
@@ -32,5 +32,5 @@ def test_the_sorted_digits_pass_and_others_earn_their_share() -> None:
 
 @pytest.mark.parametrize("digits", [1, 7, 2.0, True])
 def test_a_number_of_digits_out_of_range_is_refused(digits: Any) -> None:
-    with pytest.raises(ValueError, match="digits=.*expected a whole number from 2 to 6"):
+    with pytest.raises(ValueError, match=r"digits=.*expected a whole number from 2 to 6"):
         resolve_environment("sorting", digits=digits)

@@ -56,7 +56,8 @@ def test_plain_output_has_the_steps_and_at_the_end_the_curve_without_control_cod
 def test_a_terminal_shows_the_curve_above_the_numbers_and_rows_from_before_a_restart() -> None:
     out = io.StringIO()
     before = [{"phase": "rl", "env/all/correct": 1.0, "reward": 1.0}] * 3
-    with CurveConsole(before, stream=out, live=True) as console:
+    console = CurveConsole(before, stream=out, live=True)
+    with console:
         console.phase("rl", 4, done=2)
         console.step({"env/all/correct": 0.0, "reward": 0.0}, 3)
         picture = columns(console.draw(4))
