@@ -47,6 +47,14 @@ def test_a_second_demo_starts_anew_and_keeps_the_first(empty: Path, capsys: Any)
     assert len(list((empty / "runs").glob("demo*/summary.json"))) == 2
 
 
+def test_a_demo_that_was_stopped_goes_on(empty: Path, capsys: Any) -> None:
+    assert run(SHORT) == 0
+    (empty / "runs" / "demo" / "summary.json").unlink()  # as after a stop before the end
+    assert run(SHORT) == 0
+    assert "FINAL RESULTS" in capsys.readouterr().out
+    assert [folder.name for folder in (empty / "runs").glob("demo*")] == ["demo"]
+
+
 def test_a_config_of_the_users_by_that_name_is_not_taken(empty: Path, capsys: Any) -> None:
     (empty / "configs").mkdir()
     (empty / "configs" / "demo.yaml").write_text("nonsense: 1\n")
