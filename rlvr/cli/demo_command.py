@@ -23,7 +23,8 @@ _FIRST_STEPS = 3  # in which the weights are still nearly random
 
 _INTRODUCTION = """\
 A small transformer with random weights learns to sort three digits. It never sees a sorted sequence: it samples
-completions, code checks them, and the share of digits in their place is the reward (GRPO). Half a minute to a minute.
+completions, code checks them, and the share of digits in their place is the reward. It takes 40 to 50 seconds of one
+core.
 """
 
 
@@ -33,11 +34,12 @@ def demo(
         typer.Argument(metavar="[key=value ...]", help="Settings that override the demo's config, e.g. seed=1."),
     ] = None,
 ) -> None:
-    """Watch a small transformer learn from nothing, in under a minute of one core. No model, data or network needed.
+    """Watch a small transformer learn from nothing, from 0 to over 90 % of unseen tasks in 50 seconds of one core.
 
     rlvr demo
 
-    It is an ordinary run, kept in runs/demo; once it is finished, the next demo renames it and starts anew.
+    It needs no model, data or network. It is an ordinary run, kept in runs/demo; once it is finished, the next demo
+    renames it and starts anew.
     """
     with name_missing_extra("the demo", "train"):
         import torch  # noqa: F401 - before anything is printed
