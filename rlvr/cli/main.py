@@ -1,5 +1,6 @@
-"""The command line: `rlvr train`, `evaluate`, `study`, `push`, `verify`, `audit`, `serve`, `view`, `doctor` and others.
+"""The command line: `rlvr demo`, `train`, `evaluate`, `study`, `push`, `verify`, `audit`, `serve`, `view` and others.
 
+    rlvr demo
     rlvr train --config-name=arithmetic seed=1
     rlvr train --config=mine.yaml training.steps=50
     rlvr study --config-name=arithmetic seeds=1..5
@@ -28,6 +29,7 @@ from typing import Annotated, Any
 import typer
 
 from rlvr import __version__
+from rlvr.cli.demo_command import demo
 from rlvr.cli.grading_commands import audit, verify
 from rlvr.cli.inspect_commands import doctor, view
 from rlvr.cli.measure_commands import bench, evaluate_service
@@ -39,8 +41,8 @@ from rlvr.runs.user_messages import print_message
 
 app = typer.Typer(
     help="Train language models on anything that can be verified.",
+    epilog="Exit codes: 0 done, 1 stopped before its end, 2 a mistake of the user, 130 Ctrl-C.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -49,6 +51,7 @@ UsageError: type[Exception] = typer.BadParameter.mro()[1]
 
 # In the order of the help, under the heading of each group.
 _COMMANDS = {
+    "Begin": {"demo": demo},
     "Train and evaluate": {
         "train": train,
         "evaluate": evaluate,

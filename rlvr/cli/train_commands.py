@@ -6,16 +6,17 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from rlvr.runs.user_messages import announce_if_slow, mask_secrets, print_message
+from rlvr.runs.user_messages import announce_if_slow, be_quiet, mask_secrets, print_message
 
 if TYPE_CHECKING:
     from rlvr.config import LoadedConfig
     from rlvr.config.schema import RunConfig
     from rlvr.runs.assembly import Assembly
+    from rlvr.tracking import RunConsole
 
 ConfigName = Annotated[
     str | None, typer.Option("--config-name", help="A config by name, looked up in ./configs, then in the package.")
@@ -25,6 +26,8 @@ ConfigPath = Annotated[str | None, typer.Option("--config-path", help="A folder 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[key=value ...]", help="Settings that override the config, e.g. seed=1.")
 ]
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only: no progress and no table.")]
 
 
 def load_run_config(
@@ -44,6 +47,7 @@ def train(
     config_name: ConfigName = None,
     config: ConfigFile = None,
     config_path: ConfigPath = None,
+    quiet: Quiet = False,
 ) -> None:
     """Train a model. The same command resumes a stopped run.
 
@@ -52,13 +56,21 @@ def train(
     rlvr train --config-name=dataset model.name=./my-model env.kwargs.path=tasks.jsonl
     """
     from rlvr.runs.train import RunInterruptedError, train_config
-    from rlvr.tracking import RunConsole
 
     loaded, settings = load_run_config(config_name, config, config_path, overrides)
     try:
-        train_config(loaded, settings, RunConsole())
+        with be_quiet(quiet):
+            train_config(loaded, settings, _open_console(quiet))
     except RunInterruptedError:
         raise typer.Exit(130) from None
+
+
+def _open_console(quiet: bool, stream: IO[str] | None = None, interval: float = 5.0) -> RunConsole:
+    """The view of a run on `stream` (default: standard output), or one of warnings alone."""
+    from rlvr.runs.library import QuietConsole
+    from rlvr.tracking import RunConsole
+
+    return QuietConsole() if quiet else RunConsole(stream, interval=interval)
 
 
 def evaluate(
@@ -90,6 +102,7 @@ def evaluate(
             "(default: evaluations/NAME).",
         ),
     ] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Evaluate weights on benchmarks or held-out tasks: pass@1, pass@k and mean reward with intervals.
 
@@ -101,14 +114,14 @@ def evaluate(
 
     rlvr evaluate ./my-model --like runs/arithmetic
 
-    A run has tasks of its own; a model takes those of benchmarks, of a config or of a run. This builds what the run's
-    resolved.yaml names, and imports functions given as module:function: evaluate a run folder of another person only if
-    you would run their code.
+    The report goes to standard output or --out, with --quiet too. A run has tasks of its own; a model takes those of
+    benchmarks, of a config or of a run. This builds what the run's resolved.yaml names, and imports functions given as
+    module:function: evaluate a run folder of another person only if you would run their code.
     """
     from rlvr.benchmarks.benchmark_plan import has_benchmarks
     from rlvr.core.files import write_atomic
     from rlvr.runs.evaluate_weights import evaluate_weights
-    from rlvr.tracking import RunConsole, evaluation_table
+    from rlvr.tracking import evaluation_table
 
     words = words or []
     if has_benchmarks(words):
@@ -116,11 +129,11 @@ def evaluate(
             raise ValueError(
                 "benchmarks are configs of their own; leave --config-name, --config, --config-path and --like out"
             )
-        _evaluate_benchmarks(weights, words, out)
+        _evaluate_benchmarks(weights, words, out, quiet)
         return
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"--out {out}: the folder {out.parent} does not exist; make it first")
-    with RunConsole(stream=sys.stderr) as console:
+    with be_quiet(quiet), _open_console(quiet, sys.stderr) as console:
         result = evaluate_weights(
             weights, words, console, config_name=config_name, config_path=config or config_path, like=like
         )
@@ -132,13 +145,12 @@ def evaluate(
         write_atomic(out, json.dumps(result, indent=2) + "\n")
 
 
-def _evaluate_benchmarks(place: str, words: list[str], out: Path | None) -> None:
+def _evaluate_benchmarks(place: str, words: list[str], out: Path | None, quiet: bool) -> None:
     """Run benchmarks and print their table; the same command continues them."""
     from rlvr.benchmarks.benchmark_runner import default_folder, run_benchmarks, write_table
-    from rlvr.tracking import RunConsole
 
     folder = out or default_folder(place)
-    with RunConsole(stream=sys.stderr) as console:
+    with be_quiet(quiet), _open_console(quiet, sys.stderr) as console:
         try:
             summary = run_benchmarks(place, words, folder, console)
         except KeyboardInterrupt:
@@ -206,6 +218,7 @@ def study(
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Runs at a time; by default as many as the cores have room for.")
     ] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Train one config with several seeds and in variants, and compare them over the seeds.
 
@@ -224,7 +237,6 @@ def study(
     from rlvr.study.study_report import study_table, write_report
     from rlvr.study.study_runner import StudyRunner
     from rlvr.study.study_summary import summarize
-    from rlvr.tracking import RunConsole
 
     warnings = dict[str, None]()  # each variant gives the same ones
     plan = read_plan(
@@ -239,7 +251,7 @@ def study(
     for text in warnings:
         print_message(f"warning: {text}")
     jobs = jobs or plan.jobs
-    with open_study(plan), RunConsole(interval=30) as console:
+    with open_study(plan), be_quiet(quiet), _open_console(quiet, interval=30) as console:
         console.plan(
             {
                 "study": str(plan.folder),

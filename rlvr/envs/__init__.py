@@ -10,6 +10,7 @@ from rlvr.envs import procedural as procedural
 from rlvr.envs import refine as refine
 from rlvr.envs import rpn_arithmetic as rpn_arithmetic
 from rlvr.envs import small_tasks as small_tasks
+from rlvr.envs import sorting as sorting
 from rlvr.envs import toy as toy
 from rlvr.envs.prompt import PromptEnv
 from rlvr.envs.registry import known_environments, register_environment, resolve_environment

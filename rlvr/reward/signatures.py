@@ -107,7 +107,7 @@ def check_argument_types(reward: str, name: str, response: Any, meta: Any = None
 @dataclass(frozen=True)
 class Signature:
     """How to call a function. `names` are its parameters, `supplied` those that are filled for it.
-    `meta_name` is that of the parameter for meta: the third one of a lambda may have any name (`lambda p, r, m: ...`).
+    `meta_name` is that of the parameter for meta: the third one where all have one letter (`lambda p, r, m: ...`).
 
     With `options` the bound options arrive as one object, the second argument, instead of as keywords.
     """
@@ -133,7 +133,7 @@ class Signature:
         else:
             style = CallStyle.BATCHED if batched else CallStyle.PLAIN
             leading = _leading_names(what, function, batched)
-            if getattr(function, "__name__", "") == "<lambda>" and len(names) == 3 and not batched:
+            if len(names) == 3 and all(len(name) == 1 for name in names) and not batched:
                 meta_name = list(named_parameters(function))[2]
             supplied = {*leading, meta_name, "meta", "metas", "trajectory", "trajectories"}
         signature = cls(function, style, names, frozenset(supplied), takes_any(function), has_options, meta_name)

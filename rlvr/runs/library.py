@@ -26,7 +26,7 @@ from rlvr.runs.evaluate_weights import evaluate_weights
 from rlvr.runs.own_loop import LOOP_SETTINGS
 from rlvr.runs.program_settings import read_model, settings_of
 from rlvr.runs.train import train_config
-from rlvr.runs.user_messages import print_message
+from rlvr.runs.user_messages import be_quiet, print_message
 from rlvr.tracking import RunConsole, evaluation_table
 from rlvr.tracking.metrics_log import MetricsLog
 from rlvr.tracking.run_report import plot_curve, stored_summary
@@ -115,7 +115,7 @@ class Run:
     def resume(self, *, quiet: bool = False) -> Run:
         """Go on with it. A finished run stays as it is."""
         self._refuse_own_loop("resume", "the program that made it, which goes on where it stopped")
-        with _name_caller("rlvr.load_run"):
+        with _name_caller("rlvr.load_run"), be_quiet(quiet):
             given = {"run.root": str(self.folder.parent), "run.name": self.folder.name, "run.resume": True}
             loaded = load(None, str(self.folder / SETTINGS), given)
             train_config(loaded, build_config(loaded), QuietConsole() if quiet else RunConsole())
@@ -160,7 +160,7 @@ def train(
     KeyboardInterrupt when it is stopped by Ctrl-C: what was done is kept. ValueError for what cannot be trained.
     """
     limit_spinning()
-    with _name_caller("rlvr.train"):
+    with _name_caller("rlvr.train"), be_quiet(quiet):
         values = settings_of(Path(root), model, data, reward, heldout, **settings)
         name, file = _find_config(config, values)
         if "run.name" not in values:
@@ -197,7 +197,7 @@ def evaluate(
             f"evaluate: unknown argument {unknown[0]!r}{did_you_mean(unknown[0], EvaluateArguments.__annotations__)}; "
             f"arguments are weights, data, reward, config, like, {', '.join(EvaluateArguments.__annotations__)}"
         )
-    with _name_caller("rlvr.evaluate"):
+    with _name_caller("rlvr.evaluate"), be_quiet(quiet):
         values = settings_of(Path(root), None, data, reward, function="evaluate", **settings)
         if values.get("env.name") == "dataset" and "env.kwargs.heldout_path" not in values:
             values["env.kwargs.heldout_fraction"] = 1

@@ -6,9 +6,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from threading import Event, Thread
 
 SLOW_SECONDS, REPEAT_SECONDS = 2.0, 30.0
+_QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
 def print_message(text: str) -> None:
@@ -37,7 +39,13 @@ def name_missing_extra(what: str, extra: str) -> Iterator[None]:
 
 @contextmanager
 def announce_if_slow(text: str) -> Iterator[None]:
-    """Print TEXT if the block takes longer than 2 seconds, and every 30 seconds how long it has taken."""
+    """Print TEXT if the block takes longer than 2 seconds, and every 30 seconds how long it has taken.
+
+    Inside `be_quiet(True)` nothing is printed.
+    """
+    if _QUIET.get():
+        yield
+        return
     ended, began = Event(), time.monotonic()
 
     def report() -> None:
@@ -54,3 +62,13 @@ def announce_if_slow(text: str) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+@contextmanager
+def be_quiet(quiet: bool) -> Iterator[None]:
+    """Print no announcements in the block if `quiet`; warnings and errors stay."""
+    token = _QUIET.set(quiet)
+    try:
+        yield
+    finally:
+        _QUIET.reset(token)

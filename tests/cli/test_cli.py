@@ -213,7 +213,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["train", "--group-size=4"], ["without dashes: group_size=4"]),
     (["verify", "rows.jsonl", "--reward=math", "--profile", "lenient"], ["--reward-option profile=lenient"]),
     (["verify", "rows.jsonl", "--reward=math", "--ou=x"], ["Possible options: --out"]),
-    (["demo"], ["No such command 'demo'", "rlvr --help"]),
+    (["deom"], ["No such command 'deom'", "rlvr --help"]),
     (["serve", "--demo", "word"], ["No such command 'word'", "rlvr serve --help"]),
     (["serve", "engine", "--model=a=./rows.jsonl"], ["./rows.jsonl is not a folder with a model (it is a file)"]),
     (["train"], ["no config given"]),

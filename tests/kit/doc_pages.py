@@ -141,6 +141,7 @@ SHOWN = {
     ),
     "rlvr train --config-name=dataset model.name=./SmolLM2-135M-Instruct.Q4_1.gguf": "tests/engine/test_engine_gguf.py",
     "python -m benchmarks.algorithm_study": "tests/benchmarks/test_algorithm_study.py",
+    "rlvr demo": "tests/cli/test_demo.py",
     "rlvr serve --demo": "tests/service/test_service_starts.py",
     "rlvr serve engine --model ./my-model --config server.yaml": "tests/tinker_server/test_tinker_settings.py",
     "rlvr serve engine --model ./my-model engine.gradient_checkpointing": "tests/tinker_server/test_tinker_settings.py",

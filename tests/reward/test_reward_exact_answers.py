@@ -91,7 +91,7 @@ def test_rpn_reasons_and_parts():
     assert "HACKED" in (boxed.spec.function.__doc__ or "")
 
 
-@pytest.mark.parametrize("name", ["correct", "combined", "gsm8k", "exact_match"])
+@pytest.mark.parametrize("name", ["correct", "combined", "gsm8k", "exact_match", "word_match"])
 def test_a_missing_gold_is_an_invalid_task_and_never_a_zero(name):
     for meta in ({"modulus": 13}, {"modulus": 13, "answer": None}):
         score = resolve_reward(name).score([rollout("= 2", meta=meta)])[0]
@@ -293,3 +293,12 @@ def test_exact_match():
     assert [reward("q", r, {"answer": "Paris"}) for r in (" Paris\n", "paris", "Paris.")] == [1.0, 0.0, 0.0]
     assert resolve_reward("exact_match", ignore_case=True)("q", "PARIS", {"answer": "Paris"}) == 1.0
     assert reward("q", "7", {"answer": 7}) == 1.0
+
+
+def test_word_match_is_the_share_of_words_in_their_place():
+    reward = resolve_reward("word_match")
+    gold = {"answer": "a b c d"}
+    assert [reward("q", text, gold) for text in ("a b  c d", "a b x d", "b c d", "a b c d e")] == [1.0, 0.75, 0.0, 0.8]
+    assert reward("q", "0", {"answer": 0}) == 1.0
+    for missing in ("", "  ", ["a"], None):
+        assert reward("q", "a", {"answer": missing}) is None

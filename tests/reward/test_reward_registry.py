@@ -379,3 +379,8 @@ def test_an_unfilled_parameter_is_refused_with_the_remedy():
 def test_an_object_that_is_not_a_reward_is_refused(given):
     with pytest.raises(ValueError, match=r"is of type .*; expected a function, a path .* or a name: .*boxed"):
         resolve_reward(given)
+
+
+def test_three_parameters_of_one_letter_are_prompt_response_and_meta():
+    reward = resolve_reward(lambda p, r, m: float(r == m["answer"]))
+    assert [reward("p", text, {"answer": "4"}) for text in ("4", "5")] == [1.0, 0.0]

@@ -1,5 +1,5 @@
 """Rewards for arithmetic: the RPN process (`boxed`, `correct`, `combined`), `gsm8k` in three degrees of strictness, and
-`exact_match` for any text.
+`exact_match` and `word_match` for any text.
 
 A missing gold answer makes the task invalid, never the answer wrong. Equality of formulas is `rlvr.reward.math`.
 """
@@ -98,6 +98,22 @@ def score_combined(case: Case, options: CombinedOptions) -> Score:
     """boxed_weight * boxed + correct_weight * boxed * correct; passed when both are 1. Parts: boxed, correct."""
     weights = options.boxed_weight, options.correct_weight
     return _judge_rpn(case, lambda boxed, correct: weights[0] * boxed + weights[1] * boxed * correct)
+
+
+@register_reward("word_match", gold="answer", verifiable=True)
+def word_match(case: Case) -> Score:
+    """The share of words that stand where `meta["answer"]` has them, of the longer text; passed when all do.
+
+    Part of a right answer earns part of the reward: a policy that never gives a whole one finds the way to it.
+    """
+    gold = (case.meta or {}).get("answer")
+    if not isinstance(gold, (str, int, float)) or not (answer := str(gold).split()):
+        return _no_gold("no_gold", f"meta['answer'] is {gold!r:.80}, expected text with a word, or a number")
+    words = case.response.split()
+    if words == answer:
+        return _verdict(1.0)
+    matches = sum(one == other for one, other in zip(words, answer, strict=False))
+    return _verdict(matches / max(len(words), len(answer)), "wrong_words" if words else "no_answer")
 
 
 @register_reward("gsm8k", gold="answer", verifiable=True)
