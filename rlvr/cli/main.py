@@ -1,9 +1,10 @@
-"""The command line: `rlvr train`, `evaluate`, `study`, `push`, `verify`, `audit`, `serve`, `view`, `doctor` and others.
+"""The command line: `rlvr train`, `evaluate`, `study`, `export`, `push`, `verify`, `audit`, `serve` and others.
 
     rlvr train --config-name=arithmetic seed=1
     rlvr train --config=mine.yaml training.steps=50
     rlvr study --config-name=arithmetic seeds=1..5
     rlvr evaluate runs/arithmetic
+    rlvr export runs/arithmetic --to ./my-trained-model
     rlvr push runs/arithmetic OWNER/REPO --private
     rlvr verify completions.jsonl --reward code --out verdicts.jsonl
     rlvr audit --reward code --attack
@@ -28,6 +29,7 @@ from typing import Annotated, Any
 import typer
 
 from rlvr import __version__
+from rlvr.cli.export_command import export
 from rlvr.cli.grading_commands import audit, verify
 from rlvr.cli.inspect_commands import doctor, view
 from rlvr.cli.measure_commands import bench, evaluate_service
@@ -53,6 +55,7 @@ _COMMANDS = {
         "train": train,
         "evaluate": evaluate,
         "study": study,
+        "export": export,
         "push": push,
         "config": show_config,
         "plan": plan,

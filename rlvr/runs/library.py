@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlvr.config import load, read
 from rlvr.config.build_config import build_config
@@ -23,6 +23,7 @@ from rlvr.core.cpu_budget import limit_spinning
 from rlvr.core.registry import did_you_mean
 from rlvr.core.weights_place import SETTINGS, find_near_folder, find_run
 from rlvr.runs.evaluate_weights import evaluate_weights
+from rlvr.runs.export_weights import ExportForm, export_weights
 from rlvr.runs.program_settings import read_model, settings_of
 from rlvr.runs.train import train_config
 from rlvr.runs.user_messages import print_message
@@ -102,6 +103,32 @@ class Run:
     def evaluate(self, *, quiet: bool = False, **settings: Any) -> dict[str, Any]:
         """Evaluate its newest weights on its held-out tasks: `evaluate(samples=16)`, `evaluate(seed=2)`."""
         return evaluate(self.folder, quiet=quiet, **settings)
+
+    def export(
+        self,
+        folder: str | Path | None = None,
+        *,
+        form: Literal["merged", "adapter", "gguf"] = "merged",
+        best: bool = False,
+        dtype: str | None = None,
+        base: str | None = None,
+        llama_cpp: str | Path | None = None,
+    ) -> Path:
+        """Write its newest weights, or the best that it kept, for other programs; the new folder, or the GGUF file.
+
+        `merged` is a model folder for transformers, with its tokenizer and chat template; `adapter` a folder for peft;
+        `gguf` a model folder with a GGUF file in it, made by llama.cpp's converter (on the PATH, or in `llama_cpp`).
+        `dtype` is float32, bfloat16 or float16, by default that of the base model. `base` is the base model, if it has
+        moved. A folder that exists and is not empty is refused.
+        """
+        try:
+            chosen = ExportForm(form)
+        except ValueError:
+            raise ValueError(f"export: form={form!r}, expected {', '.join(f.value for f in ExportForm)}") from None
+        return export_weights(
+            self.folder, folder, form=chosen, is_best=best, dtype=dtype, base=base, llama_cpp=llama_cpp,
+            warn=lambda text: print_message(f"warning: {text}"),
+        )  # fmt: skip
 
     def resume(self, *, quiet: bool = False) -> Run:
         """Go on with it. A finished run stays as it is."""
