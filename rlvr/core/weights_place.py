@@ -115,9 +115,7 @@ class WeightsPlace:
         named = read_json(self.folder / ADAPTER_CONFIG, "the config of an adapter").get("base_model_name_or_path")
         base = given or named
         if not isinstance(base, str) or not (is_hub_name(base) or is_model(Path(base).expanduser())):
-            raise ValueError(
-                f"{self.folder} names the base model {base!r}, which was not found; give {option}"
-            )
+            raise ValueError(f"{self.folder} names the base model {base!r}, which was not found; give {option}")
         return base
 
 

@@ -29,7 +29,7 @@ from rlvr.runs.train import train_config
 from rlvr.runs.user_messages import print_message
 from rlvr.tracking import RunConsole, evaluation_table
 from rlvr.tracking.metrics_log import MetricsLog
-from rlvr.tracking.notebook_views import TokenView, run_to_html, split_tokens
+from rlvr.tracking.notebook_views import CompletionView, run_to_html, split_tokens
 from rlvr.tracking.pictures import plot_entropy, plot_groups, plot_lengths
 from rlvr.tracking.run_report import describe_test, draw_curve, format_rate, plot_curve, stored_summary
 from rlvr.training.journal import list_checkpoints, read_stop_reason
@@ -177,7 +177,7 @@ class Run:
         plot_entropy(self.metrics, place, self.folder.name)
         return place
 
-    def show_tokens(self, step: int, index: int = 0) -> TokenView:
+    def show_tokens(self, step: int, index: int = 0) -> CompletionView:
         """A stored completion token by token with its log-probs, which a notebook colours; `print` shows it as text."""
         rollouts = self.rollouts(step)
         if not 0 <= index < len(rollouts):
@@ -194,7 +194,7 @@ class Run:
         pieces = split_tokens(tokens, lambda part: str(tokenizer.decode(part, clean_up_tokenization_spaces=False)))
         reward = "no reward" if row["reward"] is None else f"reward {row['reward']:g}"
         title = f"{self.folder.name}, step {step}, completion {index}: {reward}"
-        return TokenView(title, row.get("rendered_prompt") or row["prompt"], pieces, logprobs)
+        return CompletionView(title, row.get("rendered_prompt") or row["prompt"], pieces, logprobs)
 
     def _find_tokenizer(self) -> Any:
         """The tokenizer that was saved with a checkpoint; ValueError if there is none."""

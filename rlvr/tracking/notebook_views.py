@@ -18,7 +18,7 @@ _UNFINISHED = "\ufffd"  # what a tokenizer decodes a part of a character to
 
 
 @dataclass(frozen=True)
-class TokenView:
+class CompletionView:
     """A completion token by token. A notebook shows it coloured by log-prob; `print` gives a line a token."""
 
     title: str

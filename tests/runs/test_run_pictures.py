@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.tracking.notebook_views import TokenView, run_to_html, split_tokens
+from rlvr.tracking.notebook_views import CompletionView, run_to_html, split_tokens
 from rlvr.tracking.pictures import plot_entropy, plot_groups, plot_lengths
 from tests.kit.chat_rows import qwen_folder
 
@@ -132,7 +132,7 @@ def test_blanks_between_words_belong_to_the_word_behind_them() -> None:
 
 
 def test_less_likely_tokens_have_more_colour() -> None:
-    html = TokenView("t", "p", ["a", "b", "c"], [0.0, -0.7, -20.0])._repr_html_()
+    html = CompletionView("t", "p", ["a", "b", "c"], [0.0, -0.7, -20.0])._repr_html_()
     colours = [float(x) for x in re.findall(r'rgba\(213,94,0,([\d.]+)\)" title', html)]
     assert colours[0] == 0 < colours[1] < colours[2] <= 0.85
 
@@ -160,5 +160,5 @@ def test_a_notebook_shows_what_there_is_of_a_run_that_is_not_finished_or_damaged
 
 def test_what_a_user_or_a_model_wrote_is_escaped() -> None:
     evil = "<script>alert(1)</script>"
-    for html in (TokenView(evil, evil, [evil], [-1.0])._repr_html_(), run_to_html(evil, {"folder": evil}, None)):
+    for html in (CompletionView(evil, evil, [evil], [-1.0])._repr_html_(), run_to_html(evil, {"folder": evil}, None)):
         assert "<script" not in html and "&lt;script&gt;" in html
