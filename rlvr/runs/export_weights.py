@@ -23,6 +23,7 @@ from rlvr.core.files import CHECKSUMS, find_damage, new_folder, read_json
 from rlvr.core.weights_place import (
     ADAPTER_CONFIG,
     CHECKPOINTS,
+    MODEL_CONFIG,
     WeightsKind,
     WeightsPlace,
     find_near_folder,
@@ -35,6 +36,8 @@ from rlvr.training.journal import REMOTE, newest_checkpoint, weights_path
 CONVERTER = "convert_hf_to_gguf.py"
 # Files of a checkpoint that only a resume needs.
 _OWN_FILES = ("optimizer.safetensors", "gradients.safetensors", "policy.json", CHECKSUMS)
+_LLAMA_CPP_ROPE = 10_000.0  # the base of the rotary embedding that llama.cpp takes for a file that names none
+_HEAD = 1 << 26  # bytes of a GGUF file in which its settings are
 _CRITIC = "value_head.safetensors"
 
 
@@ -315,9 +318,25 @@ def convert_to_gguf(folder: Path, outfile: Path, outtype: str, converter: Path |
                 f"the merged model is in {folder}, but {converter} failed with exit code {done.returncode}: "
                 f"{said:.300}{cure}"
             )
+        _check_rope(folder, partial, converter)
         partial.replace(outfile)
     except OSError as error:
         raise ValueError(f"the merged model is in {folder}, but {converter} cannot be run: {error.strerror}") from error
     finally:
         partial.unlink(missing_ok=True)
     return outfile
+
+
+def _check_rope(folder: Path, file: Path, converter: Path) -> None:
+    """ValueError if the converter left out the base of the rotary embedding, for which llama.cpp then takes 10,000.
+
+    Converters older than transformers 5 do, without a word, where that version runs them.
+    """
+    base = read_json(folder / MODEL_CONFIG, "the config of a model").get("rope_theta", _LLAMA_CPP_ROPE)
+    with open(file, "rb") as opened:
+        head = opened.read(_HEAD)
+    if base != _LLAMA_CPP_ROPE and b".rope.freq_base" not in head:
+        raise ValueError(
+            f"the merged model is in {folder}, but {converter} left out its rope_theta ({base:g}), so that llama.cpp "
+            "would compute something else: it is older than the installed transformers; update llama.cpp"
+        )

@@ -16,6 +16,7 @@ import pytest
 
 import rlvr
 from rlvr.cli.main import run as run_command
+from rlvr.runs.export_weights import convert_to_gguf
 from tests.kit.chat_rows import qwen_folder
 
 torch = pytest.importorskip("torch")
@@ -347,6 +348,20 @@ def test_a_converter_that_fails_leaves_the_merged_folder_and_no_part_of_a_file(
         adapted.export(tmp_path / "out", form="gguf", llama_cpp=file.parent)
     names = {file.name for file in (tmp_path / "out").iterdir()}
     assert "model.safetensors" in names and not [name for name in names if "gguf" in name]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_file_without_the_base_of_the_rotary_embedding_is_refused(named: bool, tmp_path: Path) -> None:
+    """llama.cpp would take 10,000. Old converters leave it out where transformers 5 is installed."""
+    text = "GGUF llama.rope.freq_base" if named else "GGUF"
+    file = write_converter(tmp_path / "llama", f"pathlib.Path(sys.argv[3]).write_text({text!r})")
+    (tmp_path / "config.json").write_text(json.dumps({"rope_theta": 100000.0}))
+    if named:
+        assert convert_to_gguf(tmp_path, tmp_path / "it.gguf", "f32", file).exists()
+    else:
+        with pytest.raises(ValueError, match=r"left out its rope_theta \(100000\).*update llama\.cpp"):
+            convert_to_gguf(tmp_path, tmp_path / "it.gguf", "f32", file)
+        assert not list(tmp_path.glob("*gguf*"))
 
 
 @pytest.mark.slow
