@@ -1,10 +1,11 @@
-"""The command line: `rlvr demo`, `train`, `evaluate`, `study`, `push`, `verify`, `audit`, `serve`, `view` and others.
+"""The command line: `rlvr demo`, `train`, `evaluate`, `study`, `export`, `push`, `verify`, `audit`, `serve` and others.
 
     rlvr demo
     rlvr train --config-name=arithmetic seed=1
     rlvr train --config=mine.yaml training.steps=50
     rlvr study --config-name=arithmetic seeds=1..5
     rlvr evaluate runs/arithmetic
+    rlvr export runs/arithmetic --to ./my-trained-model
     rlvr push runs/arithmetic OWNER/REPO --private
     rlvr verify completions.jsonl --reward code --out verdicts.jsonl
     rlvr audit --reward code --attack
@@ -30,6 +31,7 @@ import typer
 
 from rlvr import __version__
 from rlvr.cli.demo_command import demo
+from rlvr.cli.export_command import export
 from rlvr.cli.grading_commands import audit, verify
 from rlvr.cli.inspect_commands import doctor, view
 from rlvr.cli.measure_commands import bench, evaluate_service
@@ -56,6 +58,7 @@ _COMMANDS = {
         "train": train,
         "evaluate": evaluate,
         "study": study,
+        "export": export,
         "push": push,
         "config": show_config,
         "plan": plan,

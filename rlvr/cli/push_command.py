@@ -20,14 +20,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlvr.core.error_text import first_line
-from rlvr.core.weights_place import CHECKPOINTS, SETTINGS, find_run, is_hub_name
+from rlvr.core.weights_place import SETTINGS, find_run, is_hub_name
 
 if TYPE_CHECKING:
     from rlvr.cli.model_card import CardSource
 
 PATIENCE = 5.0  # seconds for the first answer of the hub
-# Files of a checkpoint that only a resume needs.
-_OWN_FILES = ("optimizer.safetensors", "gradients.safetensors", "policy.json", "checksums.json")
 
 
 class PushedCheckpoint(str, Enum):
@@ -50,6 +48,7 @@ def push(
     rlvr push runs/arithmetic ./out
     """
     from rlvr.cli.model_card import CardSource, model_card, read_reward
+    from rlvr.runs.export_weights import find_checkpoint, list_public_files
     from rlvr.tracking.run_report import stored_summary
 
     is_folder = target.startswith((".", "/", "~"))
@@ -59,13 +58,13 @@ def push(
         raise ValueError(f"--private is for a repository of the hub, and {target} is a folder; leave it out")
     if find_run(run) != run:
         raise ValueError(f"{run} is not a run folder (no {SETTINGS})")
-    folder = find_checkpoint(run, checkpoint)
+    folder = find_checkpoint(
+        run, is_best=checkpoint is PushedCheckpoint.best, options=("--checkpoint best", "--checkpoint last")
+    )
     settings = _read_settings(run)
     summary = stored_summary(run) if (run / "summary.json").exists() else None
     source = CardSource(run.resolve().name, settings, summary, folder, read_reward(run, settings))
-    files: dict[str, Path | bytes] = {
-        path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in _OWN_FILES
-    }
+    files: dict[str, Path | bytes] = {path.name: path for path in list_public_files(folder)}
     if source.adapter:
         files["adapter_config.json"] = json.dumps(source.public_adapter, indent=2).encode()
     place = Path(target).expanduser()
@@ -76,31 +75,6 @@ def push(
         typer.echo(
             f"its base model, {source.adapter.get('base_model_name_or_path')}, is not one of the hub: share that too"
         )
-
-
-def find_checkpoint(run: Path, which: PushedCheckpoint) -> Path:
-    """The folder of a run's last whole checkpoint, or of the best one, which `checkpoints/best.json` names."""
-    from rlvr.core.files import find_damage
-    from rlvr.training.best_checkpoint import BEST, resolve_best
-    from rlvr.training.journal import REMOTE, newest_checkpoint, weights_path
-
-    def refuse(damage: str) -> None:
-        cure = "delete its summary.json and resume it" if (run / "summary.json").exists() else "resume the run"
-        raise ValueError(
-            f"{damage}; push the best one (--checkpoint best), or {cure}, which trains from the one before"
-        )
-
-    if which is PushedCheckpoint.best:
-        folder = resolve_best(run / CHECKPOINTS / BEST)
-        if damage := find_damage(folder):
-            raise ValueError(f"the best checkpoint of {run} is damaged: {damage}; push the last one: --checkpoint last")
-    elif (newest := newest_checkpoint(run, refuse)) is not None:
-        folder = newest
-    else:
-        raise ValueError(f"{run} has no checkpoint yet; train it first")
-    if (folder / REMOTE).exists():
-        raise ValueError(f"the weights of {folder} are at a server ({weights_path(folder)}); download them there")
-    return folder
 
 
 def _read_settings(run: Path) -> dict[str, Any]:

@@ -109,14 +109,13 @@ class WeightsPlace:
         """The folder, if it has a tokenizer of its own."""
         return str(self.folder) if (self.folder / "tokenizer_config.json").exists() else None
 
-    def find_base(self, given: str | None) -> str:
-        """The model that an adapter belongs to: the one that is given, else the one that it names itself."""
+    def find_base(self, given: str | None, option: str = "model.name=<its base model>") -> str:
+        """The model that an adapter belongs to: the one that is given, else the one that it names itself. `option` is
+        how to give one, for messages."""
         named = read_json(self.folder / ADAPTER_CONFIG, "the config of an adapter").get("base_model_name_or_path")
         base = given or named
         if not isinstance(base, str) or not (is_hub_name(base) or is_model(Path(base).expanduser())):
-            raise ValueError(
-                f"{self.folder} names the base model {base!r}, which was not found; give model.name=<its base model>"
-            )
+            raise ValueError(f"{self.folder} names the base model {base!r}, which was not found; give {option}")
         return base
 
 

@@ -18,7 +18,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -88,12 +89,21 @@ def save_policy(
     `gradients` adds those accumulated since the last optimizer step. Without `tokenizer` a reader must have the model.
     OSError if the disk is full or not writable. Of several ranks one `writes`; the others only give their parts.
     """
-    try:
+    with name_failed_write(folder):
         _save(folder, policy, model, optimizer=optimizer, gradients=gradients, writes=writes)
         if tokenizer and writes:
             model.tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def name_failed_write(folder: Path) -> Iterator[None]:
+    """Raise an OSError with the system's error number and the folder where a write into the folder fails.
+
+    safetensors and tokenizers give the number only in their text; a full disk gives no file name.
+    """
+    try:
+        yield
     except Exception as error:
-        # safetensors and tokenizers give the system's error number only in their text; a full disk gives no file name.
         hidden = re.search(r"\(os error (\d+)\)", str(error))
         number = int(hidden[1]) if hidden else getattr(error, "errno", None)
         if number and not getattr(error, "filename", None):

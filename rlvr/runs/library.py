@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlvr.config import load, read
 from rlvr.config.build_config import build_config
@@ -24,13 +24,16 @@ from rlvr.core.registry import did_you_mean
 from rlvr.core.weights_place import SETTINGS, find_near_folder, find_run
 from rlvr.runs.evaluate_weights import evaluate_weights
 from rlvr.runs.own_loop import LOOP_SETTINGS
+from rlvr.runs.export_weights import ExportForm, export_weights
 from rlvr.runs.program_settings import read_model, settings_of
 from rlvr.runs.train import train_config
 from rlvr.runs.user_messages import be_quiet, print_message
 from rlvr.tracking import RunConsole, evaluation_table
 from rlvr.tracking.metrics_log import MetricsLog
-from rlvr.tracking.run_report import plot_curve, stored_summary
-from rlvr.training.journal import list_checkpoints
+from rlvr.tracking.notebook_views import CompletionView, run_to_html, split_tokens
+from rlvr.tracking.pictures import plot_entropy, plot_groups, plot_lengths
+from rlvr.tracking.run_report import describe_test, draw_curve, format_rate, plot_curve, stored_summary
+from rlvr.training.journal import list_checkpoints, read_stop_reason
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -104,13 +107,45 @@ class Run:
             raise ValueError(
                 f"{self.folder} stored no rollouts of step {step}; run.rollouts_per_step says how many a step are kept"
             )
-        found = files or sorted((self.folder / "rollouts").glob("rl-*.jsonl"))
-        return [json.loads(line) for file in found for line in file.read_text(encoding="utf-8").splitlines()]
+        found = files or self._rollout_files()
+        return [row for file in found for row in _read_rows(file)]
+
+    def _rollout_files(self) -> list[Path]:
+        return sorted((self.folder / "rollouts").glob("rl-*.jsonl"))
 
     def evaluate(self, *, quiet: bool = False, **settings: Any) -> dict[str, Any]:
         """Evaluate its newest weights on its held-out tasks: `evaluate(samples=16)`, `evaluate(seed=2)`."""
         self._refuse_own_loop("evaluate", "rlvr.evaluate(run.checkpoints[0], data, reward)")
         return evaluate(self.folder, quiet=quiet, **settings)
+
+    def export(
+        self,
+        folder: str | Path | None = None,
+        *,
+        form: Literal["merged", "adapter", "gguf"] = "merged",
+        best: bool = False,
+        dtype: str | None = None,
+        base: str | None = None,
+        llama_cpp: str | Path | None = None,
+    ) -> Path:
+        """Write its newest weights, or the best that it kept, for other programs; the new folder, or the GGUF file.
+
+        `merged` is a model folder for transformers, with its tokenizer and chat template; `adapter` a folder for peft;
+        `gguf` a model folder with a GGUF file in it, made by llama.cpp's converter (on the PATH, or in `llama_cpp`).
+        `dtype` is float32, bfloat16 or float16, by default that of the base model. `base` is the base model, if it has
+        moved. A folder that exists and is not empty is refused.
+        """
+        self._refuse_own_loop(
+            "export", "`rlvr export` on a checkpoint of it, or the folders of run.checkpoints as they are"
+        )
+        try:
+            chosen = ExportForm(form)
+        except ValueError:
+            raise ValueError(f"export: form={form!r}, expected {', '.join(f.value for f in ExportForm)}") from None
+        return export_weights(
+            self.folder, folder, form=chosen, is_best=best, dtype=dtype, base=base, llama_cpp=llama_cpp,
+            warn=lambda text: print_message(f"warning: {text}"),
+        )  # fmt: skip
 
     def resume(self, *, quiet: bool = False) -> Run:
         """Go on with it. A finished run stays as it is."""
@@ -127,10 +162,94 @@ class Run:
 
     def plot(self, file: str | Path | None = None) -> Path:
         """Draw the reward curve with the pass rates on held-out tasks; the PNG file, by default `curve.png`."""
-        ends = [self.summary[side]["pass@1"]["value"] for side in ("baseline", "final")] if self.is_finished else []
-        place = Path(file) if file is not None else self.folder / "curve.png"
-        plot_curve(self.metrics, place, self.folder.name, ends)
+        place = self._picture(file, "curve.png")
+        plot_curve(self.metrics, place, self.folder.name, self._ends())
         return place
+
+    def plot_groups(self, step: int, file: str | Path | None = None) -> Path:
+        """Draw the stored rewards of a step inside each group: which groups have signal, by default `groups-STEP.png`.
+
+        Of a step the first `run.rollouts_per_step` completions are stored, so that the last group may be a part.
+        """
+        place = self._picture(file, f"groups-{step:06d}.png")
+        plot_groups(
+            rollouts := self.rollouts(step),
+            place,
+            f"{self.folder.name}, step {step}: {len(rollouts)} stored completions",
+        )
+        return place
+
+    def plot_lengths(self, file: str | Path | None = None) -> Path:
+        """Draw the reward of all stored completions against their length, by default `lengths.png`."""
+        rollouts = {int(found.stem.removeprefix("rl-")): _read_rows(found) for found in self._rollout_files()}
+        if not rollouts:
+            raise ValueError(f"{self.folder} stored no rollouts; run.rollouts_per_step says how many a step are kept")
+        place = self._picture(file, "lengths.png")
+        plot_lengths(rollouts, place, self.folder.name)
+        return place
+
+    def plot_entropy(self, file: str | Path | None = None) -> Path:
+        """Draw entropy and KL divergence over the steps, by default `entropy.png`."""
+        place = self._picture(file, "entropy.png")
+        plot_entropy(self.metrics, place, self.folder.name)
+        return place
+
+    def show_tokens(self, step: int, index: int = 0) -> CompletionView:
+        """A stored completion token by token with its log-probs, which a notebook colours; `print` shows it as text."""
+        rollouts = self.rollouts(step)
+        if not 0 <= index < len(rollouts):
+            raise ValueError(
+                f"step {step} stored {len(rollouts)} rollouts; index={index}, expected 0 to {len(rollouts) - 1}"
+            )
+        row = rollouts[index]
+        tokens, logprobs = row.get("response_tokens") or [], row.get("logprobs") or []
+        if not tokens or len(tokens) != len(logprobs):
+            raise ValueError(
+                f"rollout {index} of step {step} has no log-probs of its tokens: its sampler gave text alone"
+            )
+        tokenizer = self._find_tokenizer()
+        pieces = split_tokens(tokens, lambda part: str(tokenizer.decode(part, clean_up_tokenization_spaces=False)))
+        reward = "no reward" if row["reward"] is None else f"reward {row['reward']:g}"
+        title = f"{self.folder.name}, step {step}, completion {index}: {reward}"
+        return CompletionView(title, row.get("rendered_prompt") or row["prompt"], pieces, logprobs)
+
+    def _find_tokenizer(self) -> Any:
+        """The tokenizer that was saved with a checkpoint; ValueError if there is none."""
+        from rlvr.engine.tokenizer import load_tokenizer
+
+        for folder in self.checkpoints:
+            if (folder / "tokenizer_config.json").exists():
+                return load_tokenizer(str(folder))
+        raise ValueError(f"no checkpoint of {self.folder} has a tokenizer, so the text of single tokens is not known")
+
+    def _picture(self, file: str | Path | None, name: str) -> Path:
+        return Path(file) if file is not None else self.folder / name
+
+    def _ends(self) -> list[float]:
+        """The pass rates before and after; none while it is not finished."""
+        return [self.summary[side]["pass@1"]["value"] for side in ("baseline", "final")] if self.is_finished else []
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: state, steps, results, folder and the reward curve."""
+        state = "finished" if self.is_finished else "not finished"
+        if not self.is_finished and (reason := read_stop_reason(self.folder)):
+            state = f"stopped: {reason}"
+        curve = None
+        try:
+            cells = {"state": state, "steps": f"{len(rows := self.metrics):,}"}
+            if self.is_finished:
+                summary = self.summary
+                for label, side in (("before", "baseline"), ("after", "final")):
+                    cells[f"pass@1 {label}"] = f"{format_rate(summary[side]['pass@1'])} (95% interval)"
+                cells["test"] = describe_test(summary)
+            curve = draw_curve(rows, self.folder.name, self._ends()) if rows else None
+        except ValueError as error:  # a damaged file: a notebook shows what there is
+            cells = {"state": state, "problem": str(error)}
+        return run_to_html(self.folder.name, {**cells, "folder": str(self.folder)}, curve)
+
+
+def _read_rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def train(

@@ -183,6 +183,11 @@ def plot_curve(
     seventh of the width. Without interim evaluations, the held-out pass rate is a line between `ends`, the pass rates
     before and after the last phase.
     """
+    write_atomic(Path(path), draw_curve(rows, title, ends))
+
+
+def draw_curve(rows: list[dict[str, Any]], title: str, ends: Sequence[float] = ()) -> bytes:
+    """The bytes of the PNG that `plot_curve` writes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -222,7 +227,7 @@ def plot_curve(
         axes.legend(frameon=False, loc="best", fontsize=9)
     buffer = io.BytesIO()
     canvas.print_png(buffer)
-    write_atomic(Path(path), buffer.getvalue())
+    return buffer.getvalue()
 
 
 def _drawable(value: Any) -> bool:

@@ -25,6 +25,7 @@ PARAMETERS = {
     "verify": COMMAND,
     "audit": COMMAND,
     "evaluate_service": COMMAND,
+    "export": COMMAND,
     "bench": COMMAND,
     "serve": COMMAND,
     "serve_engine": COMMAND,

@@ -1,0 +1,164 @@
+"""The pictures of a run, its completions token by token, and what a notebook shows of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlvr
+from rlvr.tracking.notebook_views import CompletionView, run_to_html, split_tokens
+from rlvr.tracking.pictures import plot_entropy, plot_groups, plot_lengths
+from tests.kit.chat_rows import qwen_folder
+
+ROWS = [{"prompt": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(6) for b in range(6)]
+
+
+def digits(prompt: str, response: str, meta: dict[str, Any]) -> float:
+    return sum(character.isdigit() for character in response) / 4
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> rlvr.Run:
+    home = tmp_path_factory.mktemp("pictures")
+    return rlvr.train(
+        qwen_folder(home / "model"), ROWS, digits, root=home, name="it", steps=2, group_size=4, prompts_per_step=2,
+        max_tokens=6, learning_rate=1e-3, evaluation={"tasks": 3, "samples": 2}, threads=1, quiet=True,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run(finished: rlvr.Run, tmp_path: Path) -> rlvr.Run:
+    """A copy, to be changed."""
+    return rlvr.load_run(shutil.copytree(finished.folder, tmp_path / "it"))
+
+
+def is_picture(path: Path) -> bool:
+    return path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and path.stat().st_size > 5_000
+
+
+def test_each_picture_is_a_file_in_the_run_folder_or_where_it_is_asked_for(run: rlvr.Run, tmp_path: Path) -> None:
+    drawn = [run.plot_groups(1), run.plot_lengths(), run.plot_entropy()]
+    assert [path.name for path in drawn] == ["groups-000001.png", "lengths.png", "entropy.png"]
+    assert all(path.parent == run.folder and is_picture(path) for path in drawn)
+    assert is_picture(run.plot_groups(0, tmp_path / "mine.png"))
+
+
+def test_a_run_without_the_data_of_a_picture_is_refused_and_nothing_is_written(run: rlvr.Run) -> None:
+    before = set(run.folder.iterdir())
+    with pytest.raises(ValueError, match=r"no rollouts of step 9; run\.rollouts_per_step"):
+        run.plot_groups(9)
+    (run.folder / "metrics.jsonl").write_text(json.dumps({"phase": "sft", "step": 0, "loss": 1.0}) + "\n")
+    with pytest.raises(ValueError, match="no step with an entropy"):
+        run.plot_entropy()
+    file = run.folder / "rollouts" / "rl-000000.jsonl"
+    for path in run.folder.glob("rollouts/*"):
+        path.unlink()
+    with pytest.raises(ValueError, match=r"no rollouts; run\.rollouts_per_step"):
+        run.plot_lengths()
+    row = {"group_id": "a", "prompt": "p", "response": "r", "reward": None, "response_tokens": [], "logprobs": []}
+    file.write_text(json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match="have no reward"):
+        run.plot_groups(0)
+    with pytest.raises(ValueError, match="no completion with tokens and a reward"):
+        run.plot_lengths()
+    with pytest.raises(ValueError, match="no log-probs"):
+        run.show_tokens(0)
+    assert set(run.folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda path: plot_groups([{"group_id": "a", "reward": 1.0}], path, "one"),
+        lambda path: plot_groups([{"group_id": i % 60, "reward": i / 7} for i in range(240)], path, "$many"),
+        lambda path: plot_lengths({3: [{"reward": 1.0, "response_tokens": [1], "stop_reason": None}]}, path, "one"),
+        lambda path: plot_entropy([{"phase": "rl", "step": 0, "entropy": 1.0}], path, "one"),
+        lambda path: plot_entropy(
+            [{"phase": "rl", "step": i, "entropy": math.nan, "kl": 1e-9 * i, "optim/kl_after": 0.0} for i in range(99)],
+            path,
+            "no number",
+        ),
+    ],
+)
+def test_few_and_many_values_are_drawn_without_a_warning(draw: Callable[[Path], None], tmp_path: Path) -> None:
+    draw(tmp_path / "it.png")
+    assert is_picture(tmp_path / "it.png")
+
+
+# ---- tokens
+
+
+def test_tokens_are_shown_with_the_log_probs_they_were_sampled_with(finished: rlvr.Run) -> None:
+    row = finished.rollouts(1)[3]
+    view = finished.show_tokens(1, 3)
+    assert list(view.logprobs) == row["logprobs"] and len(view.pieces) == len(row["response_tokens"])
+    assert "".join(view.pieces).startswith(row["response"])  # a stop token may follow
+    text = str(view)
+    assert f"{row['logprobs'][0]:8.3f}  {view.pieces[0]!r}" in text and f"reward {row['reward']:g}" in text
+    assert view._repr_html_().count("nats, p = ") == len(view.pieces)
+    with pytest.raises(ValueError, match=r"step 1 stored 8 rollouts; index=8, expected 0 to 7"):
+        finished.show_tokens(1, 8)
+
+
+def test_a_run_without_a_tokenizer_says_so(run: rlvr.Run) -> None:
+    for file in run.folder.glob("checkpoints/*/tokenizer_config.json"):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"no checkpoint of .* has a tokenizer"):
+        run.show_tokens(0)
+
+
+def test_a_token_that_is_a_part_of_a_character_is_joined_with_the_rest() -> None:
+    parts = {1: b"a", 2: "é".encode()[:1], 3: "é".encode()[1:], 4: b" b", 5: "é".encode()[:1]}
+
+    def decode(tokens: list[int]) -> str:
+        return b"".join(parts[token] for token in tokens).decode(errors="replace")
+
+    assert split_tokens([1, 2, 3, 4], decode) == ["a", "", "é", " b"]
+    assert split_tokens([1, 5], decode) == ["a", "\ufffd"]
+    assert split_tokens([], decode) == []
+
+
+def test_blanks_between_words_belong_to_the_word_behind_them() -> None:
+    """A tokenizer of words joins what it decodes, and gives no blank for a word alone."""
+    words = ["one", "two", "three"]
+    assert split_tokens([0, 1, 2], lambda tokens: " ".join(words[t] for t in tokens)) == ["one", " two", " three"]
+
+
+def test_less_likely_tokens_have_more_colour() -> None:
+    html = CompletionView("t", "p", ["a", "b", "c"], [0.0, -0.7, -20.0])._repr_html_()
+    colours = [float(x) for x in re.findall(r'rgba\(213,94,0,([\d.]+)\)" title', html)]
+    assert colours[0] == 0 < colours[1] < colours[2] <= 0.85
+
+
+# ---- notebooks
+
+
+def test_a_notebook_shows_the_results_and_the_curve(finished: rlvr.Run) -> None:
+    html = finished._repr_html_()
+    value = 100 * finished.summary["final"]["pass@1"]["value"]
+    for part in ("finished", ">2<", f"{value:.1f}% [", f"p = {finished.summary['p_value']:.4f}", str(finished.folder)):
+        assert part in html, part
+    assert "data:image/png;base64,iVBOR" in html
+
+
+def test_a_notebook_shows_what_there_is_of_a_run_that_is_not_finished_or_damaged(run: rlvr.Run) -> None:
+    (run.folder / "summary.json").write_text("{")
+    assert "damaged" in run._repr_html_()
+    (run.folder / "summary.json").unlink()
+    html = run._repr_html_()
+    assert "not finished" in html and "data:image/png" in html and "pass@1" not in html
+    (run.folder / "metrics.jsonl").unlink()
+    assert "data:image/png" not in run._repr_html_()
+
+
+def test_what_a_user_or_a_model_wrote_is_escaped() -> None:
+    evil = "<script>alert(1)</script>"
+    for html in (CompletionView(evil, evil, [evil], [-1.0])._repr_html_(), run_to_html(evil, {"folder": evil}, None)):
+        assert "<script" not in html and "&lt;script&gt;" in html
