@@ -21,6 +21,7 @@ from rlvr.config import CLI, LoadedConfig, load
 from rlvr.config.build_config import build_config
 from rlvr.config.schema import RunConfig
 from rlvr.core.files import read_json
+from rlvr.core.model_files import find_broken_file, find_broken_tokenizer
 from rlvr.core.protocols import TrainingClient
 from rlvr.core.weights_place import (
     CHECKPOINTS,
@@ -117,6 +118,8 @@ def check_to_sample(place: WeightsPlace, note: Callable[[str], None]) -> None:
         return
     if not (place.is_model or place.is_adapter):
         raise ValueError(f"{place.given}: {place.problem}; expected {list_expected(*EXPECTED)}")
+    if place.is_model and (wrong := find_broken_file(place.folder)):
+        raise ValueError(f"{place.given}: {wrong}")
     config = read_json(place.folder / MODEL_CONFIG, "the config of a model") if place.is_model else {}
     for kind in config.get("architectures") or ():
         if "Classification" in str(kind):
@@ -133,6 +136,10 @@ def check_model_folder(config: RunConfig) -> None:
         return
     place = WeightsPlace.of(name)
     is_path = place.is_written_as_path or place.folder.is_dir()
+    if place.is_model:
+        own_tokenizer = "" if config.model.tokenizer else find_broken_tokenizer(place.folder)
+        if wrong := find_broken_file(place.folder) or own_tokenizer:
+            raise ValueError(f"model.name={name}: {wrong}")
     if not is_path or place.is_model or place.kind is WeightsKind.GGUF:
         return
     if place.kind is WeightsKind.RUN:
