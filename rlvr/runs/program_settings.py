@@ -21,6 +21,7 @@ from typing import Any
 from rlvr.algorithms import Algorithm
 from rlvr.config.aliases import ALIASES_BY_WORD
 from rlvr.config.choices import FLAT
+from rlvr.config.foreign_words import FOREIGN
 from rlvr.config.schema import RunConfig
 from rlvr.core.files import new_folder, write_atomic
 from rlvr.core.registry import name_object
@@ -56,6 +57,16 @@ ARGUMENTS = {
     "checkpoint_every": "run.checkpoint_every",
     "name": "run.name",
     "resume": "run.resume",
+}
+# Arguments of other trainers' constructors, and ours.
+_OTHER_ARGUMENTS = {
+    "lr": "learning_rate",
+    "reward_func": "reward",
+    "reward_funcs": "reward",
+    "train_dataset": "data",
+    "eval_dataset": "heldout",
+    "processing_class": "tokenizer",
+    "peft_config": "lora",
 }
 _SECTIONS = {one.name for one in fields(RunConfig)}
 _HELDOUT = ("test", "validation", "heldout")  # the names of a held-out split, in the order of preference
@@ -105,9 +116,12 @@ def settings_of(
 def _find_key(name: str, function: str) -> str:
     if name in ARGUMENTS or name in _SECTIONS:
         return ARGUMENTS.get(name, name)
-    if name in FLAT or name in ALIASES_BY_WORD or name.partition(".")[0] in _SECTIONS:
+    if name not in _OTHER_ARGUMENTS and (name in FLAT or name in ALIASES_BY_WORD or name in FOREIGN):
         return name
-    near = difflib.get_close_matches(name, [*ARGUMENTS, *_SECTIONS, *ALIASES_BY_WORD], n=1)
+    if name.partition(".")[0] in _SECTIONS:
+        return name
+    known = [*ARGUMENTS, *_SECTIONS, *ALIASES_BY_WORD]
+    near = [_OTHER_ARGUMENTS[name]] if name in _OTHER_ARGUMENTS else difflib.get_close_matches(name, known, n=1)
     raise ValueError(
         f"{function}: unknown argument {name!r}{f' (did you mean {near[0]!r}?)' if near else ''}; arguments are model, "
         f"data, reward, heldout, {', '.join(ARGUMENTS)}, the sections of a config "
