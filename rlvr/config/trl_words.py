@@ -77,9 +77,7 @@ def _name_reward(value: Any) -> str:
 
 
 TRL: tuple[Alias, ...] = (
-    *replace_by(
-        "lr", lambda rate: f"give training.optimizer.learning_rate={rate}, or learning_rate, TRL's word for it"
-    ),
+    *refuse("lr", "give training.optimizer.learning_rate, or learning_rate, which is TRL's word for it"),
     # sizes
     *words("generation_batch_size", "~batch_size", "completions of a step: prompts_per_step = this / group_size"),
     *words("per_device_train_batch_size", "~device_batch", "x gradient_accumulation_steps: completions of a step"),
