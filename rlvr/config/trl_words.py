@@ -14,6 +14,7 @@ from rlvr.config.word_tables import (
     ONE_PROCESS,
     choose,
     refuse,
+    replace_by,
     share,
     words,
 )
@@ -62,7 +63,21 @@ def _at_least_0(value: Any) -> Any:
     return value if number(value) > 0 else 0.0
 
 
+def _name_reward(value: Any) -> str:
+    """What to write here for the reward functions of TRL, which may be a list."""
+    names = [str(name) for name in (value if isinstance(value, list) else [value])]
+    if all(":" in name for name in names) and names:
+        parts = ", ".join(f"{{name: {name}}}" for name in names)
+        own = f"type={names[0]}" if len(names) == 1 else f"type=composite 'reward.kwargs.rewards=[{parts}]'"
+        return f"give reward.{own}; a function may take TRL's arguments"
+    return (
+        "a function of your own is reward.type=module:function, which may take TRL's arguments; "
+        f"{_VERIFY}; a reward model is reward.type=classifier with reward.kwargs.model=FOLDER"
+    )
+
+
 TRL: tuple[Alias, ...] = (
+    *refuse("lr", "give training.optimizer.learning_rate, or learning_rate, which is TRL's word for it"),
     # sizes
     *words("generation_batch_size", "~batch_size", "completions of a step: prompts_per_step = this / group_size"),
     *words("per_device_train_batch_size", "~device_batch", "x gradient_accumulation_steps: completions of a step"),
@@ -131,7 +146,7 @@ TRL: tuple[Alias, ...] = (
         "sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
         "give algorithm.loss=sapo and algorithm.loss.positive_temperature or negative_temperature; there is no vespo",
     ),
-    *refuse("reward_funcs", f"{_VERIFY}; a reward model is reward.type=classifier with reward.kwargs.model=FOLDER"),
+    *replace_by("reward_func reward_funcs", _name_reward),
     *words("reward_model_name_or_path", "~reward_model", "the reward classifier, with this model"),
     *refuse("reward_weights multi_objective_aggregation", _VERIFY),
     *refuse(

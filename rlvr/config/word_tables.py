@@ -28,6 +28,16 @@ def refuse(names: str, why: str, *harmless: Any) -> list[Alias]:
     return words(names, "", why, check)
 
 
+def replace_by(names: str, describe: Callable[[Any], str]) -> list[Alias]:
+    """Words without a counterpart, of whose value `describe` says what to write instead. Values that say off pass."""
+
+    def check(value: Any) -> None:
+        if not any(value == off and type(value) is type(off) for off in OFF):
+            raise NotSupportedError(describe(value))
+
+    return words(names, "", describe("VALUE"), check)
+
+
 def share(value: Any) -> float:
     """A share of the steps."""
     try:

@@ -12,3 +12,8 @@ def first_line(error: BaseException | None, secret: str = "") -> str:
     """
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return (line.replace(secret, "***") if secret else line)[:MOST]
+
+
+def one_line(error: BaseException) -> str:
+    """All of an error's text in one line, for libraries that say in a later line what is wrong; cut like a line."""
+    return " ".join(str(error).split())[:MOST] or type(error).__name__

@@ -67,8 +67,8 @@ def reads_cache_only(name: str) -> bool:
 def describe_hub() -> str:
     """What to do where a model is not in the cache and the hub gave nothing, as the end of a message."""
     if is_offline():
-        return "it is not in the cache, and HF_HUB_OFFLINE is set; give the folder of a model"
+        return "there is no such folder, it is not in the cache, and HF_HUB_OFFLINE is set; give the folder of a model"
     return (
-        f"it is not in the cache, and the hub at {hub_endpoint()} does not answer within {PATIENCE:g} s; connect to it "
-        "(HF_ENDPOINT names another one), or give the folder of a model"
+        f"there is no such folder, it is not in the cache, and the hub at {hub_endpoint()} does not answer within "
+        f"{PATIENCE:g} s; connect to it (HF_ENDPOINT names another one), or give the folder of a model"
     )

@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -50,6 +51,8 @@ class Registry(Generic[T]):
         if name not in self._entries:
             load_plugins()
         if name not in self._entries:
+            if (file := Path(name)).suffix == ".py":
+                raise ValueError(f"unknown {self.kind} {name!r}: {_name_module(file, 'NAME')}, a name of that file")
             raise ValueError(
                 f"unknown {self.kind} {name!r}{did_you_mean(str(name), self._entries)}; known: "
                 f"{', '.join(self.names())}; or a path 'package.module:function'{describe_plugins()}"
@@ -89,6 +92,8 @@ def load_object(kind: str, path: str) -> Any:
                 "program again, or put the object into a module and name it by 'package.module:name'"
             )
         return _given[attribute]
+    if (file := Path(module_name)).suffix == ".py":
+        raise ValueError(f"{kind} {path!r}: {_name_module(file, attribute)}")
     if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
         raise ValueError(f"{kind} {path!r} is not of the form 'package.module:function'")
     if not {"", os.getcwd()} & set(sys.path):
@@ -107,6 +112,14 @@ def load_object(kind: str, path: str) -> Any:
             raise ValueError(f"{kind} {path!r}: {module_name!r} has no {attribute!r}{did_you_mean(part, names)}")
         found = getattr(found, part)
     return found
+
+
+def _name_module(file: Path, attribute: str) -> str:
+    """What to write instead of a file's name: its module, seen from here or from the folder that holds the file."""
+    parts = file.with_suffix("").parts
+    is_below = all(part.isidentifier() for part in parts)
+    module, place = (".".join(parts), "") if is_below else (file.stem, f", and run from {file.parent}")
+    return f"a module is expected, not a file name; give {module}:{attribute}{place}"
 
 
 def name_object(found: Any, use: Any = None) -> str:

@@ -32,7 +32,7 @@ from torch import Tensor
 from rlvr.core.files import find_damage, read_json
 from rlvr.engine.adapter_files import PEFT_PREFIX, REMEDY, write_adapter
 from rlvr.engine.model import LanguageModel
-from rlvr.engine.model_loading import without_progress_bar
+from rlvr.engine.model_loading import without_output
 from rlvr.engine.policy import VALUE_HEAD, VALUE_HEAD_FILE, Policy, Snapshot, tensors_sha256
 from rlvr.engine.sharding import gather_whole, is_sharded, local_part, take_part
 
@@ -117,7 +117,7 @@ def _save(
     if policy.lora is None:
         weights = _gather_weights(model, keep=writes) if policy.is_sharded else None
         if writes:
-            with without_progress_bar():
+            with without_output():
                 model.module.save_pretrained(folder, state_dict=weights)
     elif writes:
         write_adapter(folder, policy, model)
@@ -260,7 +260,7 @@ def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str,
         raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
     if policy.lora is None and not stored.keys() >= policy.parameters.keys():
         # transformers stores some models under other names than in memory (fused experts) and can convert them back.
-        with without_progress_bar():
+        with without_output():
             stored |= dict(model.architecture.from_pretrained(folder, dtype=model.dtype).named_parameters())
     for key, p in policy.parameters.items():
         if key not in stored or stored[key].shape != p.shape:

@@ -18,7 +18,10 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not self.alpha > 0:
-            raise ValueError(f"lora: rank={self.rank}, alpha={self.alpha}; expected a rank of at least 1 and alpha > 0")
+            all_weights = "; model.lora=null trains all weights" if self.rank == 0 else ""
+            raise ValueError(
+                f"lora: rank={self.rank}, alpha={self.alpha}; expected a rank of at least 1 and alpha > 0{all_weights}"
+            )
 
 
 @dataclass(frozen=True)

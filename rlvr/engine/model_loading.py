@@ -10,10 +10,13 @@ from typing import Any
 import torch
 
 from rlvr.core import rng
-from rlvr.core.error_text import first_line
+from rlvr.core.error_text import first_line, one_line
+from rlvr.core.files import read_json
 from rlvr.core.hub_status import describe_hub, reads_cache_only
 from rlvr.core.machine import describe_processor
-from rlvr.core.weights_place import is_model
+from rlvr.core.model_files import find_broken_file
+from rlvr.core.registry import did_you_mean
+from rlvr.core.weights_place import MODEL_CONFIG, is_model
 from rlvr.engine.gguf_files import describe_origin, open_gguf, read_origin
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.model_probe import probe
@@ -23,15 +26,18 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @contextmanager
-def without_progress_bar() -> Iterator[None]:
-    """Turn off the progress bar of `transformers`, which would break the live display."""
+def without_output() -> Iterator[None]:
+    """Turn off the progress bar of `transformers`, which would break the live display, and its reports of weights that
+    do not fit, which `load_model` describes itself."""
     from transformers.utils import logging
 
-    was_enabled = logging.is_progress_bar_enabled()
+    was_enabled, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if was_enabled:
             logging.enable_progress_bar()
 
@@ -125,6 +131,22 @@ def _list_senses(config: Any) -> str:
     return " and ".join(word for name, word in parts.items() if getattr(config, name, None))
 
 
+def check_model_type(folder: Path, where: str) -> None:
+    """ValueError with the remedy if `transformers` does not know the kind of model that a folder's config names."""
+    import transformers
+    from transformers import CONFIG_MAPPING
+
+    config = read_json(folder / MODEL_CONFIG, "the config of a model")
+    if (kind := config["model_type"]) in CONFIG_MAPPING:
+        return
+    own_code = "; it brings code of its own (auto_map), which is not run" if config.get("auto_map") else ""
+    near = did_you_mean(kind, CONFIG_MAPPING.keys(), 0.7)
+    raise ValueError(
+        f"{where}: {folder / MODEL_CONFIG} has model_type={kind!r}, which transformers {transformers.__version__} does "
+        f"not know{near}{own_code}; correct it, install a version of transformers that knows it, or give another model"
+    )
+
+
 def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> LanguageModel:
     """Load a pretrained model from a local folder, a GGUF file or the hub, without running remote code.
 
@@ -132,6 +154,7 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
     is one, else the CPU with float32. ValueError, with a remedy, for what the engine cannot train: another kind of
     model, weights that are missing or quantized.
     """
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     where = pick_device(device)
@@ -140,17 +163,25 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
     if looks_local and not is_model(Path(name).expanduser()):
         raise ValueError(f"model.name={name!r}: no such model folder (no config.json there)")
     source = str(Path(name).expanduser()) if Path(name).expanduser().exists() else name
+    if is_folder := is_model(Path(source)):
+        if wrong := find_broken_file(Path(source)):
+            raise ValueError(f"model.name={name!r}: {wrong}")
+        check_model_type(Path(source), f"model.name={name!r}")
     cache_only = reads_cache_only(source)
     try:
         # Said outright: where it is left open, transformers asks on the terminal whether to run code of the folder.
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=cache_only)
-    except (OSError, ValueError, KeyError) as error:
-        why = describe_hub() if cache_only else first_line(error)
+    except Exception as error:  # a config may have any value: each kind of model checks its own, by its own errors
+        why = describe_hub() if cache_only else one_line(error)
+        if is_folder:
+            raise ValueError(
+                f"model.name={name!r}: {Path(source) / MODEL_CONFIG} is wrong: {why}; correct it"
+            ) from error
         raise ValueError(f"model.name={name!r} cannot be loaded: {why}") from error
     check_is_causal(config, f"model.name={name!r}")
     is_quantized = False
     try:
-        with without_progress_bar():
+        with without_output():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source,
                 dtype=pick_dtype(dtype, where),
@@ -158,11 +189,11 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
                 trust_remote_code=False,
                 local_files_only=cache_only,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are in `found`, with their names and shapes
             )
         module, found = loaded
-        module = module.to(where)
         is_quantized = getattr(module, "is_quantized", False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         is_quantized = isinstance(error, ImportError) and hasattr(config, "quantization_config")
         if not is_quantized:
             raise ValueError(f"model.name={name!r} cannot be loaded: {first_line(error)}") from error
@@ -170,6 +201,14 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
         raise ValueError(
             f"model.name={name!r}: the weights are quantized, expected float32 or bfloat16: load the folder with "
             "transformers, call `dequantize()` on the model and save it to another folder"
+        )
+    module = module.to(where)
+    if misfits := sorted(found["mismatched_keys"]):
+        weight, stored, expected = misfits[0]
+        raise ValueError(
+            f"model.name={name!r}: the config and the weights do not belong together: {len(misfits)} weights have "
+            f"another shape than the config says ({weight}: {list(stored)} in the file, {list(expected)} by the "
+            "config); give both from one model"
         )
     if missing := sorted(found["missing_keys"]):
         raise ValueError(

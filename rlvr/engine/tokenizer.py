@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.core.error_text import first_line
+from rlvr.core.error_text import one_line
 from rlvr.core.hub_status import describe_hub, reads_cache_only
+from rlvr.core.model_files import find_broken_tokenizer
 from rlvr.engine.gguf_files import open_gguf
 
 KINDS = ("words", "characters", "pieces")
@@ -65,6 +66,8 @@ def load_tokenizer(name: str) -> Any:
             f"model folder {name!r} holds no tokenizer (no tokenizer.json, tokenizer_config.json or tokenizer.model); "
             "save one there with tokenizer.save_pretrained, or name one with model.tokenizer=<folder or hub name>"
         )
+    if wrong := find_broken_tokenizer(Path(name).expanduser()):
+        raise ValueError(f"cannot load a tokenizer from {name!r}: {wrong}")
     cache_only = reads_cache_only(name)
     try:
         return AutoTokenizer.from_pretrained(
@@ -72,8 +75,8 @@ def load_tokenizer(name: str) -> Any:
             trust_remote_code=False,  # left open, it may ask on the terminal whether to run code of the folder
             local_files_only=cache_only,
         )
-    except (OSError, ValueError) as error:
-        why = describe_hub() if cache_only else first_line(error)
+    except Exception as error:  # the library that reads a tokenizer.json raises no narrower class
+        why = describe_hub() if cache_only else one_line(error)
         if "/" not in name:
             why += f"; nor is a package {name!r} installed that ships a GGUF file (if one is meant, install it)"
         raise ValueError(f"cannot load a tokenizer from {name!r}: {why}") from error

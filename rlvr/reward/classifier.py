@@ -22,6 +22,7 @@ from typing import Any
 
 from rlvr.core.cancellation import raise_if_cancelled
 from rlvr.core.hub_status import reads_cache_only
+from rlvr.core.model_files import find_broken_file
 from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Outcome, Score
 from rlvr.core.weights_place import is_model
@@ -210,6 +211,8 @@ def _load(name: str, device: str) -> LoadedClassifier:
     if Path(name).is_absolute() and not is_model(Path(name)):
         found = "no config.json there" if Path(name).is_dir() else "no such folder"
         raise ValueError(f"{what}: {found}; expected a folder that `save_pretrained` of a {KIND} model wrote")
+    if is_model(Path(name)) and (wrong := find_broken_file(Path(name))):
+        raise ValueError(f"{what} cannot be loaded: {wrong}")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"reward 'classifier': device={device}, but no CUDA device is visible; use device=cpu or auto")
     where = torch.device("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else torch.device(device)
@@ -227,7 +230,7 @@ def _load(name: str, device: str) -> LoadedClassifier:
         if missing := sorted(report["missing_keys"]):
             raise ValueError(f"its weights lack {', '.join(missing[:3])}")
         tokenizer = AutoTokenizer.from_pretrained(name, **safe)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # each kind of model checks its config by its own errors
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{what} cannot be loaded: {first}; expected a {KIND} model of transformers") from error
     finally:

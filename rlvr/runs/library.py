@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,9 +23,9 @@ from rlvr.core.cpu_budget import limit_spinning
 from rlvr.core.registry import did_you_mean
 from rlvr.core.weights_place import SETTINGS, find_near_folder, find_run
 from rlvr.runs.evaluate_weights import evaluate_weights
-from rlvr.runs.own_loop import LOOP_SETTINGS
 from rlvr.runs.export_weights import ExportForm, export_weights
-from rlvr.runs.program_settings import read_model, settings_of
+from rlvr.runs.own_loop import LOOP_SETTINGS
+from rlvr.runs.program_settings import ARGUMENTS, name_arguments, read_model, settings_of
 from rlvr.runs.train import train_config
 from rlvr.runs.user_messages import be_quiet, print_message
 from rlvr.tracking import RunConsole, evaluation_table
@@ -135,9 +135,7 @@ class Run:
         `dtype` is float32, bfloat16 or float16, by default that of the base model. `base` is the base model, if it has
         moved. A folder that exists and is not empty is refused.
         """
-        self._refuse_own_loop(
-            "export", "`rlvr export` on a checkpoint of it, or the folders of run.checkpoints as they are"
-        )
+        self._refuse_own_loop("export", "`rlvr export` on one of run.checkpoints")
         try:
             chosen = ExportForm(form)
         except ValueError:
@@ -279,7 +277,7 @@ def train(
     KeyboardInterrupt when it is stopped by Ctrl-C: what was done is kept. ValueError for what cannot be trained.
     """
     limit_spinning()
-    with _name_caller("rlvr.train"), be_quiet(quiet):
+    with _name_caller("rlvr.train", ARGUMENTS), be_quiet(quiet):
         values = settings_of(Path(root), model, data, reward, heldout, **settings)
         name, file = _find_config(config, values)
         if "run.name" not in values:
@@ -316,7 +314,7 @@ def evaluate(
             f"evaluate: unknown argument {unknown[0]!r}{did_you_mean(unknown[0], EvaluateArguments.__annotations__)}; "
             f"arguments are weights, data, reward, config, like, {', '.join(EvaluateArguments.__annotations__)}"
         )
-    with _name_caller("rlvr.evaluate"), be_quiet(quiet):
+    with _name_caller("rlvr.evaluate", EvaluateArguments.__annotations__), be_quiet(quiet):
         values = settings_of(Path(root), None, data, reward, function="evaluate", **settings)
         if values.get("env.name") == "dataset" and "env.kwargs.heldout_path" not in values:
             values["env.kwargs.heldout_fraction"] = 1
@@ -347,11 +345,15 @@ def load_run(folder: str | Path) -> Run:
 
 
 @contextmanager
-def _name_caller(function: str) -> Iterator[None]:
-    """Messages say that settings come from this call, and not from a command line."""
+def _name_caller(function: str, arguments: Iterable[str] = ()) -> Iterator[None]:
+    """Messages say that settings come from this call, and not from a command line, and name the `arguments` that stand
+    for the keys in them."""
     token = CALLER.set(f"{function}(...)")
     try:
         yield
+    except ValueError as error:
+        error.args = (name_arguments(str(error), arguments),)
+        raise
     finally:
         CALLER.reset(token)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from numbers import Real
@@ -21,6 +22,8 @@ from typing import Any
 from rlvr.algorithms import Algorithm
 from rlvr.config.aliases import ALIASES_BY_WORD
 from rlvr.config.choices import FLAT
+from rlvr.config.foreign_words import FOREIGN
+from rlvr.config.interpolate import CALLER
 from rlvr.config.schema import RunConfig
 from rlvr.core.files import new_folder, write_atomic
 from rlvr.core.registry import name_object
@@ -57,6 +60,16 @@ ARGUMENTS = {
     "name": "run.name",
     "resume": "run.resume",
 }
+# Arguments of other trainers' constructors, and ours.
+_OTHER_ARGUMENTS = {
+    "lr": "learning_rate",
+    "reward_func": "reward",
+    "reward_funcs": "reward",
+    "train_dataset": "data",
+    "eval_dataset": "heldout",
+    "processing_class": "tokenizer",
+    "peft_config": "lora",
+}
 _SECTIONS = {one.name for one in fields(RunConfig)}
 _HELDOUT = ("test", "validation", "heldout")  # the names of a held-out split, in the order of preference
 
@@ -92,7 +105,7 @@ def settings_of(
         if data is not None:
             values |= _read_data(data, heldout, root, reward is not None)
         elif heldout is not None:
-            raise ValueError("train: heldout without data; give both, or data alone, of which a tenth is held out")
+            raise _error("heldout without data; give both, or data alone, of which a tenth is held out")
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
         raise ValueError(
             f"{function}: root={str(root)!r}: {error.strerror} ({error.filename}); give another root"
@@ -102,12 +115,28 @@ def settings_of(
     return values
 
 
+def _error(text: str) -> ValueError:
+    """The error of a mistake in a call, which begins with the name of the function that was called."""
+    found = re.fullmatch(r"rlvr\.(\w+)\(\.\.\.\)", CALLER.get())
+    return ValueError(f"{found[1] if found else 'train'}: {text}")
+
+
+def name_arguments(message: str, known: Iterable[str]) -> str:
+    """The message, and which of the `known` arguments stand for the keys that it names."""
+    named = {key: name for name, key in ARGUMENTS.items() if name in known}
+    said = [key for key in named if re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.]*\w)", message)]
+    return message + "".join(f" ({key} is the argument {named[key]})" for key in said)
+
+
 def _find_key(name: str, function: str) -> str:
     if name in ARGUMENTS or name in _SECTIONS:
         return ARGUMENTS.get(name, name)
-    if name in FLAT or name in ALIASES_BY_WORD or name.partition(".")[0] in _SECTIONS:
+    if name not in _OTHER_ARGUMENTS and (name in FLAT or name in ALIASES_BY_WORD or name in FOREIGN):
         return name
-    near = difflib.get_close_matches(name, [*ARGUMENTS, *_SECTIONS, *ALIASES_BY_WORD], n=1)
+    if name.partition(".")[0] in _SECTIONS:
+        return name
+    known = [*ARGUMENTS, *_SECTIONS, *ALIASES_BY_WORD]
+    near = [_OTHER_ARGUMENTS[name]] if name in _OTHER_ARGUMENTS else difflib.get_close_matches(name, known, n=1)
     raise ValueError(
         f"{function}: unknown argument {name!r}{f' (did you mean {near[0]!r}?)' if near else ''}; arguments are model, "
         f"data, reward, heldout, {', '.join(ARGUMENTS)}, the sections of a config "
@@ -157,14 +186,14 @@ def _plain(value: Any, key: str) -> Any:
     if isinstance(value, Reward):
         return {"name": _name_reward(value), "kwargs": value.kwargs}
     if hasattr(value, "save_pretrained"):
-        raise ValueError(f"train: {key} is an object; give the folder of it (after `save_pretrained`), or its name")
+        raise _error(f"{key} is an object; give the folder of it (after `save_pretrained`), or its name")
     if callable(value):
         return name_object(value)
     if hasattr(value, "item") and not hasattr(value, "__len__"):  # a number of numpy
         value = value.item()
     if value is not None and not isinstance(value, (bool, int, float, str, Mapping, list)):
-        raise ValueError(
-            f"train: {key} is of type {type(value).__name__}; expected text, a number, a mapping, or an object with "
+        raise _error(
+            f"{key} is of type {type(value).__name__}; expected text, a number, a mapping, or an object with "
             "options of that kind"
         )
     return value
@@ -195,16 +224,14 @@ def read_model(model: Any, values: Mapping[str, Any], root: Path) -> dict[str, A
     if isinstance(model, Mapping) or hasattr(model, "to_diff_dict"):  # a configuration: random weights
         config = dict(model) if isinstance(model, Mapping) else {**model.to_diff_dict(), "model_type": model.model_type}
         if "model_type" not in config:
-            raise ValueError("train: model is a mapping without model_type; give a configuration of transformers")
+            raise _error("model is a mapping without model_type; give a configuration of transformers")
         adapter = {} if any(key.startswith("model.lora") for key in values) else {"model.lora": None}
         return {"model.name": None, "model.config": config, **adapter}
     if hasattr(model, "peft_config"):
-        raise ValueError(
-            "train: model is wrapped by peft; give the base model and lora={'rank': 32}, or model.merge_and_unload()"
-        )
+        raise _error("model is wrapped by peft; give the base model and lora={'rank': 32}, or model.merge_and_unload()")
     if not (hasattr(model, "save_pretrained") and hasattr(model, "state_dict")):
-        raise ValueError(
-            f"train: model is of type {type(model).__name__}; expected a name or folder, a transformers model, or a "
+        raise _error(
+            f"model is of type {type(model).__name__}; expected a name or folder, a transformers model, or a "
             "configuration (a mapping with model_type)"
         )
     return {"model.name": str(_save_model(model, values.get("model.tokenizer"), root))}
@@ -246,8 +273,8 @@ def _read_data(data: Any, heldout: Any, root: Path, has_reward: bool) -> dict[st
         section = {"env.name": "dataset", "env.kwargs.name": data}
     elif isinstance(data, (str, Path)):
         near = difflib.get_close_matches(str(data), known_environments(), n=1)
-        raise ValueError(
-            f"train: data={str(data)!r} is no file or folder here and no environment"
+        raise _error(
+            f"data={str(data)!r} is no file or folder here and no environment"
             f"{f' (did you mean {near[0]!r}?)' if near else ''}; give a path, rows, an environment "
             f"({', '.join(known_environments())}), or OWNER/NAME of a data set of the hub"
         )
@@ -259,8 +286,8 @@ def _read_data(data: Any, heldout: Any, root: Path, has_reward: bool) -> dict[st
         if isinstance(data, Mapping):
             splits: Mapping[str, Any] = data
             if "train" not in splits or (unknown := set(splits) - {"train", *_HELDOUT}):
-                raise ValueError(
-                    f"train: data has the parts {', '.join(map(repr, splits)) or 'none'}"
+                raise _error(
+                    f"data has the parts {', '.join(map(repr, splits)) or 'none'}"
                     f"{f', of which {sorted(unknown)[0]!r} is unknown' if 'train' in splits else ''}; expected 'train' "
                     f"and perhaps one of {', '.join(_HELDOUT)}"
                 )
@@ -283,14 +310,14 @@ def _write_rows(data: Any, what: str, root: Path) -> tuple[Path, bool]:
     elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
         data = data.to_dict("records")
     if not isinstance(data, Iterable) or isinstance(data, Mapping):
-        raise ValueError(
-            f"train: {what} is of type {type(data).__name__}; expected rows (a list, a generator, a "
+        raise _error(
+            f"{what} is of type {type(data).__name__}; expected rows (a list, a generator, a "
             "datasets.Dataset, a DataFrame), a file, or an environment"
         )
     rows = [{"prompt": row} if isinstance(row, str) else row for row in data]
     lines = [_write_row(row, f"row {number} of {what}") for number, row in enumerate(rows, 1)]
     if not lines:
-        raise ValueError(f"train: {what} has no rows; a generator gives them once: make it anew for each call")
+        raise _error(f"{what} has no rows; a generator gives them once: make it anew for each call")
     text = "".join(lines)
     file = root / INPUTS / f"rows-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
     if not file.exists():
@@ -301,14 +328,14 @@ def _write_rows(data: Any, what: str, root: Path) -> tuple[Path, bool]:
 
 def _write_row(row: Any, where: str) -> str:
     if not isinstance(row, Mapping):
-        raise ValueError(
-            f"train: {where} is of type {type(row).__name__}, expected a mapping of columns, or text, which is a prompt"
+        raise _error(
+            f"{where} is of type {type(row).__name__}, expected a mapping of columns, or text, which is a prompt"
         )
     try:
         line = json.dumps({name: _without_nan(value) for name, value in row.items()}, default=_to_json) + "\n"
         json.dumps(json.loads(line), ensure_ascii=False).encode()
     except (TypeError, ValueError) as error:
-        raise ValueError(f"train: {where}: {error}; expected text, numbers, lists and mappings") from None
+        raise _error(f"{where}: {error}; expected text, numbers, lists and mappings") from None
     return line
 
 
@@ -341,7 +368,7 @@ def _read_part(part: Any) -> dict[str, Any]:
     """A part of a composite reward: a reward, or a pair of one and its weight."""
     reward, weight = part if isinstance(part, tuple) and len(part) == 2 else (part, 1.0)
     if not isinstance(weight, Real):
-        raise ValueError(f"train: a reward has the weight {weight!r}, expected a number: [(accuracy, 1), (form, 0.2)]")
+        raise _error(f"a reward has the weight {weight!r}, expected a number: [(accuracy, 1), (form, 0.2)]")
     kwargs = reward.kwargs if isinstance(reward, Reward) else {}
     return {"name": _name_reward(reward), "weight": float(weight), **({"kwargs": kwargs} if kwargs else {})}
 
@@ -352,11 +379,9 @@ def _name_reward(reward: Any) -> str:
     if isinstance(reward, Reward):
         return reward.name if reward.spec.function is None or ":" in reward.name else _name_of_spec(reward)
     if isinstance(reward, type):
-        raise ValueError(f"train: the reward {reward.__name__} is a class; give an object of it: {reward.__name__}()")
+        raise _error(f"the reward {reward.__name__} is a class; give an object of it: {reward.__name__}()")
     if not callable(reward):
-        raise ValueError(
-            f"train: a reward is of type {type(reward).__name__}; expected a function, a name, or a list of them"
-        )
+        raise _error(f"a reward is of type {type(reward).__name__}; expected a function, a name, or a list of them")
     return name_object(reward)
 
 

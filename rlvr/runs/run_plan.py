@@ -124,7 +124,10 @@ def plan(assembly: Assembly) -> dict[str, str]:
     # Tasks are set aside even where `sft.steps=0` leaves no interim evaluation: runs with and without it compare.
     has_others = ((config.sft.steps and config.sft.until) or e.every) and interim and interim != heldout
     others = f"; {len(interim)} others for interim evaluations" if has_others else ""
-    return lines | {"evaluation": f"{len(heldout)} held-out tasks x {e.samples} completions, before and after{others}"}
+    tasks = f"{len(heldout)} held-out tasks"
+    if len(heldout) < e.tasks:
+        tasks += f" (all there are; evaluation.tasks={e.tasks:,})"
+    return lines | {"evaluation": f"{tasks} x {e.samples} completions, before and after{others}"}
 
 
 def _check_optimizers(assembly: Assembly) -> None:

@@ -20,7 +20,7 @@ from rlvr.runs.build_job import build_job
 from rlvr.runs.run_folder import open_run
 from rlvr.runs.run_plan import plan
 from rlvr.runs.run_tasks import check_reward, resolve_epochs
-from rlvr.runs.user_messages import announce_if_slow, mask_secrets
+from rlvr.runs.user_messages import announce_if_slow, mask_secrets, print_message
 from rlvr.runs.weights import check_model_folder
 from rlvr.tracking import RunConsole
 from rlvr.tracking.run_report import stored_summary
@@ -46,7 +46,7 @@ def train_config(loaded: LoadedConfig, settings: RunConfig, console: RunConsole)
         assembly = assemble(settings)
     loaded, settings = resolve_epochs(loaded, settings, assembly.source)
     assembly = replace(assembly, config=settings)
-    check_model_folder(settings)
+    check_model_folder(settings, print_message)
     with announce_if_slow("starting the verifiers"):
         assembly.start_rewards()
     if settings.training.mode == "rlvr":

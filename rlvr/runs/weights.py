@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.clients.client_options import LocalOptions, ModelOptions
+from rlvr.clients.local_engine import BUILT_TOKENIZERS
 from rlvr.clients.registry import resolve_client
 from rlvr.clients.sampler_options import TrainerSampler
 from rlvr.config import CLI, LoadedConfig, load
 from rlvr.config.build_config import build_config
 from rlvr.config.schema import RunConfig
 from rlvr.core.files import read_json
+from rlvr.core.model_files import find_broken_file, find_broken_tokenizer
 from rlvr.core.protocols import TrainingClient
 from rlvr.core.weights_place import (
     CHECKPOINTS,
@@ -124,15 +126,42 @@ def check_to_sample(place: WeightsPlace, note: Callable[[str], None]) -> None:
                 f"{place.given} is a {kind}, which writes no text; expected a language model. As a reward it is "
                 f"reward.type=classifier reward.kwargs.model={place.given}"
             )
+    if place.is_model and (wrong := find_broken_file(place.folder)):
+        raise ValueError(f"{place.given}: {wrong}")
 
 
-def check_model_folder(config: RunConfig) -> None:
-    """ValueError if `model.name` is written as a path, or is a folder, and no model is there. A hub is not asked."""
+def _check_there(key: str, given: str, note: Callable[[str], None]) -> None:
+    """ValueError for a missing folder whose name no hub has. A hub name has no slash or one."""
+    place = WeightsPlace.of(resolve_best(Path(given).expanduser()) if "://" not in given else given)
+    if place.folder.exists() or place.kind not in (WeightsKind.HUB, WeightsKind.UNKNOWN):
+        return
+    near = find_near_folder(place.folder)
+    if place.kind is WeightsKind.UNKNOWN and (place.is_written_as_path or "/" in given):
+        raise ValueError(
+            f"{key}={given}: no such folder{near}; give a folder that `save_pretrained` wrote, or a hub name"
+        )
+    if near or place.kind is WeightsKind.UNKNOWN:
+        note(f"{key}={given}: there is no such folder{near}; it is looked for on the hub")
+
+
+def check_model_folder(config: RunConfig, note: Callable[[str], None] = lambda text: None) -> None:
+    """ValueError if `model.name` is written as a path, or is a folder, and no model is there; or if another folder is
+    missing that the run loads. A hub is not asked; a name of it that may be meant as a folder is noted."""
     name = config.model.name
-    if not name or not resolve_client(config.client.name).capabilities.runs_in_process:
+    if not resolve_client(config.client.name).capabilities.runs_in_process:
+        return
+    tokenizer = config.model.tokenizer if config.model.tokenizer not in BUILT_TOKENIZERS else None
+    for key, given in (("model.tokenizer", tokenizer), ("model.name", name), ("teacher.model", config.teacher.model)):
+        if given:
+            _check_there(key, given, note)
+    if not name:
         return
     place = WeightsPlace.of(name)
     is_path = place.is_written_as_path or place.folder.is_dir()
+    if place.is_model:
+        own_tokenizer = "" if config.model.tokenizer else find_broken_tokenizer(place.folder)
+        if wrong := find_broken_file(place.folder) or own_tokenizer:
+            raise ValueError(f"model.name={name}: {wrong}")
     if not is_path or place.is_model or place.kind is WeightsKind.GGUF:
         return
     if place.kind is WeightsKind.RUN:

@@ -17,6 +17,7 @@ from rlvr.clients.local_engine import ModelBuild
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.core.gc_pause import paused_collection
 from rlvr.core.machine import free_memory
+from rlvr.core.model_files import find_broken_file, find_broken_tokenizer
 from rlvr.core.weights_place import MODEL_CONFIG, WeightsPlace
 from rlvr.engine.gguf_files import open_gguf
 from rlvr.tinker_server.backend.quotas import ANY_KEY, KEY_PREFIX
@@ -183,6 +184,8 @@ def named_models(given: list[str]) -> dict[str, str]:
                 "by save_pretrained or a download, a run of `rlvr train` or one of its checkpoints, or the name of a "
                 "model on the hub (owner/name)"
             )
+        if newest.is_model and (wrong := find_broken_file(newest.folder) or find_broken_tokenizer(newest.folder)):
+            raise ValueError(f"--model {text!r}: {wrong}")
         found[name] = folder if not looks_local or is_run else str(newest.folder)
     if not found:
         raise ValueError("no model is given; expected --model with a folder, a hub name, or name=folder")

@@ -323,6 +323,7 @@ class TrainingLoop:
         summary = {
             **compare(before, after),
             **({} if self.steps_to_train else {"unjudged": before.unjudged}),  # one evaluation
+            "max_tasks": self.job.evaluation.tasks,
             "seconds": self.checkpoints.seconds,
             "weights_sha256": self.job.weights_sha256(),
             "mode": options.mode,

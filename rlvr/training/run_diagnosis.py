@@ -130,6 +130,8 @@ def _outcome_findings(folder: Path) -> Iterator[Finding]:
         low, high = summary["change"]["low"], summary["change"]["high"]
         reward = [summary[side]["mean_reward"] for side in ("baseline", "final")]
         has_rewarded = _has_rewarded(summary)
+        evaluated = summary.get("tasks", 0) + summary.get("incomplete", 0)
+        is_exhausted = evaluated < summary.get("max_tasks", 0)  # older runs have no such number
         rates = f"{format_percent(before)}, then {format_percent(after)}"
         change = f"{rates}; change {100 * low:+.1f} to {100 * high:+.1f} points"
     except (ValueError, KeyError, TypeError):  # not finished, or damaged
@@ -155,10 +157,20 @@ def _outcome_findings(folder: Path) -> Iterator[Finding]:
             "no_gain",
             f"the held-out pass rate did not clearly change ({change})"
             + (": too few tasks to tell" if high >= UNCLEAR else ": the steps may be too small or too few"),
-            "more tasks, to measure such a gain (evaluation.tasks)"
+            _remedy_of_few(evaluated, is_exhausted)
             if high >= UNCLEAR
             else "a higher training.optimizer.learning_rate or more training.steps",
         )
+
+
+def _remedy_of_few(evaluated: int, is_exhausted: bool) -> str:
+    """How to measure a gain that the interval does not exclude; `is_exhausted`: there are no more held-out tasks."""
+    if not is_exhausted:
+        return "more tasks, to measure such a gain (evaluation.tasks)"
+    return (
+        f"more held-out tasks, to measure such a gain: all {evaluated:,} there are were evaluated (of rows, hold out "
+        "more by env.kwargs.heldout_fraction or heldout_path), or more completions of each (evaluation.samples)"
+    )
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:

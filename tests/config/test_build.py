@@ -122,7 +122,12 @@ def test_the_plan_lists_the_main_settings(toy: Path) -> None:
     config = build_config(load(None, "toy.yaml"))
     told = plan(assemble(config))
     assert told["model"] == "a table of token logits over 198 words, all weights (client=mock)"
-    assert told["evaluation"] == "16 held-out tasks x 8 completions, before and after"
+    assert (
+        told["evaluation"]
+        == "16 held-out tasks (all there are; evaluation.tasks=1,000) x 8 completions, before and after"
+    )
+    fewer = build_config(load(None, "toy.yaml", ["evaluation.tasks=7"]))
+    assert plan(assemble(fewer))["evaluation"].startswith("7 held-out tasks x")
 
 
 def test_an_impossible_config_is_refused_before_a_run_folder_exists(toy: Path, capsys: Any) -> None:

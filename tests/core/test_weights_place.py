@@ -127,6 +127,19 @@ def test_a_name_of_a_model_that_is_no_model_says_what_to_give(here: Path, name: 
         check_model_folder(build_config(load(None, None, ["env.name=toy", f"model.name={name}"])))
 
 
+@pytest.mark.parametrize("key", ["model.name", "model.tokenizer", "teacher.model"])
+def test_a_missing_folder_is_named_before_a_hub_is_asked(here: Path, key: str) -> None:
+    """A path is refused; what may be a name of the hub is noted."""
+    words, notes = ["env.name=toy", "algorithm.name=distillation"], list[str]()
+    if key != "model.name":
+        words += ["model.config={model_type: llama}", "model.tokenizer=words"]
+    for path in ("./none", "none/of/these", "runs/none"):
+        with pytest.raises(ValueError, match=f"{key}={path}: no such folder"):
+            check_model_folder(build_config(load(None, None, [*words, f"{key}={path}"])))
+    check_model_folder(build_config(load(None, None, [*words, f"{key}=no-such-model"])), notes.append)
+    assert len(notes) == 1 and f"{key}=no-such-model: there is no such folder" in notes[0]
+
+
 def test_the_weights_of_another_model_replace_the_section_of_the_model(here: Path) -> None:
     loaded = load(None, None, ["env.name=toy", "model.dtype=float32", "client=mock"])
     replaced = with_model(loaded, WeightsPlace.of("adapter"))

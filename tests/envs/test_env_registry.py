@@ -35,6 +35,10 @@ def test_the_built_in_environments_are_registered():
         ("jsonl", {}, "path=None and name=None; give one of them"),
         ("json:loads", {"s": "{}"}, "made a dict without levels, reward"),
         ("nowhere_at_all:f", {}, "importing 'nowhere_at_all' failed"),
+        ("mine.py:f", {}, "not a file name; give mine:f$"),
+        ("sub/mine.py:f", {}, "give sub.mine:f$"),
+        ("../mine.py:f", {}, r"give mine:f, and run from \.\.$"),
+        ("mine.py", {}, "not a file name; give mine:NAME"),
     ],
 )
 def test_a_mistake_is_one_message(name, kwargs, message):

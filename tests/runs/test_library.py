@@ -359,6 +359,11 @@ class Saved:
     def save_pretrained(self, folder: str) -> None: ...
 
 
+def test_a_mistake_in_evaluate_names_evaluate(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^evaluate: data is of type int"):
+        rlvr.evaluate(tmp_path, data=5)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -385,6 +390,15 @@ class Saved:
         ({"data": ROWS, "name": ""}, "name='', expected text"),
         ({"data": ROWS, "root": "/proc/none"}, "root='/proc/none': .*give another root"),
         ({"data": ROWS, "step": 3}, "unknown argument 'step' .did you mean 'steps'"),
+        (
+            {"data": ROWS, "max_tokens": None},
+            r"rollout.max_tokens is missing.*is the argument max_tokens",
+        ),
+        ({"data": ROWS, "tokenizer": "./none"}, r"model.tokenizer=./none: no such folder.*is the argument tokenizer"),
+        ({"data": ROWS, "lr": 1e-5}, "unknown argument 'lr' .did you mean 'learning_rate'"),
+        ({"data": ROWS, "reward_funcs": [digits]}, "unknown argument 'reward_funcs' .did you mean 'reward'"),
+        ({"train_dataset": ROWS}, "unknown argument 'train_dataset' .did you mean 'data'"),
+        ({"data": ROWS, "optim": "lion"}, "optim=lion .from rlvr.train.*the optimizer is AdamW"),
         ({"data": ROWS, "steps": "three"}, r'training.steps: "three" .text. given .from rlvr.train\(...\).'),
         ({"data": ROWS, "training": {"stepz": 3}}, r"unknown key training.stepz \(from rlvr.train"),
         ({"data": ROWS, "optimizer": {"name": "muon"}}, "name=muon needs matrix_learning_rate"),

@@ -266,6 +266,14 @@ def test_a_change_that_may_be_large_asks_for_more_tasks_and_a_small_one_for_larg
     assert "too small or too few" in still.fact and "learning_rate" in still.remedy
 
 
+def test_no_more_tasks_are_asked_for_than_are_held_out(tmp_path: Path):
+    """A run that evaluated every held-out task is told how there come to be more."""
+    summary = make_summary(0.2, -0.05) | {"tasks": 90, "incomplete": 10}
+    more, no_more = (finding_of(summary | {"max_tasks": asked}, tmp_path).remedy for asked in (100, 101))
+    assert "(evaluation.tasks)" in more
+    assert "all 100 there are" in no_more and "heldout_fraction" in no_more and "evaluation.tasks" not in no_more
+
+
 def test_a_higher_reward_without_more_passes_is_no_case_for_a_higher_learning_rate(tmp_path: Path):
     """Without interim evaluations too: the two evaluations of the run show it."""
     summary = make_summary(0.9, -0.1)
