@@ -100,7 +100,7 @@ def _check_weights(file: Path) -> None:
         if size < 8 or (length <= _LONGEST and 8 + length > size):
             raise ValueError(f"{file} is cut short: it ends after {size:,} bytes, within its header; {_AGAIN}")
         try:
-            header = json.loads(opened.read(length)) if length <= _LONGEST else None
+            header: Any = json.loads(opened.read(length)) if length <= _LONGEST else None
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
             needed = 8 + length + max(ends, default=0)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):

@@ -22,7 +22,7 @@ from rlvr.engine.adapter_files import read_adapter
 from rlvr.engine.checkpoint import name_failed_write
 from rlvr.engine.lora import LoraBank
 from rlvr.engine.model import LanguageModel
-from rlvr.engine.model_loading import without_progress_bar
+from rlvr.engine.model_loading import without_output
 
 WRITTEN = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -85,7 +85,7 @@ def write_model(folder: Path, model: LanguageModel, dtype: str) -> None:
     for name, is_finite in was_finite.items():
         if is_finite and not module.get_parameter(name).isfinite().all():
             raise ValueError(f"dtype={dtype}: {name} has values beyond its range; use bfloat16 or float32")
-    with name_failed_write(folder), without_progress_bar():
+    with name_failed_write(folder), without_output():
         module.save_pretrained(folder)
         model.tokenizer.save_pretrained(folder)
     add_older_keys(folder)
