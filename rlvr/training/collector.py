@@ -110,7 +110,7 @@ class Collector:
         for t in trajectories:
             if expected and t.policy_fingerprint != expected and not t.is_empty:
                 raise TrainingStoppedError(
-                    f"step {t.policy_version}: a completion was sampled by the weights {t.policy_fingerprint!r}, "
+                    f"step {t.policy_version + 1}: a completion was sampled by the weights {t.policy_fingerprint!r}, "
                     f"expected {expected!r}; does another process load weights into the same server?"
                 )
 

@@ -213,7 +213,7 @@ class TrainingLoop:
         try:
             metrics = sft_step(parts.client, parts.source, self.sft_curriculum, job.sft, step, parts.seed)
         except NonFiniteError as error:
-            raise TrainingStoppedError(f"sft step {step}: {error}. {self._advise('sft.optimizer')}") from error
+            raise TrainingStoppedError(f"sft step {step + 1}: {error}. {self._advise('sft.optimizer')}") from error
         if job.sft.until and (step + 1) % job.sft.check_every == 0:
             metrics |= self._evaluate_interim(step)
         return metrics
@@ -226,7 +226,7 @@ class TrainingLoop:
             file = job.folder / f"failed-batch-{step:06d}.jsonl"
             write_atomic(file, "".join(rollout_rows.trajectory_row(t) for t in job.trainer.current_batch))
             raise TrainingStoppedError(
-                f"step {step}: {error}. The batch is in {file}. {self._advise('training.optimizer')}"
+                f"step {step + 1}: {error}. The batch is in {file}. {self._advise('training.optimizer')}"
             ) from error
         self._store_rollouts(step, collected)
         metrics |= self.callbacks.add_rollouts(step, collected.all.trajectories)

@@ -70,14 +70,14 @@ class Monitor:
     def watch_stall(self, step: int, row: Mapping[str, Any]) -> None:
         """Warn with the findings of `rlvr doctor` at the first row with which learning stalls."""
         if results := self._stall.add({**row, "step": step}):
-            self.warn(f"step {step}: learning has levelled off. Why:\n{format_findings(results)}")
+            self.warn(f"step {step + 1}: learning has levelled off. Why:\n{format_findings(results)}")
 
     def watch_gap(self, step: int, gap: float) -> None:
         """Warn if sampler and trainer give different log-probs; `gap` is the mean difference in nats a token."""
         if gap > self.options.gap_warn:
             self._warn_once(
                 "gap",
-                f"step {step}: sampler and trainer differ by {gap:.3g} nats a token on average, more than "
+                f"step {step + 1}: sampler and trainer differ by {gap:.3g} nats a token on average, more than "
                 f"training.gap_warn={self.options.gap_warn:g} (said once; sampling/sampling_logp_difference/mean has "
                 "every step)",
             )
@@ -87,7 +87,7 @@ class Monitor:
         if divergence > self.options.kl_warn:
             self._warn_once(
                 "change",
-                f"step {step}: large policy change: it ended {divergence:.3g} nats a token from the policy that "
+                f"step {step + 1}: large policy change: it ended {divergence:.3g} nats a token from the policy that "
                 f"sampled, more than training.kl_warn={self.options.kl_warn:g}. To reduce it, lower the learning rate "
                 "or ppo_epochs, or set target_kl (said once; optim/kl_after has every step)",
             )
@@ -108,7 +108,7 @@ class Monitor:
             remedy = "a lower learning rate, fewer num_substeps or a smaller max_steps_off_policy reduce it"
         self._warn_once(
             "drift",
-            f"step {step}: the trained policy is {v1:.3g} (v1) and {v2:.3g} (v2) nats a token from the one that "
+            f"step {step + 1}: the trained policy is {v1:.3g} (v1) and {v2:.3g} (v2) nats a token from the one that "
             f"sampled; training is known to be stable up to {KL_SAMPLE_TRAIN:g}: {remedy} (said once; "
             "optim/kl_sample_train_v1 and _v2 have every step)",
         )
@@ -118,7 +118,7 @@ class Monitor:
         if "critic/return" in metrics and "critic/explained_variance" not in metrics:
             self._warn_once(
                 "critic",
-                f"step {step}: every return that the critic learns from is {metrics['critic/return']:.3g}, so no "
+                f"step {step + 1}: every return that the critic learns from is {metrics['critic/return']:.3g}, so no "
                 "completion is better than another; check that the reward of some completion differs (said once)",
             )
 

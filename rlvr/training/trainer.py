@@ -197,7 +197,7 @@ class Trainer:
         )
         if gap > self.options.gap_stop and comparable:
             raise TrainingStoppedError(
-                f"step {step}: sampler and trainer disagree by {gap:.3g} nats a token on average, more than "
+                f"step {step + 1}: sampler and trainer disagree by {gap:.3g} nats a token on average, more than "
                 f"training.gap_stop={self.options.gap_stop:g}: the gradient would be wrong. Sampled by "
                 f"{batch[0].policy_fingerprint or 'unnamed weights'}, trained from the weights "
                 f"{self.parts.client.weights_sha256()[:12] or 'at the server'}. Check that both are the "
@@ -209,7 +209,7 @@ class Trainer:
         name = self.parts.reward.name
         completions = last_of_rollouts(batch)
         failed = [t for t in completions if t.reward is None and name in t.scores]
-        check_error_budget(f"step {step}", name, failed, len(completions), self.options.error_budget)
+        check_error_budget(f"step {step + 1}", name, failed, len(completions), self.options.error_budget)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores beside the weights."""

@@ -209,7 +209,7 @@ def test_returns_that_are_all_equal_are_warned_of_once() -> None:
     monitor.watch_critic(2, {"critic/return": 0.0})
     monitor.watch_critic(3, {"critic/return": 0.0})
     [warning] = warnings
-    assert warning.startswith("step 2: every return that the critic learns from is 0") and "check" in warning
+    assert warning.startswith("step 3: every return that the critic learns from is 0") and "check" in warning
 
 
 def test_an_algorithm_with_a_critic_and_an_update_without_one_do_not_go_together(client: Callable[..., Any]) -> None:

@@ -190,7 +190,7 @@ def test_a_server_that_samples_at_another_temperature_stops_the_run_before_its_f
     fake.answer = ignore_temperature  # type: ignore[method-assign]
     words = (f"run.root={tmp_path / 'runs'}", "rollout.temperature=0.5", "model.config.initializer_range=0.5")
     words += ("training.control=random_reward",)
-    with pytest.raises(TrainingStoppedError, match=r"step 0: .*gap_stop.*Sampled by policy-\d+-\w+, trained"):
+    with pytest.raises(TrainingStoppedError, match=r"step 1: .*gap_stop.*Sampled by policy-\d+-\w+, trained"):
         attempt(config, *words)
 
 
