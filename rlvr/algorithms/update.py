@@ -40,6 +40,10 @@ class Passes:
     substeps: int = 1
     target_kl: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.substeps < 1:
+            raise ValueError(f"Passes: epochs={self.epochs}, substeps={self.substeps}; expected at least 1 of each")
+
 
 @dataclass(frozen=True)
 class StreamPlan:

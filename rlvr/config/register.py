@@ -36,7 +36,8 @@ def register(variant: V) -> V:
         bases = ", ".join(one.base.__name__ for one in TABLES)
         raise ValueError(
             f"register: {variant!r:.120} is no class that extends one of {bases}; functions have decorators of their "
-            "own: register_reward, register_environment, register_advantage, register_callback, register_client"
+            "own: rlvr.register_reward, register_environment, register_advantage, register_callback; clients "
+            "rlvr.clients.registry.register_client"
         )
     if not variant.name or variant.name == table.base.name:
         raise ValueError(f"register: {variant.__name__} has no name; give the class one: name = 'mine'")

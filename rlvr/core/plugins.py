@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 GROUP = "rlvr.plugins"
 _lock = threading.RLock()
@@ -30,15 +30,30 @@ def load_plugins() -> list[str]:
     with _lock:
         if _failures is None:
             _failures = []  # said first: a plug-in may look up a name itself
-            for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
-                try:
-                    found = entry.load()
-                    if entry.attr:
-                        found()
-                except (Exception, SystemExit) as error:
-                    package = f" of the package {entry.dist.name}" if entry.dist else ""
-                    _failures.append(f"the plug-in {entry.name!r}{package} ({entry.value}) {describe_failure(error)}")
+            try:
+                _failures = _import_all()
+            except BaseException:  # Ctrl-C: the next lookup begins anew
+                _failures = None
+                raise
         return _failures
+
+
+def _import_all() -> list[str]:
+    """Import every plug-in. One that failed is tried again after others: it may need a name of theirs."""
+    waiting = sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
+    while True:
+        failed: dict[EntryPoint, str] = {}
+        for entry in waiting:
+            try:
+                found = entry.load()
+                if entry.attr:
+                    found()
+            except (Exception, SystemExit) as error:
+                package = f" of the package {entry.dist.name}" if entry.dist else ""
+                failed[entry] = f"the plug-in {entry.name!r}{package} ({entry.value}) {describe_failure(error)}"
+        if len(failed) in (0, len(waiting)):
+            return list(failed.values())
+        waiting = list(failed)
 
 
 def describe_plugins() -> str:
@@ -57,9 +72,8 @@ def import_modules(names: Sequence[str]) -> None:
         try:
             importlib.import_module(name)
         except (Exception, SystemExit) as error:
-            raise ValueError(
-                f"imports: {name!r} {describe_failure(error)}; run from the folder that holds it, or install it"
-            ) from error
+            remedy = f"leave .py out: {name[:-3]}" if name.endswith(".py") else "run from its folder, or install it"
+            raise ValueError(f"imports: {name!r} {describe_failure(error)}; {remedy}") from error
 
 
 def describe_failure(error: BaseException) -> str:

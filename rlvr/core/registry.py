@@ -122,22 +122,24 @@ def _name_module(file: Path, attribute: str) -> str:
     return f"a module is expected, not a file name; give {module}:{attribute}{place}"
 
 
-def name_object(found: Any, use: Any = None) -> str:
+def name_object(found: Any, use: Any = None, *, is_shared: bool = True) -> str:
     """A path by which `load_object` finds an object: `package.module:name` where an import leads to it.
 
     Else, for what a script, a notebook or a function made, `given:name_hash`, which holds in this process. The hash is
     that of what the object computes (`_Description`): after a change it has another path. An object keeps its path,
-    whatever state it comes to. `use` is loaded in its place, if given.
+    whatever state it comes to. `use` is loaded in its place, if given. Two objects that compute the same have one path,
+    that of the one named last, unless `is_shared` is false.
     """
     if use is None and (path := _find_import(found)):
         return path
     if (known := _named.get(id(found))) is not None and known[0] is found:
+        _given[known[1].partition(":")[2]] = found if use is None else use
         return known[1]
     name = getattr(found, "__qualname__", None) or type(found).__qualname__
     label = re.sub(r"\W+", "_", str(name).rpartition(".")[2]).strip("_")
     description = _Description()
     path = f"{label}_{hashlib.sha256(repr(description.of(found)).encode()).hexdigest()[:8]}"
-    while path in _given and description.is_partial:  # what is not described may differ
+    while path in _given and (description.is_partial or not is_shared):  # what is not described may differ
         path += "_2"
     _given[path] = found if use is None else use
     _named[id(found)] = found, f"{GIVEN}:{path}"

@@ -21,7 +21,7 @@ from rlvr.core.files import find_damage, read_json
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.engine.lora import LoraBank
 from rlvr.engine.model import LanguageModel
-from rlvr.engine.policy import VALUE_HEAD, VALUE_HEAD_FILE, Policy, tensors_sha256
+from rlvr.engine.policy import VALUE_HEAD, VALUE_HEAD_FILE, Policy, name_weights, tensors_sha256
 
 PEFT_PREFIX = "base_model.model."
 REMEDY = "load another checkpoint, or train anew"
@@ -116,7 +116,7 @@ def read_adapter(folder: Path, bank: LoraBank) -> tuple[LoraConfig, dict[str, Te
         counters = read_json(folder / "policy.json", "the counters of a policy", REMEDY)
         if counters.get("weights_sha256") != sha256:
             raise ValueError(f"adapter {folder}: the weights do not have the hash recorded in policy.json")
-        fingerprint = f"{counters.get('name')}@{counters.get('version')}"
+        fingerprint = name_weights(str(counters.get("name")), counters.get("version"), counters.get("edits"))
     return config, {key: value.to(bank.model.device) for key, value in weights.items()}, fingerprint
 
 

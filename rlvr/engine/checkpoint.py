@@ -33,7 +33,7 @@ from rlvr.core.files import find_damage, read_json
 from rlvr.engine.adapter_files import PEFT_PREFIX, REMEDY, write_adapter
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.model_loading import without_output
-from rlvr.engine.policy import VALUE_HEAD, VALUE_HEAD_FILE, Policy, Snapshot, tensors_sha256
+from rlvr.engine.policy import VALUE_HEAD, VALUE_HEAD_FILE, Policy, Snapshot, name_weights, tensors_sha256
 from rlvr.engine.sharding import gather_whole, is_sharded, local_part, take_part
 
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
@@ -124,9 +124,11 @@ def _save(
     if policy.is_critic:
         head = {VALUE_HEAD: _make_stored(policy, VALUE_HEAD, policy.parameters[VALUE_HEAD])}
         write_tensors(folder / VALUE_HEAD_FILE if writes else None, head)
+    policy.notice_changes()
     counters: dict[str, Any] = {
         "name": policy.name,
         "version": policy.version,
+        **({"edits": policy.edits} if policy.edits else {}),
         "weights_sha256": policy.sha256(),
         "lora": _lora(policy),
     }
@@ -193,6 +195,7 @@ def load_policy(
         policy.masters[key].grad = _take_own(policy, key, gradient)
     policy.version = counters["version"]
     policy.note_change()
+    policy.edits = edits if type(edits := counters.get("edits")) is int else 0
     policy._optimizer = None  # pyright: ignore[reportPrivateUsage]
     policy.momenta = {
         key: _take_own(policy, key, state[f"momentum.{key}"]) for key in policy.masters if f"momentum.{key}" in state
@@ -237,7 +240,8 @@ def read_snapshot(folder: Path, policy: Policy, model: LanguageModel) -> Snapsho
     """Read saved weights as a snapshot: to sample from them, or as the reference of a KL."""
     weights, counters = _read(folder, policy, model)
     copy = {key: weights[key].to(p.device, p.dtype) for key, p in policy.parameters.items()}
-    return Snapshot(f"{policy.name}@{counters['version']}", policy=policy, copy=copy, scale=policy.scale)
+    fingerprint = name_weights(policy.name, counters["version"], counters.get("edits"))
+    return Snapshot(fingerprint, policy=policy, copy=copy, scale=policy.scale)
 
 
 def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

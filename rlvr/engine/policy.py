@@ -7,10 +7,12 @@ the next optimizer step it gets a copy. A loop that drops its sampling client be
 from __future__ import annotations
 
 import hashlib
+import itertools
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +20,14 @@ from torch import Tensor, nn
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.engine.sharding import gather_whole, is_sharded, local_part
 
+_EDITS = itertools.count(1)
 VALUE_HEAD = "value_head.weight"  # [1, D] in fp32: a critic's value is its product with the last hidden state
 VALUE_HEAD_FILE = "value_head.safetensors"  # in a critic's checkpoint, beside the weights that any policy has
+
+
+def name_weights(name: str, version: Any, edits: Any) -> str:
+    """The fingerprint of a policy's weights; the numbers may be those of a file."""
+    return f"{name}@{version}{f'.{edits}' if type(edits) is int and edits else ''}"
 
 
 class Policy:
@@ -44,7 +52,7 @@ class Policy:
         self.momenta: dict[str, Tensor] = {}
         self.version = 0
         self._changes: int | None = None  # of the weights in memory, as torch counts them, at the last one of ours
-        self._edits = 0  # since this version: changes by something else, such as an optimizer of a program's own
+        self.edits = 0  # by something else, such as an optimizer of a program's own: a number that no other edit has
         self._optimizer: torch.optim.AdamW | None = None
         self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
 
@@ -75,12 +83,11 @@ class Policy:
     def fingerprint(self) -> str:
         """Identifies the live weights by policy and optimizer steps. Saved and restored weights keep theirs.
 
-        Weights that a program has changed since by other means end in .1, .2 and so on.
+        Weights that a program has changed since by other means end in a number of their own, `policy@3.1`. Torch counts
+        these changes, but for fused optimizers and `.data`: after those call `mark_changed`.
         """
-        if self._changes is not None and self._changes != self._count_changes():
-            self._edits += 1
-        self._changes = self._count_changes()
-        return f"{self.name}@{self.version}{f'.{self._edits}' if self._edits else ''}"
+        self.notice_changes()
+        return name_weights(self.name, self.version, self.edits)
 
     @property
     def scale(self) -> float:
@@ -93,7 +100,17 @@ class Policy:
 
     def note_change(self) -> None:
         """Take the weights as they are for those of this version."""
-        self._changes, self._edits = self._count_changes(), 0
+        self._changes, self.edits = self._count_changes(), 0
+
+    def notice_changes(self) -> None:
+        """Give the weights another fingerprint if something else than the engine changed them."""
+        if self._changes is not None and self._changes != self._count_changes():
+            self.mark_changed()
+        self._changes = self._count_changes()
+
+    def mark_changed(self) -> None:
+        """Give the weights, which something else than the engine changed, another fingerprint."""
+        self.edits = next(_EDITS)
 
     def _count_changes(self) -> int:
         pairs = [(p, self.__dict__.get("masters", {}).get(name, p)) for name, p in self.parameters.items()]

@@ -19,6 +19,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,18 +32,21 @@ from rlvr.algorithms.update import update as update_in_full
 from rlvr.algorithms.update_statistics import UpdateStatistics
 from rlvr.clients.client_options import ModelOptions
 from rlvr.clients.registry import ClientRequest, close_client, make_options, resolve_client
+from rlvr.config.choices import ClientSection
 from rlvr.core import rng
 from rlvr.core.cpu_budget import available_cores, limit_spinning, split_cores
-from rlvr.core.files import write_atomic
+from rlvr.core.files import check_name, write_atomic
 from rlvr.core.messages import AdamParams, SamplingParams
 from rlvr.core.protocols import SamplingClient, TaskSource, TrainingClient
 from rlvr.core.types import Trajectory
 from rlvr.core.weights_place import CHECKPOINTS
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
 from rlvr.reward import Reward, resolve_reward
+from rlvr.runs.run_tasks import hash_tasks
 from rlvr.runs.user_messages import print_message
 from rlvr.tracking.metrics_log import MetricsLog
 from rlvr.tracking.trackers import Trackers, TrackingOptions
+from rlvr.training.callbacks import check_metrics
 from rlvr.training.evaluate import (
     Evaluation,
     EvaluationOptions,
@@ -53,10 +57,12 @@ from rlvr.training.evaluate import (
 )
 from rlvr.training.evaluate import evaluate as evaluate_tasks
 from rlvr.training.initial_weights import resolve_start
-from rlvr.training.journal import Checkpoint, Journal, Position, store_remote_path, weights_path
+from rlvr.training.journal import PARTS, Checkpoint, Journal, Position, store_remote_path, weights_path
 
 LOOP_SETTINGS = "loop.json"
 PHASE = "rl"
+BASELINE, FINAL = "baseline", "final"
+_BEGUN = {"journal.jsonl", "metrics.jsonl", *PARTS}  # what may lie in a folder whose loop was killed as it began
 
 
 def update(
@@ -64,24 +70,44 @@ def update(
     algorithm: Algorithm | str,
     batch: Sequence[Trajectory],
     *,
-    learning_rate: float = 1e-5,
+    learning_rate: float | None = None,
     optimizer: Optimizer | None = None,
     passes: Passes = Passes(),
     max_tokens: int | None = None,
-    step: int = 0,
-    steps: int = 1,
+    step: int | None = None,
+    steps: int | None = None,
     baseline: RunningBaseline | None = None,
     reference: SamplingClient | None = None,
     teacher: SamplingClient | None = None,
 ) -> UpdateStatistics:
     """Learn from a scored batch: advantages, gradient and optimizer steps; what the update measured.
 
-    AdamW with a constant `learning_rate`, or an `optimizer` at `step` of `steps`. The temperature is that of the batch.
+    AdamW with a constant `learning_rate` (1e-5), or an `optimizer`, with a warm-up or decay at `step` of `steps`. The
+    temperature is that of the batch.
     `max_tokens`, the budget of a completion, is needed by algorithms that divide by it or penalize long completions;
     a `baseline` that outlives the step by those with a moving one; `reference` by a KL, `teacher` by distillation.
     ValueError for one that is missing.
     """
-    spec = resolve_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
+    spec, batch = resolve_algorithm(algorithm) if isinstance(algorithm, str) else algorithm, list(batch)
+    if optimizer is not None and learning_rate is not None:
+        raise ValueError("update: learning_rate and optimizer are given; the optimizer has a rate of its own: give one")
+    chosen = optimizer or AdamW(learning_rate=1e-5 if learning_rate is None else learning_rate)
+    if (chosen.warmup_steps or chosen.decay != Optimizer.decay) and (step is None or steps is None):
+        raise ValueError(f"update: the rate of {chosen} changes from step to step: give step and steps")
+    if step is not None and not 0 <= step < (step + 1 if steps is None else steps):
+        raise ValueError(f"update: step={step} of steps={steps}, expected 0 to {(steps or 1) - 1}")
+    if max_tokens is not None and max_tokens < 1:
+        raise ValueError(f"update: max_tokens={max_tokens}, expected at least 1")
+    if spec.advantage.takes_critic:
+        raise ValueError(
+            f"update: the algorithm {spec.name!r} learns values by a critic, which rlvr.algorithms.update.update takes "
+            "(UpdateInputs(critic=...)), or a run"
+        )
+    if spec.needs_reference and reference is None:
+        raise ValueError(
+            f"update: the algorithm {spec.name!r} compares with a reference: give reference=, a sampling client of the "
+            "weights before the first step"
+        )
     temperatures = {trajectory.temperature for trajectory in batch}
     if len(temperatures) > 1:
         raise ValueError(f"update: the batch was sampled at the temperatures {sorted(temperatures)}; expected one")
@@ -92,17 +118,16 @@ def update(
             f"update: the advantage {spec.advantage.name!r} has a baseline that moves from step to step: give "
             "baseline=algorithm.advantage.start_baseline(), the same in each step"
         )
-    chosen = optimizer or AdamW(learning_rate=learning_rate)
     per_step = passes.epochs * passes.substeps
 
     def parameters(number: int) -> AdamParams:
-        return chosen.at(step * per_step + number, steps * per_step)
+        return chosen.at((step or 0) * per_step + number, (steps or (step or 0) + 1) * per_step)
 
     inputs = UpdateInputs(
         baseline or spec.advantage.start_baseline(),
         max_tokens or 0,
         temperatures.pop() if temperatures else 1.0,
-        rng.key("update", step),
+        rng.key("update", step or 0),
         reference,
         teacher,
     )
@@ -116,7 +141,7 @@ class Loop:
       evaluations take them, and the program may.
     - `model`, `lora`, `tokenizer`, `device`, `dtype`, `client`: as the settings of the same names.
     - `params`: how completions are sampled, in evaluations too, at temperature 1 there.
-    - `settings`: what else the program depends on, as JSON: a resumed loop must have the same.
+    - `settings`: what else the program depends on, as JSON: a resumed loop must have the same, and the same tasks.
     - `trackers`: further destinations of the metrics, as the setting `tracking.trackers`.
 
     `client` learns and samples, `tokenizer` is its tokenizer; `state` is a dictionary of the program's that checkpoints
@@ -135,7 +160,7 @@ class Loop:
         tokenizer: str | None = None,
         device: str = "auto",
         dtype: str = "auto",
-        client: str = "local",
+        client: str | None = None,
         threads: int = 0,
         seed: int = 42,
         settings: Mapping[str, Any] | None = None,
@@ -150,15 +175,24 @@ class Loop:
         self.reward = reward if isinstance(reward, Reward) else resolve_reward(reward)
         self.state: dict[str, Any] = {}
         self.step = 0
-        self._client_name, self._threads = client, threads
+        self._client_name, self._threads = client or ClientSection().name, threads
+        if checkpoint_every < 1 or keep_checkpoints < 2:
+            raise ValueError(
+                f"Loop: checkpoint_every={checkpoint_every}, keep_checkpoints={keep_checkpoints}; expected at least 1, "
+                "and 2: the last one may be damaged"
+            )
         self._model = ModelOptions(str(model) if model else None, {}, tokenizer, device, dtype, lora)
         self._every, self._keep = checkpoint_every, keep_checkpoints
         self._tracking = TrackingOptions(trackers=list(trackers))
         self._settings = {
-            "model": str(model) if model else None, "lora": lora and vars(lora), "client": client, "seed": seed,
-            "params": vars(params), "reward": self.reward.name, **(settings or {}),
+            "model": str(model) if model else None, "lora": lora and asdict(lora), "tokenizer": tokenizer,
+            "dtype": dtype, "client": self._client_name, "seed": seed, "params": asdict(params),
+            "reward": self.reward.name, "tasks": hash_tasks(self.source) or type(self.source).__qualname__,
+            "settings": _plain_json("settings", dict(settings or {})),
         }  # fmt: skip
-        self._row: dict[str, Any] = {}
+        self._settings = _lists(self._settings)
+        self._row: dict[str, float] | None = None  # of the step in progress
+        self._left: tuple[int, float] | None = None  # a step that the program left by `break`, and when it began
         self._is_stopping = False
 
     def __enter__(self) -> Loop:
@@ -173,8 +207,9 @@ class Loop:
 
     def _open(self) -> None:
         check_settings(self.folder, self._settings)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.folder / LOOP_SETTINGS, json.dumps(self._settings, indent=2))
         self.journal = self._stack.enter_context(Journal(self.folder))
-        write_atomic(self.folder / LOOP_SETTINGS, json.dumps(self._settings, indent=2, default=str))
         self.reward.start()
         cores = split_cores(available_cores(), self._threads, concurrent=self.reward.waits_for == "processes")
         request = ClientRequest(
@@ -207,6 +242,7 @@ class Loop:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         try:
             if kind is None:
+                self._settle()
                 self._summarize()
         finally:
             self._stack.__exit__(kind, error, trace)
@@ -215,63 +251,95 @@ class Loop:
         """The numbers of the steps that are left of `count`.
 
         After each step its metrics are written, and a checkpoint every `checkpoint_every` steps and after the last one.
-        Ctrl-C ends it after the step, which is saved; KeyboardInterrupt then.
+        A step in which the program leaves by `break` is the last one, if it logged something. Ctrl-C ends the loop
+        after the step, which is saved; KeyboardInterrupt then.
         """
+        self._settle()
         if self.step >= count:
             return
+        (self.folder / "summary.json").unlink(missing_ok=True)
         with self._handle_interrupts():
             for step in range(self.step, count):
                 began, self._row = time.perf_counter(), {}
-                yield step
-                self._write(step, time.perf_counter() - began)
+                try:
+                    yield step
+                except GeneratorExit:  # `break`, or an exception, after which nothing is done any more
+                    self._left = (step, began)
+                    raise
+                self._write(step, began)
                 if (step + 1) % self._every == 0 or step + 1 == count or self._is_stopping:
                     self._save()
                 if self._is_stopping:
                     raise KeyboardInterrupt
 
     def log(self, metrics: Mapping[str, float] | None = None, **more: float) -> None:
-        """Add metrics to those of the step in progress."""
-        self._row |= {**(metrics or {}), **more}
+        """Add metrics, numbers by name, to those of the step in progress."""
+        if self._row is None:
+            raise ValueError("Loop.log: there is no step in progress; call it within `for step in loop.steps(...)`")
+        try:
+            self._row |= check_metrics({**(metrics or {}), **more}, {})
+        except ValueError as error:
+            raise ValueError(f"Loop.log: {str(error).replace('it returned', 'given')}") from None
 
     def evaluate(self, name: str, *, tasks: int = 100, samples: int = 4, k: int | None = None) -> Evaluation:
-        """Evaluate the weights as they are on held-out tasks, or return what was stored under the name at this step.
+        """Evaluate the weights as they are on held-out tasks, or return what is stored of the same weights.
 
-        `baseline` and `final` are compared in `summary.json` when the loop ends.
+        `baseline` is made once, when it is first asked for, and compared with `final` in `summary.json` when the loop
+        ends. ValueError for a baseline with other sizes than the stored one.
         """
-        at = next((e["step"] for e in reversed(self._list_evaluations()) if e["name"] == name), None)
-        if at == self.step and self._file(name).exists():
-            return stored_evaluation(self._file(name))
+        check_name(name, "Loop.evaluate: name")
+        self._settle()
+        sampler = self.client.save_weights_and_get_sampling_client()
+        size = [tasks, samples, k]
+        event = next((e for e in reversed(self._list_evaluations()) if e["name"] == name), None)
+        if event is not None and self._file(name).exists():
+            is_same = event["size"] == size
+            if name == BASELINE and not is_same:
+                raise ValueError(
+                    f"Loop.evaluate: the baseline has tasks, samples, k = {event['size']}, now {size}; ask for the same"
+                )
+            if name == BASELINE or (is_same and event["weights"] == sampler.fingerprint):
+                return stored_evaluation(self._file(name))
         options = EvaluationOptions(tasks=tasks, samples=samples, k=k)
         heldout, _ = heldout_split(self.source, options, has_interim=False)
         found = evaluate_tasks(
-            self.source, heldout, self.client.save_weights_and_get_sampling_client(), self.reward,
-            evaluation_params(self.params, options), samples=samples, k=k or samples, seed=self.seed, error_budget=0.1,
+            self.source, heldout, sampler, self.reward, evaluation_params(self.params, options),
+            samples=samples, k=k or samples, seed=self.seed, error_budget=0.1,
         )  # fmt: skip
         write_atomic(self._file(name), json.dumps(found.to_json()))
-        self.journal.write("evaluation", name=name, step=self.step)
+        self.journal.write("evaluation", name=name, step=self.step, size=size, weights=sampler.fingerprint)
         return found
 
-    def _write(self, step: int, seconds: float) -> None:
-        row = {"phase": PHASE, "step": step, **self._row, "time/step": seconds}
+    def _settle(self) -> None:
+        """Finish a step that the program left by `break`; one in which it logged nothing does not count."""
+        left, self._left = self._left, None
+        if left is not None and self._row:
+            self._write(*left)
+            self._save()
+
+    def _write(self, step: int, began: float) -> None:
+        row = {"phase": PHASE, "step": step, **(self._row or {}), "time/step": time.perf_counter() - began}
+        self._row = None
         self.metrics.append(row)
         self._trackers.log(PHASE, step, row)
         self.step = step + 1
 
     def _save(self) -> None:
+        state = _plain_json("state", self.state)
         self.metrics.sync()
         name = f"{PHASE}-{self.step:06d}"
         path = self.client.save_state(name).result().path
         if "://" in path:
             store_remote_path(self.folder / CHECKPOINTS / name, path)
-        checkpoint = Checkpoint(Position(0, self.step), f"{CHECKPOINTS}/{name}", json.loads(json.dumps(self.state)))
+        checkpoint = Checkpoint(Position(0, self.step), f"{CHECKPOINTS}/{name}", state)
         self.journal.checkpoint(checkpoint, self._keep)
 
     def _summarize(self) -> None:
         """Compare the evaluations before and after, if there are both."""
-        names = [event["name"] for event in self._list_evaluations()]
-        if not {"baseline", "final"} <= set(names):
+        files = [self._file(name) for name in (BASELINE, FINAL)]
+        if not all(file.exists() for file in files):
             return
-        before, after = (stored_evaluation(self._file(name)) for name in ("baseline", "final"))
+        before, after = map(stored_evaluation, files)
         summary = {**compare(before, after), "steps": self.step, "weights_sha256": self.client.weights_sha256()}
         self._trackers.finish(summary)
         write_atomic(self.folder / "summary.json", json.dumps(summary, indent=2))
@@ -304,16 +372,34 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """ValueError if the folder holds a loop with other settings, or something else."""
     stored = folder / LOOP_SETTINGS
     if not stored.exists():
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and any(e.name not in _BEGUN and not e.name.startswith(".") for e in folder.iterdir()):
             raise ValueError(f"{folder} holds other files than a loop; choose another folder")
         return
-    held, wanted = json.loads(stored.read_text(encoding="utf-8")), json.loads(json.dumps(settings, default=str))
-    changed = [key for key in {**held, **wanted} if held.get(key) != wanted.get(key)]
+    held, wanted = ({**s, **s["settings"]} for s in (json.loads(stored.read_text(encoding="utf-8")), settings))
+    changed = [key for key in {**held, **wanted} if key != "settings" and held.get(key) != wanted.get(key)]
     if changed:
         raise ValueError(
             f"{folder} holds a loop with other settings: {', '.join(changed[:6])}; choose another folder, or give the "
             "same to go on with it"
         )
+
+
+def _plain_json(what: str, given: Any) -> dict[str, Any]:
+    """What JSON gives back of a dictionary; ValueError if that is something else."""
+    try:
+        if isinstance(given, dict) and (plain := json.loads(json.dumps(given, allow_nan=False))) == _lists(given):
+            return plain
+        problem = f"{given!r:.80}"
+    except (TypeError, ValueError) as error:
+        problem = str(error)
+    raise ValueError(f"Loop: {what} is no dictionary of JSON, its keys text ({problem})")
+
+
+def _lists(value: Any) -> Any:
+    """The same with lists for tuples."""
+    if isinstance(value, Mapping):
+        return {key: _lists(one) for key, one in value.items()}
+    return [_lists(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def _warn(text: str) -> None:

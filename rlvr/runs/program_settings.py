@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from numbers import Real
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rlvr.algorithms import Algorithm
@@ -163,6 +164,8 @@ def _flatten(key: str, value: Any, is_object: bool = False) -> Iterator[tuple[st
         for name, inner, is_default in _list_fields(value):
             for place, plain, inner_default in _flatten(f"{key}.{name}", inner, True):
                 yield place, plain, is_default or inner_default
+    elif key in ("callbacks", "imports") and not isinstance(value, (list, tuple)):
+        yield key, [_plain(value, key)], False
     elif isinstance(value, (list, tuple)):
         yield key, [_plain_entry(item, key) for item in value], is_object
     elif key in ("algorithm", "reward", "env", "curriculum") and isinstance(value, str):
@@ -182,7 +185,9 @@ def _plain(value: Any, key: str) -> Any:
     if isinstance(value, Path):
         return str(value)
     if key == "callbacks":
-        return value if isinstance(value, (str, Mapping)) else name_object(value)
+        return value if isinstance(value, (str, Mapping)) else name_object(value, is_shared=False)
+    if key == "imports" and isinstance(value, ModuleType):
+        return value.__name__
     if isinstance(value, Reward):
         return {"name": _name_reward(value), "kwargs": value.kwargs}
     if hasattr(value, "save_pretrained"):

@@ -14,9 +14,12 @@ A callback is an object with some of these methods. A config names it under `cal
 from __future__ import annotations
 
 import copy
+import json
 import os
+import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -29,6 +32,9 @@ from rlvr.training.errors import TrainingStoppedError
 C = TypeVar("C", bound=Callable[..., Any])
 _callbacks: Registry[Callable[..., Any]] = Registry("callback")
 HOOKS = ("on_start", "on_rollouts", "on_step", "on_evaluate", "on_stop")
+_OF_TRL = {"on_train_begin": "on_start", "on_step_end": "on_step", "on_log": "on_step", "on_train_end": "on_stop"}
+_OF_THE_RUN = ("phase", "step", "stopped")  # names of a row of metrics that are the run's own
+_BEGINNINGS = ("test/", "time/")  # and beginnings of such names
 
 
 class StopRun(Exception):
@@ -98,9 +104,9 @@ def resolve_callback(given: CallbackOptions | str) -> Any:
         raise ValueError(f"callback {name!r} is an object, which takes no kwargs; name its class to give it options")
     known = [*HOOKS, "state", "restore"]
     if unknown := [hook for hook in _list_hooks(found) if hook not in HOOKS]:
+        near = f" (did you mean {_OF_TRL[unknown[0]]!r}?)" if unknown[0] in _OF_TRL else did_you_mean(unknown[0], known)
         raise ValueError(
-            f"callback {name!r} has a method {unknown[0]}, which nothing calls{did_you_mean(unknown[0], known)}; "
-            f"expected {', '.join(known)}"
+            f"callback {name!r} has a method {unknown[0]}, which nothing calls{near}; expected {', '.join(known)}"
         )
     if not _list_hooks(found):
         raise ValueError(f"callback {name!r} is of type {type(found).__name__} without any of {', '.join(HOOKS)}")
@@ -123,18 +129,22 @@ class Callbacks:
     """
 
     def __init__(self, given: Sequence[CallbackOptions | str] = ()) -> None:
-        names = [one if isinstance(one, str) else one.name for one in given]
-        self._all = list(zip(names, map(resolve_callback, given), strict=True))
+        self._all: list[tuple[str, Any]] = []  # each with a name for messages and its state: class and number
+        for one in given:
+            callback = resolve_callback(one)
+            name = type(callback).__qualname__
+            number = sum(known.partition("#")[0] == name for known, _ in self._all)
+            self._all.append((f"{name}#{number + 1}" if number else name, callback))
         self.failure: TrainingStoppedError | None = None
         self.end_reason = ""
 
     def start(self, folder: Path) -> None:
         self._call("on_start", folder)
 
-    def add_rollouts(self, step: int, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        if not any("on_rollouts" in _list_hooks(callback) for _, callback in self._all):
-            return {}
-        return self._call("on_rollouts", step, trajectories, copied=1)
+    def add_rollouts(
+        self, step: int, trajectories: Sequence[Trajectory], metrics: Mapping[str, Any]
+    ) -> dict[str, float]:
+        return self._call("on_rollouts", step, trajectories, copied=1, taken=metrics)
 
     def add_step(self, phase: str, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
         return self._call("on_step", phase, step, metrics, copied=2, taken=metrics)
@@ -156,17 +166,31 @@ class Callbacks:
             raise self.failure
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores of each, by its place in the list and its name."""
-        kept: dict[str, Any] = {}
-        for number, (name, callback) in enumerate(self._all):
-            if held := getattr(callback, "state", dict)():
-                kept[f"{number} {name}"] = held
-        return kept
+        """What a checkpoint stores: the state of each by its class, and why one ended training."""
+        states: dict[str, Any] = {}
+        for name, callback in self._all:
+            try:
+                if held := getattr(callback, "state", dict)():
+                    if not isinstance(held, dict) or json.loads(json.dumps(held)) != held:
+                        raise ValueError(f"it returned {held!r:.80}, expected a dictionary of JSON, its keys text")
+                    states[name] = held
+            except Exception as error:
+                self._fail(name, "state", error)
+        return {**({"states": states} if states else {}), **({"ended": self.end_reason} if self.end_reason else {})}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        for number, (name, callback) in enumerate(self._all):
-            if held := state.get(f"{number} {name}"):
-                callback.restore(held)
+    def restore(self, state: Mapping[str, Any], warn: Callable[[str], None]) -> None:
+        """Give each its state of a checkpoint; TrainingStoppedError for one that cannot take it."""
+        self.end_reason = state.get("ended", "")
+        states = dict(state.get("states", {}))
+        for name, callback in self._all:
+            if name in states:
+                try:
+                    callback.restore(states.pop(name))
+                except Exception as error:
+                    self._fail(name, "restore", error)
+                    self.raise_failure()
+        for name in states:
+            warn(f"the checkpoint has a state of the callback {name}, which this attempt does not have; it is dropped")
 
     def _call(
         self, hook: str, *arguments: Any, copied: int | None = None, taken: Mapping[str, Any] | None = None
@@ -178,28 +202,57 @@ class Callbacks:
                 continue
             own = [copy.deepcopy(one) if i == copied else one for i, one in enumerate(arguments)]
             try:
-                added |= _check_metrics(getattr(callback, hook)(*own), {**(taken or {}), **added})
+                with _kept_torch():
+                    added |= check_metrics(getattr(callback, hook)(*own), {**(taken or {}), **added})
             except StopRun as reason:
-                self.end_reason = self.end_reason or f"{reason or 'no reason given'} (callback {name})"
-            except Exception as error:
-                self.failure = self.failure or TrainingStoppedError(
-                    f"callback {name!r}: {hook} raised {type(error).__name__}: {error}{_place(error)}. The step is "
-                    "saved; correct the callback, and the same command goes on"
-                )
+                self.end_reason = self.end_reason or f"{str(reason) or 'no reason given'} (callback {name})"
+            except (Exception, SystemExit) as error:
+                self._fail(name, hook, error)
         return added
 
+    def _fail(self, name: str, hook: str, error: BaseException) -> None:
+        after = {"on_start": "Correct", "restore": "Correct", "on_stop": ""}.get(hook, "The step is saved; correct")
+        remedy = f". {after} the callback, and the same command goes on" if after else ""
+        text = f"callback {name}: {hook} raised {type(error).__name__}: {error}{_place(error)}{remedy}"
+        self.failure = self.failure or TrainingStoppedError(text)
 
-def _check_metrics(returned: Any, taken: Mapping[str, Any]) -> dict[str, float]:
+
+@contextmanager
+def _kept_torch() -> Iterator[None]:
+    """Put back what a callback changes of torch for the whole process, on which the bits of a run depend."""
+    torch: Any = sys.modules.get("torch")  # a run may need no torch
+    if torch is None:
+        yield
+        return
+    before = torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.get_default_device()
+    try:
+        yield
+    finally:
+        after = torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.get_default_device()
+        if after[0] != before[0]:
+            torch.set_default_dtype(before[0])
+        if after[1] != before[1]:
+            torch.set_float32_matmul_precision(before[1])
+        if after[2] != before[2]:
+            torch.set_default_device(None if before[2].type == "cpu" else before[2])
+
+
+def check_metrics(returned: Any, taken: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics that code of a user's gives, as numbers; ValueError for what is none, and for names of the run's own."""
     if returned is None:
         return {}
     if not isinstance(returned, Mapping):
         raise ValueError(f"it returned a {type(returned).__name__}, expected None or metrics: numbers by name")
+    checked: dict[str, float] = {}
     for name, value in returned.items():
+        if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # of numpy or torch
+            value = value.item()
         if not (isinstance(name, str) and name) or not isinstance(value, Real) or isinstance(value, bool):
             raise ValueError(f"it returned {name!r}: {value!r:.80}, expected a number under a name")
-        if name in (*taken, "phase", "step", "stopped"):
+        if name in (*taken, *_OF_THE_RUN) or name.startswith(_BEGINNINGS):
             raise ValueError(f"it returned {name!r}, which the step has already; use a name of its own")
-    return {name: float(value) for name, value in returned.items()}
+        checked[name] = float(value)
+    return checked
 
 
 def _place(error: BaseException) -> str:

@@ -229,7 +229,7 @@ class TrainingLoop:
                 f"step {step + 1}: {error}. The batch is in {file}. {self._advise('training.optimizer')}"
             ) from error
         self._store_rollouts(step, collected)
-        metrics |= self.callbacks.add_rollouts(step, collected.all.trajectories)
+        metrics |= self.callbacks.add_rollouts(step, collected.all.trajectories, metrics)
         every, is_last = job.evaluation.every, step + 1 == job.parts.options.steps
         if every and (job.options.keep_best if is_last else (step + 1) % every == 0):  # the last may be the best
             metrics |= self._evaluate_interim(step)

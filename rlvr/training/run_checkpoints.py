@@ -66,7 +66,7 @@ class RunCheckpoints:
             self.sft_curriculum.restore(checkpoint.state["sft"])
             self.job.trainer.restore(checkpoint.state["rl"])
             self._seconds_before = checkpoint.state["seconds"]
-            self.job.callbacks.restore(checkpoint.state.get(CALLBACKS, {}))
+            self.job.callbacks.restore(checkpoint.state.get(CALLBACKS, {}), warn)
             note(f"resuming: {self.phases[position.phase]}, {position.step} steps done")
         self.schedule.restore(checkpoint, self.rl_steps(position))
         return position

@@ -112,6 +112,25 @@ def test_a_failing_plug_in_keeps_no_other_from_its_names(packages: Path) -> None
     assert resolve_reward("plug_good").name == "plug_good"
 
 
+def test_a_plug_in_may_need_a_name_of_a_later_one(packages: Path) -> None:
+    needs = "import rlvr\nrlvr.resolve_reward('plug_zz')\nrlvr.register_reward('plug_aa')(lambda p, r, m: 1.0)\n"
+    write_package(packages, "plug_aa", needs)
+    write_package(packages, "plug_zz", "import rlvr\nrlvr.register_reward('plug_zz')(lambda p, r, m: 1.0)\n")
+    assert resolve_reward("plug_aa").name == "plug_aa" and plugins.load_plugins() == []
+
+
+def test_ctrl_c_while_plug_ins_are_imported_ends_nothing_for_good(packages: Path) -> None:
+    stops = (
+        "import builtins\nif not hasattr(builtins, 'stopped_once'):\n    builtins.stopped_once = 1\n"
+        "    raise KeyboardInterrupt\n"
+    )
+    write_package(packages, "plug_stops", stops)
+    write_package(packages, "plug_then", "import rlvr\nrlvr.register_reward('plug_then')(lambda p, r, m: 1.0)\n")
+    with pytest.raises(KeyboardInterrupt):
+        resolve_reward("plug_then")
+    assert resolve_reward("plug_then").name == "plug_then"
+
+
 def test_two_packages_with_one_name_are_named(packages: Path) -> None:
     for module in ("plug_one", "plug_two"):
         write_package(

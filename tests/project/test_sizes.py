@@ -22,6 +22,8 @@ WIRE = "the fields of a request or response"
 TABLE = "the columns of a table"
 STATE = "the state of one long-lived object, which its methods share"
 PARAMETERS = {
+    "Loop.__init__": "a run without a config: each is a setting of a run, by the same name",
+    "update": "rlvr.update: an update without a config; each but the first three has a default",
     "verify": COMMAND,
     "audit": COMMAND,
     "evaluate_service": COMMAND,

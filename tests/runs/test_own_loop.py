@@ -15,6 +15,8 @@ import pytest
 import torch
 
 import rlvr
+from rlvr.algorithms.optimizers import AdamW
+from rlvr.algorithms.update import Passes
 from rlvr.core import rng
 from rlvr.rollout import open_groups, rollout, score
 from tests.kit.chat_rows import qwen_folder
@@ -117,6 +119,136 @@ def test_other_settings_and_other_folders_are_refused(whole: Path, model: Path, 
         pass
 
 
+def test_the_baseline_is_that_before_the_first_step(whole: Path, model: Path, source: Any, tmp_path: Path) -> None:
+    expected = (whole / "evaluations" / "baseline.json").read_text()
+    with pytest.raises(Stopped):
+        run_loop(tmp_path / "kept", model, source, stop_after=3)
+    run_loop(tmp_path / "kept", model, source, stop_after=0)
+    assert (tmp_path / "kept" / "evaluations" / "baseline.json").read_text() == expected
+    run = rlvr.load_run(tmp_path / "kept")
+    assert run.summary["baseline"] == rlvr.load_run(whole).summary["baseline"]
+
+
+def open_loop(folder: Path, source: Any, **settings: Any) -> rlvr.Loop:
+    """A loop over the table of logits, which needs no model."""
+    params = rlvr.SamplingParams(max_tokens=4)
+    return rlvr.Loop(folder, source, digits, client="mock", params=params, **settings)
+
+
+@pytest.fixture
+def toy() -> Any:
+    return rlvr.resolve_environment("toy")
+
+
+def make_step(loop: rlvr.Loop, toy: Any, step: int) -> None:
+    sampler = loop.client.save_weights_and_get_sampling_client()
+    groups = open_groups(toy, [toy.train(1, step, toy.levels[0])], 8, loop.tokenizer, f"step-{step}")
+    batch = rollout(groups, sampler, loop.params, seed=rng.key(step))
+    for i, trajectory in enumerate(batch):
+        trajectory.reward = float(i % 2)
+    rlvr.update(loop.client, "reinforce", batch, learning_rate=0.1)
+
+
+def test_a_step_that_is_left_by_break_is_the_last_one_and_is_saved(tmp_path: Path, toy: Any) -> None:
+    for _ in range(2):
+        with open_loop(tmp_path / "left", toy) as loop:
+            loop.evaluate("baseline", tasks=4, samples=2)
+            for step in loop.steps(3):
+                make_step(loop, toy, step)
+                loop.log(mine=step)
+                if step == 1:
+                    break
+            trained = loop.client.weights_sha256()
+            loop.evaluate("final", tasks=4, samples=2)
+        run = rlvr.load_run(tmp_path / "left")
+        assert [row["mine"] for row in run.metrics] == ([0, 1] if _ == 0 else [0, 1, 2])
+        assert run.summary["weights_sha256"] == trained and run.summary["steps"] == len(run.metrics)
+        assert run.checkpoints[0].name == f"rl-{len(run.metrics):06d}"
+
+
+def test_a_loop_that_goes_on_is_not_finished(tmp_path: Path, toy: Any) -> None:
+    def go(steps: int, stop: bool = False) -> None:
+        with open_loop(tmp_path / "more", toy) as loop:
+            loop.evaluate("baseline", tasks=4, samples=2)
+            for step in loop.steps(steps):
+                make_step(loop, toy, step)
+                if stop:
+                    raise Stopped
+            loop.evaluate("final", tasks=4, samples=2)
+
+    go(2)
+    with pytest.raises(Stopped):
+        go(4, stop=True)
+    assert not rlvr.load_run(tmp_path / "more").is_finished
+    go(4)
+    assert rlvr.load_run(tmp_path / "more").summary["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("logged", "said"),
+    [
+        ({"step": 9}, "given 'step', which the step has already"),
+        ({"phase": 1}, "given 'phase', which the step has already"),
+        ({"time/step": 1}, "given 'time/step', which the step has already"),
+        ({"mine": "text"}, "given 'mine': 'text', expected a number under a name"),
+        ({"mine": {1}}, "expected a number under a name"),
+    ],
+)
+def test_what_is_no_metric_is_not_logged(tmp_path: Path, toy: Any, logged: dict[str, Any], said: str) -> None:
+    with open_loop(tmp_path / "logged", toy) as loop:
+        with pytest.raises(ValueError, match="there is no step in progress"):
+            loop.log(mine=1.0)
+        for _ in loop.steps(1):
+            with pytest.raises(ValueError, match=said):
+                loop.log(logged)
+            loop.log(mine=torch.tensor(2.0))
+    assert rlvr.load_run(tmp_path / "logged").metrics[0]["mine"] == 2.0
+
+
+def test_mistakes_are_one_message_each(tmp_path: Path, toy: Any) -> None:
+    for settings in ({"x": float("nan")}, {"o": object()}, {1: 2}):
+        with pytest.raises(ValueError, match="settings is no dictionary of JSON"):
+            open_loop(tmp_path / "wrong", toy, settings=settings)
+    assert not (tmp_path / "wrong").exists()
+    with pytest.raises(ValueError, match="checkpoint_every=0, keep_checkpoints=2; expected at least 1"):
+        open_loop(tmp_path / "wrong", toy, checkpoint_every=0)
+    with open_loop(tmp_path / "named", toy) as loop:
+        for name in ("../escape", "a/b", "", "x" * 300):
+            with pytest.raises(ValueError, match=r"Loop\.evaluate: name"):
+                loop.evaluate(name)
+        loop.evaluate("baseline", tasks=4, samples=2)
+        with pytest.raises(
+            ValueError, match=r"the baseline has tasks, samples, k = \[4, 2, None\], now \[8, 2, None\]"
+        ):
+            loop.evaluate("baseline", tasks=8, samples=2)
+    with open_loop(tmp_path / "state", toy) as loop, pytest.raises(ValueError, match="state is no dictionary of JSON"):
+        for _ in loop.steps(1):
+            loop.state["seen"] = {1, 2}
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / ".lock").touch()
+    with open_loop(tmp_path / "begun", toy) as loop:
+        assert loop.step == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_tokens": -1}, "max_tokens=-1, expected at least 1"),
+        ({"learning_rate": 0.1, "optimizer": AdamW(learning_rate=0.1)}, "learning_rate and optimizer are given"),
+        ({"optimizer": AdamW(learning_rate=0.1, decay="linear")}, "changes from step to step: give step and steps"),
+        ({"optimizer": AdamW(learning_rate=0.1, warmup_steps=5)}, "changes from step to step: give step and steps"),
+        ({"step": 5, "steps": 5}, "step=5 of steps=5, expected 0 to 4"),
+        ({"algorithm": "ppo_critic"}, "learns values by a critic"),
+        ({"algorithm": "dpo"}, "compares with a reference: give reference="),
+    ],
+)
+def test_a_wrong_argument_of_update_is_one_message(tmp_path: Path, toy: Any, given: Any, said: str) -> None:
+    with open_loop(tmp_path / "update", toy) as loop, pytest.raises(ValueError, match=said):
+        rlvr.update(loop.client, given.pop("algorithm", "reinforce"), [], **given)
+    with pytest.raises(ValueError, match="epochs=0, substeps=1; expected at least 1 of each"):
+        Passes(epochs=0)
+
+
 def test_all_weights_are_trained_as_easily(model: Path, source: Any, tmp_path: Path) -> None:
     run_loop(tmp_path / "all", model, source, stop_after=0, lora=None)
     assert (rlvr.load_run(tmp_path / "all").checkpoints[0] / "model.safetensors").exists()
@@ -155,7 +287,14 @@ def test_weights_that_an_optimizer_of_torch_stepped_have_another_fingerprint(
             seen.append(client.save_weights_and_get_sampling_client().fingerprint)
             weight.grad = torch.ones_like(weight)
             optimizer.step()
-        assert seen == ["policy@0", "policy@0", "policy@0.1", "policy@0.1", "policy@0.2", "policy@0.2"]
+        assert seen[0] == seen[1] == "policy@0" and seen[2] == seen[3] and seen[4] == seen[5]
+        assert len(set(seen)) == 3 and all(name.startswith("policy@0.") for name in seen[2:])
+        state = client.save_state("edited").result().path
+        edited = client.fingerprint
+        client.policy.mark_changed()
+        assert client.fingerprint not in (*seen, edited)
+        client.load_state_with_optimizer(state).result()
+        assert client.fingerprint == edited, "restored weights keep their name"
 
 
 @pytest.mark.slow

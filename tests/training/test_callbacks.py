@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ import rlvr
 from rlvr.core.types import Trajectory
 from rlvr.training.callbacks import Callback, CallbackOptions, StopRun, resolve_callback
 from rlvr.training.errors import TrainingStoppedError
+from tests.kit.paths import ROOT
 from tests.kit.tiny_run import TINY, RunKilled, attempt, stored_steps
 
 OWN = "callbacks_of_tests"
@@ -169,7 +172,7 @@ def test_every_point_is_told_in_order(tmp_path: Path) -> None:
 def test_a_callback_ends_training_and_the_run_is_finished(tmp_path: Path, point: str) -> None:
     run = train(tmp_path, Own(**{point: stop_at(1)}))
     assert run.is_finished and [row["step"] for row in run.metrics] == [0, 1]
-    assert run.summary["steps"] == 2 and run.summary["stopped"].startswith("enough (callback given:Own_")
+    assert run.summary["steps"] == 2 and run.summary["stopped"].startswith("enough (callback Own")
     assert run.summary["final"]["pass@1"]["n"] == 4
 
 
@@ -185,7 +188,7 @@ def test_a_callback_that_raises_ends_the_run_after_its_step_and_loses_nothing(tm
     undisturbed = train(tmp_path / "whole")
     wrong = Own(step=lambda step: 1 // (1 - step) and None)
     with pytest.raises(
-        TrainingStoppedError, match=r"(?s)callback 'given:Own.*on_step raised ZeroDivisionError.*test_call.*py"
+        TrainingStoppedError, match=r"(?s)callback Own: on_step raised ZeroDivisionError.*test_call.*py"
     ):
         train(tmp_path, wrong)
     assert [row["step"] for row in rlvr.load_run(tmp_path / "run").metrics] == [0, 1]
@@ -276,3 +279,120 @@ MADE = Needs(2.0)
 def test_a_class_takes_its_options_and_an_object_is_itself() -> None:
     assert resolve_callback(CallbackOptions(f"{__name__}:Needs", {"limit": 3.0})).limit == 3.0
     assert resolve_callback(f"{__name__}:MADE") is MADE
+
+
+class Count(Callback):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def on_step(self, phase: str, step: int, metrics: Mapping[str, Any]) -> None:
+        self.calls += 1
+
+
+def test_equal_callbacks_are_two_and_each_is_called(tmp_path: Path) -> None:
+    first, second = Count(), Count()
+    train(tmp_path / "both", first, second)
+    assert (first.calls, second.calls) == (3, 3)
+    train(tmp_path / "first", first)
+    assert (first.calls, second.calls) == (6, 3)
+
+
+def test_one_callback_needs_no_list(tmp_path: Path) -> None:
+    own = Count()
+    sizes: dict[str, Any] = {"prompts_per_step": 2, "group_size": 4, "max_tokens": 4, "quiet": True}
+    evaluation = {"tasks": 4, "samples": 2}
+    rlvr.train(
+        data="toy", reward=digits, client="mock", root=tmp_path, steps=2, callbacks=own, evaluation=evaluation, **sizes
+    )
+    assert own.calls == 2
+
+
+@pytest.mark.parametrize("returned", [{"reward": 3.0}, {"time/step": 1.0}, {"test/pass_rate": 1.0}])
+def test_rollouts_take_no_name_of_the_run_either(tmp_path: Path, returned: dict[str, float]) -> None:
+    with pytest.raises(TrainingStoppedError, match=r"on_rollouts raised .*: it returned .* the step has already"):
+        train(tmp_path, Own(rollouts=lambda step: returned))
+
+
+def test_stop_run_in_fine_tuning_outlives_a_kill(file: str, tmp_path: Path) -> None:
+    (tmp_path / "stops.py").write_text(
+        "import os\n"
+        "import rlvr\n"
+        "class Stop(rlvr.Callback):\n"
+        "    def on_step(self, phase, step, metrics):\n"
+        "        if phase == 'sft':\n"
+        "            raise rlvr.StopRun('enough')\n"
+        "    def on_evaluate(self, phase, step, metrics):\n"
+        "        if phase == 'baseline' and os.environ.get('KILL'):\n"
+        "            os.kill(os.getpid(), 9)\n"
+    )
+    words = ["train", f"--config={file}", "callbacks=['stops:Stop']"]
+
+    def run(name: str, **environment: str) -> int:
+        command = [sys.executable, "-m", "rlvr", *words, f"run.name={name}"]
+        path = os.pathsep.join([str(ROOT), str(tmp_path)])
+        return subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path, **environment}).returncode
+
+    assert run("whole") == 0
+    assert run("killed", KILL="1") == -9
+    assert run("killed") == 0
+    whole, killed = (rlvr.load_run(tmp_path / "runs" / name) for name in ("whole", "killed"))
+    assert killed.summary["weights_sha256"] == whole.summary["weights_sha256"]
+    assert [row["phase"] for row in killed.metrics] == ["sft"]
+    assert killed.summary["stopped"] == whole.summary["stopped"] == "enough (callback Stop)"
+
+
+class Keeps(Callback):
+    """Has a state that a test gives it."""
+
+    def __init__(self, held: Any = None, refuses: bool = False) -> None:
+        self.held, self.refuses = held, refuses
+        self.restored: Any = None
+
+    def on_step(self, phase: str, step: int, metrics: Mapping[str, Any]) -> None: ...
+
+    def state(self) -> Any:
+        return self.held
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        if self.refuses:
+            raise KeyError("missing")
+        self.restored = state
+
+
+@pytest.mark.parametrize("held", [{"a": {1, 2}}, [1], {1: 2}, {"a": float("nan")}])
+def test_a_state_that_is_no_json_names_its_callback(tmp_path: Path, held: Any) -> None:
+    with pytest.raises(TrainingStoppedError, match="callback Keeps: state raised"):
+        train(tmp_path, Keeps(held))
+
+
+def test_a_state_finds_its_class_whatever_stands_before_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def stop(step: int) -> None:
+        if step == 1:
+            raise RuntimeError("stop here")
+
+    with pytest.raises(TrainingStoppedError):
+        train(tmp_path, Keeps({"n": 1}), Own(step=stop))
+    with pytest.raises(TrainingStoppedError, match="callback Keeps: restore raised KeyError: 'missing'"):
+        train(tmp_path, Keeps({"n": 1}, refuses=True))
+    other, kept = Count(), Keeps({"n": 2, "more": 3})
+    train(tmp_path, other, kept)
+    assert kept.restored == {"n": 1}
+    with pytest.raises(TrainingStoppedError):
+        train(tmp_path / "lost", Keeps({"n": 1}), Own(step=stop))
+    train(tmp_path / "lost")
+    assert "has a state of the callback Keeps, which this attempt does not have" in capsys.readouterr().err
+
+
+def test_what_a_callback_changes_of_torch_is_put_back(file: str, tmp_path: Path) -> None:
+    (tmp_path / "globals_of_torch.py").write_text(
+        "import torch\n"
+        "import rlvr\n"
+        "class Change(rlvr.Callback):\n"
+        "    def on_step(self, phase, step, metrics):\n"
+        "        torch.set_default_dtype(torch.float64)\n"
+        "        torch.set_float32_matmul_precision('medium')\n"
+        "        torch.manual_seed(5)\n"
+    )
+    plain = attempt(file, "run.name=plain")
+    changed = attempt(file, "run.name=changed", "callbacks=['globals_of_torch:Change']")
+    assert changed["weights_sha256"] == plain["weights_sha256"]
