@@ -159,12 +159,17 @@ class Scheduler:
         """Take new rows from the queue, one for each `chosen` request, with as many completions as fit.
 
         The limits: `max_rows`; `prefill_tokens` (padded); `cache_tokens`, counted as if each completion had a row of
-        the greatest reach, beside the `shared_places` of shared prompts; and one set of weights.
+        the greatest reach, beside the `shared_places` of shared prompts; and one set of weights. Where a request has a
+        share (`one_request`), those without a row come first.
         """
         admitted: list[SampleRow] = []
         free, longest = self.max_rows - self.running_completions, 0
         reach = max((row.request.reach for row in self.rows), default=0)
         weights = self.rows[0].request.snapshot.batch_key if self.rows else None
+        if self.one_request < 1 and any(request.started for request in self.waiting):
+            # Large requests that wait with most of their completions would take every row that becomes free.
+            running = {row.request for row in self.rows}
+            self.waiting = deque(sorted(self.waiting, key=running.__contains__))
         position = 0  # in the queue
         while position < len(self.waiting) and free:
             request = self.waiting[position]

@@ -135,6 +135,41 @@ def test_one_request_does_not_take_every_row() -> None:
     assert [s.tokens for s in large.response().sequences] == [s.tokens for s in alone.sequences]
 
 
+def test_the_next_free_row_is_for_a_request_without_one() -> None:
+    """Two large requests hold all rows, and wait with most of their completions before a small one."""
+    engine = tiny_engine(max_rows=4, one_request=0.5)
+    base = engine.base_snapshot()
+    how = SamplingParams(max_tokens=20, stop=[], seed=1)
+    large = [engine.enqueue(base, ModelInput([1, 2]), 12, how) for _ in range(2)]
+    engine.advance()
+    small = engine.enqueue(base, ModelInput([1, 2]), 1, SamplingParams(max_tokens=3, stop=[], seed=2))
+    while not small.is_done:
+        engine.advance()
+    assert max(len(request.finished) for request in large) <= 4
+
+
+def test_an_owner_s_request_is_sampled_beside_those_of_others_that_fill_the_cache(start: ServerFactory) -> None:
+    """Room for four rows of the longest request; each of three owners asks for far more, again and again."""
+    backend = start(engine=tiny_engine(max_rows=8, cache_tokens=4 * 152, one_request=0.5))
+    bob, greedy = BackendClient(backend, "bob"), [BackendClient(backend, f"greedy-{i}") for i in range(3)]
+    long = SamplingParams(max_tokens=150, stop=[], seed=1)
+    flood: list[tuple[str, str]] = []
+    for client in greedy:
+        base = backend.sampling.create_sampler(client.owner, client.session, 1, MODEL)
+        for seq in range(4):
+            asked = backend.sampling.sample(client.owner, base, seq, ModelInput([1, 2]), 40, long)[0]
+            flood.append((client.owner, asked))
+    own = backend.sampling.create_sampler("bob", bob.session, 1, MODEL)
+    for seq in range(3):
+        short = SamplingParams(max_tokens=2, stop=[], seed=seq)
+        request = backend.sampling.sample("bob", own, seq, ModelInput([1, 2]), 1, short)[0]
+        assert len(sampled_tokens(bob.wait(request))[0]) == 2
+    waiting = [isinstance(asyncio.run(backend.result(owner, request, 0)), Pending) for owner, request in flood]
+    assert all(waiting)
+    for owner, request in flood:
+        backend.sampling.cancel(owner, request)
+
+
 def test_an_owner_with_many_runs_gets_as_many_turns_as_one_with_one(start: ServerFactory) -> None:
     backend = start(engine=tiny_engine(micro_tokens=18))
     clients = [BackendClient(backend) for _ in range(9)]

@@ -288,10 +288,12 @@ class EngineThread:
             reach = min(context, sampling.prompt.length + (sampling.params.max_tokens or context))
             places = limits.cache_tokens // max(reach, longest, 1) if limits.cache_tokens else limits.max_rows
             most_rows, own = max(1, min(limits.max_rows, places)), weights[sampling.owner] | {sampling.weights}
-            if rows.total() >= most_rows or len(own.union(*weights.values())) > most_weights:
+            if len(own.union(*weights.values())) > most_weights:
                 return False
-            if not rows[sampling.owner]:  # one request at a time is always admitted
+            if not rows[sampling.owner]:  # one request at a time is always admitted: it gets the next row that is free
                 return True
+            if rows.total() >= most_rows:
+                return False
             share = self._limits.owner_share
             own_rows, own_weights = rows[sampling.owner] + sampling.count, len(own)
             return own_rows <= owner_places(most_rows, share) and own_weights <= owner_places(most_weights, share)
