@@ -22,7 +22,7 @@ _SHOWN = 3  # prompts before and after
 _FIRST_STEPS = 3  # in which the weights are still nearly random
 
 _INTRODUCTION = """\
-A small transformer with random weights learns to sort three digits. It never sees a sorted sequence: it samples
+A small transformer with random weights learns to sort three digits. It is never shown an answer: it samples
 completions, code checks them, and the share of digits in their place is the reward. It takes 40 to 50 seconds of one
 core.
 """
@@ -109,7 +109,8 @@ def pair_completions(
 
 
 def _mark(row: dict[str, Any]) -> str:
-    return "right" if all(score["outcome"] == "passed" for score in row["scores"].values()) else "wrong"
+    outcomes = {score["outcome"] for score in row["scores"].values()}
+    return "right" if outcomes == {"passed"} else "not judged" if outcomes & {"error", "invalid"} else "wrong"
 
 
 def _say_what_next(folder: Path, console: CurveConsole) -> None:

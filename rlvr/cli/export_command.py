@@ -37,9 +37,9 @@ def export(
 
     rlvr export runs/arithmetic --to ./my-trained-model
 
-    rlvr export runs/arithmetic --adapter --to ./my-adapter
+    rlvr export runs/mine --adapter --to ./my-adapter       (a run with model.lora)
 
-    rlvr export runs/arithmetic --gguf --llama-cpp ~/llama.cpp
+    rlvr export runs/mine --gguf --llama-cpp ~/llama.cpp
     """
     from rlvr.runs.export_weights import ExportForm, export_weights
     from rlvr.runs.user_messages import print_message

@@ -1,4 +1,4 @@
-"""Registers classes of variants under their names, for plug-ins and programs.
+"""Registers optimizers, losses, advantages, samplers, trackers, curricula and schedules of a user's by name.
 
 @rlvr.register
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def register(variant: V) -> V:
     if table is None:
         bases = ", ".join(one.base.__name__ for one in TABLES)
         raise ValueError(
-            f"register: {variant!r:.120} is no class that extends one of {bases}; functions have decorators of their "
+            f"register: {variant!r:.120}, expected a subclass of {bases}; functions have decorators of their "
             "own: rlvr.register_reward, register_environment, register_advantage, register_callback; clients "
             "rlvr.clients.registry.register_client"
         )

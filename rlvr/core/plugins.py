@@ -72,7 +72,11 @@ def import_modules(names: Sequence[str]) -> None:
         try:
             importlib.import_module(name)
         except (Exception, SystemExit) as error:
-            remedy = f"leave .py out: {name[:-3]}" if name.endswith(".py") else "run from its folder, or install it"
+            remedy = "correct it"
+            if name.endswith(".py"):
+                remedy = f"leave .py out: {name[:-3]}"
+            elif isinstance(error, ModuleNotFoundError) and name.startswith(error.name or " "):
+                remedy = "run from the folder that holds it, or install it"
             raise ValueError(f"imports: {name!r} {describe_failure(error)}; {remedy}") from error
 
 

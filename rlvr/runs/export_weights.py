@@ -76,7 +76,7 @@ def export_weights(
     llama_cpp: str | Path | None = None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Write the newest weights of a run, or the best, or those of a checkpoint or an adapter; the folder, or GGUF file.
+    """Write the weights of a run (newest or best), a checkpoint or an adapter; the path of the folder or GGUF file.
 
     `dtype` is float32, bfloat16 or float16, by default that of the base model or of the saved weights. `base` is the
     model of an adapter, if it is no longer where the adapter says. `llama_cpp` is the folder of llama.cpp, if its
@@ -86,15 +86,15 @@ def export_weights(
     """
     export = _find_weights(given, is_best)
     if form is ExportForm.ADAPTER and dtype is not None:
-        raise ValueError("an adapter is copied as it was trained, so a dtype has no effect; leave it out, or merge")
+        raise ValueError(f"dtype={dtype} has no effect on an adapter, which is copied as it is; leave it out, or merge")
     if form is ExportForm.ADAPTER and not export.is_adapter:
         raise ValueError(
             f"{export.folder} has no adapter: the run trained all weights; export the whole model (merged)"
         )
     if base is not None and (form is ExportForm.ADAPTER or not export.is_adapter):
-        raise ValueError("a base model has no effect here: nothing is merged into one; leave `base` out")
+        raise ValueError(f"base={base} has no effect: nothing is merged into a base model here; leave it out")
     if llama_cpp is not None and form is not ExportForm.GGUF:
-        raise ValueError(f"the folder of llama.cpp has no effect on an export as {form.value}; leave it out")
+        raise ValueError(f"llama_cpp={llama_cpp} has no effect on an export as {form.value}; leave it out")
     converter = find_converter(llama_cpp) if form is ExportForm.GGUF else None
     folder = _check_target(to, export, form)
     if form is ExportForm.ADAPTER:
@@ -116,7 +116,9 @@ def find_checkpoint(run: Path, *, is_best: bool, options: tuple[str, str]) -> Pa
 
     def refuse(damage: str) -> None:
         cure = "delete its summary.json and resume it" if (run / "summary.json").exists() else "resume the run"
-        raise ValueError(f"{damage}; take the best one ({options[0]}), or {cure}, which trains from the one before")
+        raise ValueError(
+            f"{damage}; take the best checkpoint ({options[0]}), or {cure}, which trains again from the one before"
+        )
 
     if is_best:
         folder = resolve_best(run / CHECKPOINTS / BEST)
@@ -166,7 +168,7 @@ def _find_weights(given: str | Path, is_best: bool) -> Export:
         problem = f"{place.kind.value}, not a run" if place.is_model else place.problem
         raise ValueError(f"{place.given}: {problem}; expected {list_expected(*kinds)}")
     if (place.folder / _CRITIC).exists():
-        raise ValueError(f"{place.folder} is a critic's, which predicts values and no tokens; give the policy's")
+        raise ValueError(f"{place.folder} is the checkpoint of a critic, which predicts values; give the policy's")
     return Export(place.folder, place.run)
 
 
@@ -177,7 +179,7 @@ def _check_target(to: str | Path | None, export: Export, form: ExportForm) -> Pa
     place = Path(to) if to is not None else (export.run / "exports" if export.run else export.folder.parent) / name
     place = place.expanduser().resolve()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise ValueError(f"{place} exists and is not an empty folder; give another one")
+        raise ValueError(f"{place} exists and is not an empty folder; choose another one (to)")
     if place == Path.cwd() or place.is_mount():
         raise ValueError(f"{place} cannot be replaced by the folder that is written; give a folder inside it")
     return place
@@ -302,7 +304,7 @@ def convert_to_gguf(folder: Path, outfile: Path, outtype: str, converter: Path |
         raise ValueError(
             f"the merged model is in {folder}, but llama.cpp's converter {CONVERTER} is not on the PATH: clone "
             "https://github.com/ggml-org/llama.cpp, `pip install -r requirements.txt` there, and run "
-            f"`python {CONVERTER} {' '.join(words)}`; a later export finds it by --llama-cpp FOLDER"
+            f"`python {CONVERTER} {' '.join(words)}`; a later export finds it by --llama-cpp DIR"
         )
     # A converter on the PATH may have an interpreter of its own, with the packages it needs, in its first line.
     is_program = os.access(converter, os.X_OK) and read_magic(converter).startswith(b"#!")

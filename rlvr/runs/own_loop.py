@@ -80,7 +80,7 @@ def update(
     reference: SamplingClient | None = None,
     teacher: SamplingClient | None = None,
 ) -> UpdateStatistics:
-    """Learn from a scored batch: advantages, gradient and optimizer steps; what the update measured.
+    """Update the policy from a scored batch, by advantages, gradient and optimizer steps; the statistics of it.
 
     AdamW with a constant `learning_rate` (1e-5), or an `optimizer`, with a warm-up or decay at `step` of `steps`. The
     temperature is that of the batch.
@@ -100,19 +100,22 @@ def update(
         raise ValueError(f"update: max_tokens={max_tokens}, expected at least 1")
     if spec.advantage.takes_critic:
         raise ValueError(
-            f"update: the algorithm {spec.name!r} learns values by a critic, which rlvr.algorithms.update.update takes "
-            "(UpdateInputs(critic=...)), or a run"
+            f"update: the algorithm {spec.name!r} has a critic, which rlvr.update does not train; use rlvr.train, or "
+            "rlvr.algorithms.update.update with UpdateInputs(critic=...)"
         )
     if spec.needs_reference and reference is None:
         raise ValueError(
             f"update: the algorithm {spec.name!r} compares with a reference: give reference=, a sampling client of the "
-            "weights before the first step"
+            "initial weights"
         )
     temperatures = {trajectory.temperature for trajectory in batch}
     if len(temperatures) > 1:
         raise ValueError(f"update: the batch was sampled at the temperatures {sorted(temperatures)}; expected one")
     if max_tokens is None and (spec.reduction in DIVIDE_BY_BUDGET or any(term.needs_budget for term in spec.terms)):
-        raise ValueError(f"update: the algorithm {spec.name!r} needs max_tokens, the budget of a completion")
+        raise ValueError(
+            f"update: the algorithm {spec.name!r} needs max_tokens, the most tokens of a completion: give "
+            "max_tokens=params.max_tokens"
+        )
     if baseline is None and spec.advantage.keeps_baseline:
         raise ValueError(
             f"update: the advantage {spec.advantage.name!r} has a baseline that moves from step to step: give "
@@ -135,12 +138,14 @@ def update(
 
 
 class Loop:
-    """A run whose steps a program makes. A context: it locks its folder, and closes its client at the end.
+    """The folder, client, checkpoints and evaluations of a training loop that you write; use it in a `with` statement.
 
     - `source`, `reward`: a task source, or the name of an environment; a reward, its name, or a function. Its
       evaluations take them, and the program may.
-    - `model`, `lora`, `tokenizer`, `device`, `dtype`, `client`: as the settings of the same names.
-    - `params`: how completions are sampled, in evaluations too, at temperature 1 there.
+    - `model`, `lora`, `tokenizer`, `device`, `dtype`, `client`, `threads`, `seed`, `checkpoint_every`,
+      `keep_checkpoints`: as the settings of the same names. Without `lora` all weights are trained.
+    - `params`: how completions are sampled. Evaluations take its tokens and stops, at temperature 1 and without top_p,
+      top_k and min_p.
     - `settings`: what else the program depends on, as JSON: a resumed loop must have the same, and the same tasks.
     - `trackers`: further destinations of the metrics, as the setting `tracking.trackers`.
 
@@ -176,11 +181,10 @@ class Loop:
         self.state: dict[str, Any] = {}
         self.step = 0
         self._client_name, self._threads = client or ClientSection().name, threads
-        if checkpoint_every < 1 or keep_checkpoints < 2:
-            raise ValueError(
-                f"Loop: checkpoint_every={checkpoint_every}, keep_checkpoints={keep_checkpoints}; expected at least 1, "
-                "and 2: the last one may be damaged"
-            )
+        if checkpoint_every < 1:
+            raise ValueError(f"Loop: checkpoint_every={checkpoint_every}, expected at least 1")
+        if keep_checkpoints < 2:
+            raise ValueError(f"Loop: keep_checkpoints={keep_checkpoints}, expected at least 2: the last may be damaged")
         self._model = ModelOptions(str(model) if model else None, {}, tokenizer, device, dtype, lora)
         self._every, self._keep = checkpoint_every, keep_checkpoints
         self._tracking = TrackingOptions(trackers=list(trackers))
@@ -296,7 +300,8 @@ class Loop:
             is_same = event["size"] == size
             if name == BASELINE and not is_same:
                 raise ValueError(
-                    f"Loop.evaluate: the baseline has tasks, samples, k = {event['size']}, now {size}; ask for the same"
+                    f"Loop.evaluate: the stored baseline has tasks, samples, k = {event['size']}, asked for {size}; "
+                    "give the same, or choose another folder"
                 )
             if name == BASELINE or (is_same and event["weights"] == sampler.fingerprint):
                 return stored_evaluation(self._file(name))
@@ -373,15 +378,18 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     stored = folder / LOOP_SETTINGS
     if not stored.exists():
         if folder.exists() and any(e.name not in _BEGUN and not e.name.startswith(".") for e in folder.iterdir()):
-            raise ValueError(f"{folder} holds other files than a loop; choose another folder")
+            raise ValueError(
+                f"{folder} is not empty, and no folder of an rlvr.Loop (no {LOOP_SETTINGS}); choose another one"
+            )
         return
     held, wanted = ({**s, **s["settings"]} for s in (json.loads(stored.read_text(encoding="utf-8")), settings))
     changed = [key for key in {**held, **wanted} if key != "settings" and held.get(key) != wanted.get(key)]
     if changed:
-        raise ValueError(
-            f"{folder} holds a loop with other settings: {', '.join(changed[:6])}; choose another folder, or give the "
-            "same to go on with it"
+        named = ", ".join(
+            "other tasks" if key == "tasks" else f"{key}={held.get(key)!r:.60}, not {wanted.get(key)!r:.60}"
+            for key in changed[:6]
         )
+        raise ValueError(f"{folder} holds a loop with {named}; give the same to resume it, or choose another folder")
 
 
 def _plain_json(what: str, given: Any) -> dict[str, Any]:
@@ -392,7 +400,7 @@ def _plain_json(what: str, given: Any) -> dict[str, Any]:
         problem = f"{given!r:.80}"
     except (TypeError, ValueError) as error:
         problem = str(error)
-    raise ValueError(f"Loop: {what} is no dictionary of JSON, its keys text ({problem})")
+    raise ValueError(f"Loop: {what} has to be a dictionary that JSON can store, its keys text ({problem})")
 
 
 def _lists(value: Any) -> Any:

@@ -172,7 +172,7 @@ class Callbacks:
             try:
                 if held := getattr(callback, "state", dict)():
                     if not isinstance(held, dict) or json.loads(json.dumps(held)) != held:
-                        raise ValueError(f"it returned {held!r:.80}, expected a dictionary of JSON, its keys text")
+                        raise ValueError(f"it returned {held!r:.80}, expected a dictionary of text keys for JSON")
                     states[name] = held
             except Exception as error:
                 self._fail(name, "state", error)
@@ -249,8 +249,11 @@ def check_metrics(returned: Any, taken: Mapping[str, Any]) -> dict[str, float]:
             value = value.item()
         if not (isinstance(name, str) and name) or not isinstance(value, Real) or isinstance(value, bool):
             raise ValueError(f"it returned {name!r}: {value!r:.80}, expected a number under a name")
-        if name in (*taken, *_OF_THE_RUN) or name.startswith(_BEGINNINGS):
+        if name in taken:
             raise ValueError(f"it returned {name!r}, which the step has already; use a name of its own")
+        if name in _OF_THE_RUN or name.startswith(_BEGINNINGS):
+            reserved = ", ".join((*_OF_THE_RUN, *(f"{beginning}..." for beginning in _BEGINNINGS)))
+            raise ValueError(f"it returned {name!r}, a name of the run's own ({reserved}); use another one")
         checked[name] = float(value)
     return checked
 

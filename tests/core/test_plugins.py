@@ -169,7 +169,7 @@ def test_a_class_is_registered_by_its_base(packages: Path) -> None:
             name = "test_registered"
 
     nothing: Any = int
-    with pytest.raises(ValueError, match="no class that extends one of Advantage, Loss, Optimizer"):
+    with pytest.raises(ValueError, match="expected a subclass of Advantage, Loss, Optimizer"):
         rlvr.register(nothing)
 
 

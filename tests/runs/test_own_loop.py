@@ -109,10 +109,10 @@ def test_evaluations_are_made_once_a_step(whole: Path, model: Path, source: Any)
 
 
 def test_other_settings_and_other_folders_are_refused(whole: Path, model: Path, source: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds a loop with other settings: seed, rate; choose another folder"):
+    with pytest.raises(ValueError, match=r"holds a loop with seed=42, not 7, rate=None, not 0\.001; give the same"):
         run_loop(whole, model, source, seed=7, settings={"rate": 1e-3})
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(ValueError, match="holds other files than a loop"):
+    with pytest.raises(ValueError, match=r"is not empty, and no folder of an rlvr\.Loop"):
         run_loop(tmp_path, model, source)
     nothing = rlvr.Loop(tmp_path / "new", source, digits, params=rlvr.SamplingParams(max_tokens=4))
     with pytest.raises(ValueError, match="model: neither name nor config is given"), nothing:
@@ -187,9 +187,9 @@ def test_a_loop_that_goes_on_is_not_finished(tmp_path: Path, toy: Any) -> None:
 @pytest.mark.parametrize(
     ("logged", "said"),
     [
-        ({"step": 9}, "given 'step', which the step has already"),
-        ({"phase": 1}, "given 'phase', which the step has already"),
-        ({"time/step": 1}, "given 'time/step', which the step has already"),
+        ({"step": 9}, "given 'step', a name of the run's own"),
+        ({"phase": 1}, "given 'phase', a name of the run's own"),
+        ({"time/step": 1}, "given 'time/step', a name of the run's own"),
         ({"mine": "text"}, "given 'mine': 'text', expected a number under a name"),
         ({"mine": {1}}, "expected a number under a name"),
     ],
@@ -207,21 +207,22 @@ def test_what_is_no_metric_is_not_logged(tmp_path: Path, toy: Any, logged: dict[
 
 def test_mistakes_are_one_message_each(tmp_path: Path, toy: Any) -> None:
     for settings in ({"x": float("nan")}, {"o": object()}, {1: 2}):
-        with pytest.raises(ValueError, match="settings is no dictionary of JSON"):
+        with pytest.raises(ValueError, match="settings has to be a dictionary that JSON can store"):
             open_loop(tmp_path / "wrong", toy, settings=settings)
     assert not (tmp_path / "wrong").exists()
-    with pytest.raises(ValueError, match="checkpoint_every=0, keep_checkpoints=2; expected at least 1"):
+    with pytest.raises(ValueError, match="checkpoint_every=0, expected at least 1"):
         open_loop(tmp_path / "wrong", toy, checkpoint_every=0)
     with open_loop(tmp_path / "named", toy) as loop:
         for name in ("../escape", "a/b", "", "x" * 300):
             with pytest.raises(ValueError, match=r"Loop\.evaluate: name"):
                 loop.evaluate(name)
         loop.evaluate("baseline", tasks=4, samples=2)
-        with pytest.raises(
-            ValueError, match=r"the baseline has tasks, samples, k = \[4, 2, None\], now \[8, 2, None\]"
-        ):
+        with pytest.raises(ValueError, match=r"the stored baseline has .*, None], asked for"):
             loop.evaluate("baseline", tasks=8, samples=2)
-    with open_loop(tmp_path / "state", toy) as loop, pytest.raises(ValueError, match="state is no dictionary of JSON"):
+    with (
+        open_loop(tmp_path / "state", toy) as loop,
+        pytest.raises(ValueError, match="state has to be a dictionary that JSON can store"),
+    ):
         for _ in loop.steps(1):
             loop.state["seen"] = {1, 2}
     (tmp_path / "begun").mkdir()
@@ -238,7 +239,7 @@ def test_mistakes_are_one_message_each(tmp_path: Path, toy: Any) -> None:
         ({"optimizer": AdamW(learning_rate=0.1, decay="linear")}, "changes from step to step: give step and steps"),
         ({"optimizer": AdamW(learning_rate=0.1, warmup_steps=5)}, "changes from step to step: give step and steps"),
         ({"step": 5, "steps": 5}, "step=5 of steps=5, expected 0 to 4"),
-        ({"algorithm": "ppo_critic"}, "learns values by a critic"),
+        ({"algorithm": "ppo_critic"}, "has a critic, which rlvr.update does not train"),
         ({"algorithm": "dpo"}, "compares with a reference: give reference="),
     ],
 )
@@ -262,7 +263,7 @@ def test_what_an_algorithm_needs_is_asked_for(model: Path, source: Any, tmp_path
         batch = rollout(open_groups(source, tasks, 4, loop.tokenizer, "a"), sampler, params, seed=1)
         for t, reward in zip(batch, (0.0, 1.0, 0.0, 1.0), strict=True):
             t.reward = reward
-        with pytest.raises(ValueError, match="'dr_grpo' needs max_tokens, the budget of a completion"):
+        with pytest.raises(ValueError, match="'dr_grpo' needs max_tokens, the most tokens of a completion"):
             rlvr.update(loop.client, "dr_grpo", batch)
         assert rlvr.update(loop.client, "dr_grpo", batch, max_tokens=4).updates == 1
         with pytest.raises(ValueError, match="'ema' has a baseline that moves from step to step"):

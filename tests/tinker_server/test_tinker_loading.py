@@ -27,6 +27,7 @@ from rlvr.tinker_server.protocol.server_limits import ServerLimits
 from rlvr.web.auth import ApiKeys
 from rlvr.web.server import BackgroundServer, bind_socket
 from tests.kit.forked_process import run_forked
+from tests.kit.model_shell import write_model_shell
 from tests.kit.server_process import FRESH
 from tests.kit.tinker_model import write_model
 from tests.kit.tinker_server import TinkerServer
@@ -86,8 +87,7 @@ def test_an_error_while_loading_ends_the_server_though_requests_are_held() -> No
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_process(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen3"}')
+    write_model_shell(tmp_path / "model")
     words = ["--model", f"tiny={tmp_path / 'model'}", "--port", "0", "--state", str(tmp_path / "state")]
     done = run_forked(["-m", "rlvr.cli.main", "serve", "engine", *words], timeout=60)
     assert done.returncode == 2 and "Traceback" not in done.stderr

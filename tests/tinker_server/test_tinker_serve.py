@@ -15,6 +15,7 @@ from rlvr.tinker_server.serve_engine import named_models
 from rlvr.training.journal import Checkpoint, Journal, Position
 from rlvr.web.auth import ApiKeys
 from rlvr.web.server import bind_socket, check_exposure
+from tests.kit.model_shell import write_model_shell
 from tests.kit.server_process import FRESH
 from tests.kit.tinker_model import write_model
 from tests.kit.tinker_server import TinkerServer
@@ -26,9 +27,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pyt
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """Something that looks like a model's folder; nothing here gets as far as reading it."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    return tmp_path / "model"
+    return write_model_shell(tmp_path / "model")
 
 
 def test_a_model_is_named_by_its_folder_or_by_name(model: Path) -> None:
@@ -49,7 +48,7 @@ def test_a_training_run_is_named_by_its_folder_and_one_checkpoint_by_its_own(tmp
     with Journal(run) as journal:
         for step in (1, 2):
             with new_folder(run / "checkpoints" / f"rl-{step}") as folder:
-                (folder / "config.json").write_text("{}")
+                write_model_shell(folder)
             journal.checkpoint(Checkpoint(Position(0, step), f"checkpoints/rl-{step}"), keep=2)
     assert named_models([f"mine={run}"]) == {"mine": str(run)}, "served_runs.py finds the newest with each request"
     first = run / "checkpoints" / "rl-1"

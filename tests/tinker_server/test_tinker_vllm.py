@@ -35,6 +35,7 @@ from rlvr.tinker_server.protocol.errors import GoneError
 from rlvr.tinker_server.protocol.server_limits import ServerLimits
 from rlvr.tinker_server.server_settings import ServerSamplers
 from rlvr.web.auth import ApiKeys
+from tests.kit.model_shell import write_model_shell
 from tests.kit.open_server import request
 from tests.kit.rounding import close_logprobs
 from tests.kit.tinker_backend import (
@@ -430,8 +431,7 @@ def test_a_mistake_is_one_message_before_a_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
 ) -> None:
     for name in ("model", "other"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")  # nothing here gets as far as reading it
+        write_model_shell(tmp_path / name)  # nothing here gets as far as loading it
     words = [word.replace("OTHER", str(tmp_path / "other")) for word in words]
     start = ["serve", "engine", "--model", str(tmp_path / "model"), "--port", "0", "--state", str(tmp_path / "state")]
     assert run([*start, *words]) == code
