@@ -42,6 +42,7 @@ from rlvr.core.types import Trajectory
 from rlvr.core.weights_place import CHECKPOINTS
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
 from rlvr.reward import Reward, resolve_reward
+from rlvr.runs.program_settings import read_data
 from rlvr.runs.run_tasks import hash_tasks
 from rlvr.runs.user_messages import print_message
 from rlvr.tracking.metrics_log import MetricsLog
@@ -62,6 +63,7 @@ from rlvr.training.journal import PARTS, Checkpoint, Journal, Position, store_re
 LOOP_SETTINGS = "loop.json"
 PHASE = "rl"
 BASELINE, FINAL = "baseline", "final"
+_OPTION = "env.kwargs."  # begins the key of an environment's option
 _BEGUN = {"journal.jsonl", "metrics.jsonl", *PARTS}  # what may lie in a folder whose loop was killed as it began
 
 
@@ -140,8 +142,8 @@ def update(
 class Loop:
     """The folder, client, checkpoints and evaluations of a training loop that you write; use it in a `with` statement.
 
-    - `source`, `reward`: a task source, or the name of an environment; a reward, its name, or a function. Its
-      evaluations take them, and the program may.
+    - `source`: a task source, or what the argument `data` of `rlvr.train` may be: rows, a file, the name of an
+      environment. `reward`: a reward, its name, or a function.
     - `model`, `lora`, `tokenizer`, `device`, `dtype`, `client`, `threads`, `seed`, `checkpoint_every`,
       `keep_checkpoints`: as the settings of the same names. Without `lora` all weights are trained.
     - `params`: how completions are sampled. Evaluations take its tokens and stops, at temperature 1 and without top_p,
@@ -156,7 +158,7 @@ class Loop:
     def __init__(
         self,
         folder: str | Path,
-        source: TaskSource | str,
+        source: Any,
         reward: Reward | Callable[..., Any] | str,
         *,
         params: SamplingParams,
@@ -173,10 +175,10 @@ class Loop:
         keep_checkpoints: int = 2,
         trackers: Sequence[Any] = (),
     ) -> None:
-        from rlvr.envs import resolve_environment
-
         self.folder, self.params, self.seed = Path(folder), params, seed
-        self.source = resolve_environment(source) if isinstance(source, str) else source
+        self.source: TaskSource = source
+        if not (hasattr(source, "train") and hasattr(source, "heldout")):
+            self.source = _open_source(source, self.folder.parent)
         self.reward = reward if isinstance(reward, Reward) else resolve_reward(reward)
         self.state: dict[str, Any] = {}
         self.step = 0
@@ -371,6 +373,15 @@ class Loop:
         except ValueError:  # not the main thread
             pass
         return stack
+
+
+def _open_source(data: Any, root: Path) -> TaskSource:
+    """The tasks of what a program gives: rows, a file, an environment."""
+    from rlvr.envs import resolve_environment
+
+    values = read_data(data, None, root, has_reward=True)
+    options = {key.removeprefix(_OPTION): value for key, value in values.items() if key.startswith(_OPTION)}
+    return resolve_environment(values["env.name"], **options)
 
 
 def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:

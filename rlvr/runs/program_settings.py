@@ -104,7 +104,7 @@ def settings_of(
         if model is not None:
             values |= read_model(model, values, root)
         if data is not None:
-            values |= _read_data(data, heldout, root, reward is not None)
+            values |= read_data(data, heldout, root, reward is not None)
         elif heldout is not None:
             raise _error("heldout without data; give both, or data alone, of which a tenth is held out")
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
@@ -268,7 +268,7 @@ def _byte_type() -> Any:
     return torch.uint8
 
 
-def _read_data(data: Any, heldout: Any, root: Path, has_reward: bool) -> dict[str, Any]:
+def read_data(data: Any, heldout: Any, root: Path, has_reward: bool) -> dict[str, Any]:
     """The environment that a program's data are. Rows need no answer if a reward is given."""
     if isinstance(data, str) and (data in known_environments() or ":" in data):
         section: dict[str, Any] = {"env.name": data}

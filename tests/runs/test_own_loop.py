@@ -166,6 +166,18 @@ def test_a_step_that_is_left_by_break_is_the_last_one_and_is_saved(tmp_path: Pat
         assert run.checkpoints[0].name == f"rl-{len(run.metrics):06d}"
 
 
+def test_rows_are_tasks_as_in_a_run(model: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": f"Say {n}."} for n in range(30)]
+    params = rlvr.SamplingParams(max_tokens=4)
+    with rlvr.Loop(tmp_path / "rows", rows, digits, model=model, params=params, threads=1) as loop:
+        assert loop.source.size(loop.source.levels[0]) + len(loop.source.heldout(None)) == 30
+        loop.evaluate("baseline", tasks=2, samples=2)
+    with pytest.raises(ValueError, match="holds a loop with other tasks"):
+        rlvr.Loop(tmp_path / "rows", rows[:20], digits, model=model, params=params, threads=1).__enter__()
+    with pytest.raises(ValueError, match=r"'nowhere\.jsonl' is no file or folder here and no environment"):
+        rlvr.Loop(tmp_path / "rows", "nowhere.jsonl", digits, model=model, params=params)
+
+
 def test_a_loop_that_goes_on_is_not_finished(tmp_path: Path, toy: Any) -> None:
     def go(steps: int, stop: bool = False) -> None:
         with open_loop(tmp_path / "more", toy) as loop:
