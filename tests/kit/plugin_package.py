@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 MODULE = '''
-"""What a package of somebody else's adds: each is registered under a name when this module is imported."""
+"""Names that an installed package adds. Importing this module registers them."""
 from dataclasses import dataclass, replace
 
 import rlvr
