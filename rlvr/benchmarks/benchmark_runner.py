@@ -16,6 +16,7 @@ from typing import Any
 
 from rlvr.benchmarks.benchmark_folder import BenchmarkFolder, list_results, make_record, open_benchmarks, read_count
 from rlvr.benchmarks.benchmark_plan import Benchmark, find_text_forms, name_benchmark, read_benchmarks
+from rlvr.chat.chat_template import has_template
 from rlvr.config.build_config import resolved_values
 from rlvr.config.schema import RunConfig
 from rlvr.core.files import write_atomic
@@ -23,7 +24,6 @@ from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import SamplingClient
 from rlvr.core.types import Task, Trajectory
 from rlvr.core.weights_place import CHECKPOINTS, WeightsPlace
-from rlvr.envs.chat_template import has_template
 from rlvr.runs.assembly import Assembly, assemble
 from rlvr.runs.evaluate_weights import show_prompts, warn_of_tasks
 from rlvr.runs.weights import check_to_sample, with_model

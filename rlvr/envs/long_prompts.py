@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from rlvr.chat.chat_template import has_template, render_chat
+from rlvr.chat.turns import join_turns
 from rlvr.core import rng
 from rlvr.core.messages import ModelInput
 from rlvr.core.protocols import Env, InitialObservationOverflow, StepResult, TaskSource
 from rlvr.core.types import Task
-from rlvr.envs.chat_template import has_template, render_chat
 from rlvr.envs.prompt import encode_prompt, encode_texts
-from rlvr.envs.turns import join_turns
 from rlvr.envs.wrapped_source import WrappedSource
 
 _MANY = 20_000  # texts whose tokens take a while to count

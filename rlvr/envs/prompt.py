@@ -3,7 +3,7 @@
 `PromptOptions` are the config's section `prompt`. A `PromptWriter` writes `Task.shown_prompt` by them, for every task
 of a run (`rlvr.envs.prompted_source`) and of the service; everything that encodes a prompt reads `Task.model_prompt`.
 Text is tokenized as it stands: no special token is added. Chat messages go through the tokenizer's own template
-(`rlvr.envs.chat_template`). Verifiers are given the task's own prompt.
+(`rlvr.chat.chat_template`). Verifiers are given the task's own prompt.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from rlvr.chat.chat_template import has_template
 from rlvr.core.messages import ModelInput
 from rlvr.core.protocols import StepResult
 from rlvr.core.types import Task
-from rlvr.envs.chat_template import has_template
 
 
 class UnwritableText(ValueError):

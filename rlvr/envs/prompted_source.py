@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
+from rlvr.chat.chat_template import has_template, list_variables, render_chat, thinking_arguments
+from rlvr.chat.turns import join_turns
 from rlvr.core import rng
 from rlvr.core.futures import run_to_end
 from rlvr.core.protocols import Env, TaskSource
 from rlvr.core.types import Task
-from rlvr.envs.chat_template import has_template, list_variables, render_chat, thinking_arguments
 from rlvr.envs.prompt import PromptExample, PromptOptions, PromptWriter, build_turns, encode_prompt
-from rlvr.envs.turns import join_turns
 from rlvr.envs.wrapped_source import WrappedSource
 
 _FAR = 1_000_003  # a prime: also a source that takes its tasks in a circle has another one so far on

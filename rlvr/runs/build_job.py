@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rlvr.chat.chat_template import has_template
 from rlvr.clients.teacher import EndpointTeacher, check_same_tokens
 from rlvr.config import read
 from rlvr.config.schema import RunConfig
 from rlvr.core.weights_place import CHECKPOINTS, SETTINGS
-from rlvr.envs.chat_template import has_template
 from rlvr.envs.prompted_source import PromptedSource, apply_prompt_options
 from rlvr.runs.assembly import Assembly
 from rlvr.runs.run_folder import prompt_options

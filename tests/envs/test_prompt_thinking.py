@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from rlvr.chat.chat_template import list_variables
 from rlvr.config import load
 from rlvr.config.build_config import build_config, resolved_values
 from rlvr.core.types import Task
 from rlvr.envs import resolve_environment
-from rlvr.envs.chat_template import list_variables
 from rlvr.envs.prompt import PromptExample, PromptOptions
 from rlvr.envs.prompted_source import apply_prompt_options
 from rlvr.service.models.local_judge import ChatFormatter

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from rlvr.chat.turns import join_turns
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.core.messages import SamplingParams
 from rlvr.engine.tokenizer import build_tokenizer
 from rlvr.envs.tools.tool_arithmetic import ToolArithmetic
-from rlvr.envs.turns import join_turns
 from rlvr.reward import resolve_reward
 from rlvr.rollout import open_groups, rollout, score
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tools_of_tests as given
 
-from rlvr.envs.tool_calls import ToolCallFormat, WordCallFormat
+from rlvr.chat.tool_calls import ToolCallFormat, WordCallFormat
 from rlvr.envs.tools import tool as tool_module
 from rlvr.envs.tools.tool import Tool, Toolbox, ToolOutage
 

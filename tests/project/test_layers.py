@@ -18,7 +18,7 @@ import rlvr
 ROOT = Path(rlvr.__file__).parent
 LAYERS = {
     "core": 0,
-    **dict.fromkeys(("algorithms", "sandbox", "web"), 1),
+    **dict.fromkeys(("algorithms", "chat", "sandbox", "web"), 1),
     **dict.fromkeys(("engine", "reward"), 2),
     **dict.fromkeys(("clients", "compat.model_info", "compat.renderers"), 3),
     **dict.fromkeys(("rollout", "envs", "tracking", "store"), 4),

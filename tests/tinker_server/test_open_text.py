@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytest.importorskip("google.protobuf", reason="the extra [serve] is not installed")
 
-from rlvr.envs.tool_calls import ToolCall, ToolCallFormat
+from rlvr.chat.tool_calls import ToolCall, ToolCallFormat
 from rlvr.tinker_server.http.open_api.open_replies import name_likeliest
 from rlvr.tinker_server.http.open_api.served_text import ServedText, TextStream, cut_stops
 from rlvr.tinker_server.protocol.errors import UserError

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from rlvr.chat.tool_calls import WordCallFormat
 from rlvr.core import rng
 from rlvr.core.protocols import Env, TaskSource
 from rlvr.core.types import Task
 from rlvr.envs.prompt import PromptEnv
 from rlvr.envs.registry import register_environment
 from rlvr.envs.row_source import take_in_turn
-from rlvr.envs.tool_calls import WordCallFormat
 from rlvr.envs.tools.tool import Tool, Toolbox
 from rlvr.envs.tools.tool_env import ToolBudget, ToolEnv
 

@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlvr.chat.chat_template import render_chat, turn_off_thinking
 from rlvr.core.chat_client import ChatError, ChatReply, Cost
 from rlvr.core.messages import ModelInput, SampledSequence, SamplingParams
 from rlvr.core.protocols import SamplingClient
 from rlvr.core.types import StopReason
-from rlvr.envs.chat_template import render_chat, turn_off_thinking
 from rlvr.service.models.served_models import open_model, take_batch
 
 MOST = 16  # answers judged together: each is a long prompt

@@ -11,9 +11,9 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rlvr.chat.tool_calls import ToolCall
 from rlvr.core.messages import SampledSequence
 from rlvr.engine.scheduler import SampledToken
-from rlvr.envs.tool_calls import ToolCall
 from rlvr.tinker_server.http.dependencies import MAX_PARTS, MAX_VALUES
 from rlvr.tinker_server.http.open_api.open_sampling import OpenSampling
 from rlvr.tinker_server.http.open_api.served_text import ServedText, TextStream, cut_stops

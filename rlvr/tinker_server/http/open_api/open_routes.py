@@ -11,9 +11,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
+from rlvr.chat.tool_calls import ToolCallFormat
 from rlvr.core.messages import SampledSequence, SampleResponse
 from rlvr.core.types import StopReason
-from rlvr.envs.tool_calls import ToolCallFormat
 from rlvr.tinker_server.backend.storage.server_store import Row
 from rlvr.tinker_server.http.dependencies import Caller, CallerDep, JsonRoute, json_response
 from rlvr.tinker_server.http.open_api import open_replies as replies

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rlvr.envs.chat_template import has_template, list_variables
-from rlvr.envs.tool_calls import ToolCallFormat
+from rlvr.chat.chat_template import has_template, list_variables
+from rlvr.chat.tool_calls import ToolCallFormat
 from rlvr.tinker_server.protocol.errors import UserError
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for the first bytes of a character

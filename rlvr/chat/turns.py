@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rlvr.chat.chat_template import render_chat
 from rlvr.core.types import Task
-from rlvr.envs.chat_template import render_chat
 
 _TURN = "\u2063turn\u2063"  # stands for what the policy said while a chat template is rendered; no template holds it
 

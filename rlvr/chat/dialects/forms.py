@@ -1,0 +1,102 @@
+"""The form that all dialects are read into and written from: a call of a model, and what the policy answered.
+
+A conversation is a list of messages as chat templates read them: `role`, `content` (text), and where they apply
+`tool_calls` (each `{"id", "type": "function", "function": {"name", "arguments": {...}}}`, with the arguments as an
+object) and `tool_call_id`. Tools are OpenAI's: `{"type": "function", "function": {"name", "description", "parameters"}}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Json = dict[str, Any]
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+class DialectError(ValueError):
+    """A request that cannot be answered. `param` is the field at fault, if it is one field; `status` is HTTP's."""
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param, self.status = param, status
+
+
+@dataclass(frozen=True)
+class ChatCall:
+    """What a program asks of a model. An option that is None was not given.
+
+    `one_call` asks for at most one call of a tool in an answer (`parallel_tool_calls=false`). `previous` names an
+    earlier answer, by its id, whose conversation `messages` go on from (Responses only). `schema` is a JSON schema that
+    the answer should follow, and `must_call` says that a tool has to be called: nothing forces a policy to either, so
+    they are written into the conversation as a request.
+    """
+
+    model: str
+    messages: list[Json]
+    tools: list[Json] = field(default_factory=list[Json])
+    count: int = 1
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    with_usage: bool = False
+    one_call: bool = False
+    must_call: str | bool = False
+    schema: Json | None = None
+    previous: str | None = None
+    with_token_ids: bool = False
+    with_logprobs: bool = False
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """One answer of the policy: an assistant's `message` in the form above, and how it ended.
+
+    `stop` is the stop string at which it ended, if it was one. `tokens` are the sampled ids with their `logprobs`.
+    """
+
+    message: Json
+    finish: Finish
+    prompt_tokens: Sequence[int]
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    token_texts: Sequence[str] = ()
+    stop: str | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """One server-sent event. `data` is an object, or a text such as `[DONE]`; `name` is None where a dialect has none."""
+
+    data: Json | str
+    name: str | None = None
+
+
+class Dialect(Protocol):
+    """One way of talking to a model. Every method computes and does no input or output."""
+
+    name: str
+    path: str
+    """Below the base URL: `/v1/chat/completions`."""
+
+    def read(self, body: Mapping[str, Any]) -> ChatCall:
+        """The call that a request's body asks for. DialectError for what is wrong or not supported, by its field."""
+        ...
+
+    def write(self, call: ChatCall, answers: Sequence[ChatAnswer], id: str, created: int) -> Json:
+        """The whole answer. `id` names it and is given back as `ChatCall.previous`; `created` is in Unix seconds."""
+        ...
+
+    def write_events(self, call: ChatCall, answers: Sequence[ChatAnswer], id: str, created: int) -> Iterator[Event]:
+        """The same answer as a stream. What has to be kept is kept before the last event is sent."""
+        ...
+
+    def write_error(self, message: str, status: int, param: str | None = None) -> Json:
+        """The body of an error."""
+        ...
