@@ -2,7 +2,8 @@
 
 A conversation is a list of messages as chat templates read them: `role`, `content` (text), and where they apply
 `tool_calls` (each `{"id", "type": "function", "function": {"name", "arguments": {...}}}`, with the arguments as an
-object) and `tool_call_id`. Tools are OpenAI's: `{"type": "function", "function": {"name", "description", "parameters"}}`.
+object) and `tool_call_id`. Tools are OpenAI's: `{"type": "function", "function": {"name", "description",
+"parameters"}}`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class ChatAnswer:
 
 @dataclass(frozen=True)
 class Event:
-    """One server-sent event. `data` is an object, or a text such as `[DONE]`; `name` is None where a dialect has none."""
+    """A server-sent event. `data` is an object, or a text such as `[DONE]`; `name` is None where a dialect has none."""
 
     data: Json | str
     name: str | None = None
