@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlvr.chat.special_tokens import special_token_texts
 from rlvr.core.types import Task
 from rlvr.envs.hub import load_from_hub
-from rlvr.envs.prompt import special_token_texts
 from rlvr.envs.refine import RefineEnv
 from rlvr.envs.registry import register_environment
 from rlvr.envs.reviewers import Attempt, TestsReviewer

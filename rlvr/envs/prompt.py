@@ -213,13 +213,6 @@ class PromptEnv:
         return StepResult(reward=0.0, episode_done=True)
 
 
-@lru_cache(maxsize=16)
-def special_token_texts(tokenizer: Any) -> tuple[str, ...]:
-    """The texts of a tokenizer's special and added tokens."""
-    added = getattr(tokenizer, "get_added_vocab", None)
-    return tuple(dict.fromkeys([*getattr(tokenizer, "all_special_tokens", []), *(added() if added else [])]))
-
-
 def encode_prompts(tasks: Sequence[Task], tokenizer: Any, most: int | None) -> list[list[int]]:
     """The tokens of each task's prompt, of which the model reads the last `most`."""
     plain = [task.model_prompt for task in tasks if isinstance(task.model_prompt, str)]

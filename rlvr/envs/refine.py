@@ -28,18 +28,18 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from rlvr.chat.special_tokens import special_token_texts, strip_special
 from rlvr.chat.turns import decode_turn, encode_between, has_room, render_between
 from rlvr.core import rng
 from rlvr.core.messages import ModelInput
 from rlvr.core.protocols import StepResult
 from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory
-from rlvr.envs.prompt import encode_prompt, special_token_texts
+from rlvr.envs.prompt import encode_prompt
 from rlvr.envs.registry import register_environment
 from rlvr.envs.reviewers import Attempt, BlendJudge, BlendReviewer, Reviewer, feedback_text
 from rlvr.envs.wrapped_source import NestedSource
 from rlvr.reward import register_reward
 from rlvr.reward.blend import Blend
-from rlvr.reward.feedback import strip_special
 from rlvr.reward.reward_options import check_choice
 from rlvr.reward.signatures import Case
 

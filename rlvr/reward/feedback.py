@@ -6,16 +6,15 @@ prompt.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlvr.chat.special_tokens import strip_special
 from rlvr.core.types import Outcome, Score
 
 MAX_DETAIL = 300  # characters of one verifier's detail that the policy is shown
 GRADER_FAULTS = ("grader_failed", "no_value")  # of the program or formula that the request gave
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True)
@@ -83,12 +82,3 @@ def sanitize(text: str, special: Iterable[str] = ()) -> str:
         "".join(c if c.isprintable() else " " for c in strip_special(text[: 4 * MAX_DETAIL], special)).split()
     )
     return line if len(line) <= MAX_DETAIL else f"{line[: MAX_DETAIL - 3]}..."
-
-
-def strip_special(text: str, special: Iterable[str]) -> str:
-    """Replace each `special` text by a blank, including those that only form when another is replaced."""
-    text, special = _ADDRESS.sub("", text), [s for s in special if s.strip()]
-    while present := [s for s in special if s in text]:
-        for s in present:
-            text = text.replace(s, " ")
-    return text

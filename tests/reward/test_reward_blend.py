@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlvr.chat.special_tokens import strip_special
 from rlvr.core.types import Outcome, Score
 from rlvr.reward import Reward, register_reward, resolve_reward
 from rlvr.reward.blend import SLOW_TO_READ, SUGGESTIONS, Blend, session_reward
-from rlvr.reward.feedback import MAX_DETAIL, Feedback, sanitize, strip_special
+from rlvr.reward.feedback import MAX_DETAIL, Feedback, sanitize
 from rlvr.reward.signatures import Case
 
 PROSE = "The answer is a long and clean text."

@@ -20,10 +20,10 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rlvr.chat.special_tokens import strip_special
 from rlvr.core.registry import load_path
 from rlvr.core.types import Task
 from rlvr.envs.tools.tool import Tool
-from rlvr.reward.feedback import strip_special
 
 RESET, REWARD = "reset", "get_reward"
 

@@ -15,15 +15,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from rlvr.chat.special_tokens import special_token_texts, strip_special
 from rlvr.chat.tool_calls import CallFormat, ToolCall, WordCallFormat
 from rlvr.chat.turns import decode_turn, encode_between, has_room, render_between
 from rlvr.core.messages import ModelInput
 from rlvr.core.protocols import StepResult
 from rlvr.core.types import StopReason, Task
-from rlvr.envs.prompt import encode_prompt, special_token_texts
+from rlvr.envs.prompt import encode_prompt
 from rlvr.envs.tools.environment_class import OpenEnvironment
 from rlvr.envs.tools.tool import Toolbox
-from rlvr.reward.feedback import strip_special
 from rlvr.reward.reward_options import check_integer, check_number
 
 

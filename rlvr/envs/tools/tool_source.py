@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from rlvr.chat.chat_template import render_chat
+from rlvr.chat.special_tokens import special_token_texts
 from rlvr.chat.tool_calls import CallFormat, ToolCallFormat, WordCallFormat
 from rlvr.core.registry import check_kwargs
 from rlvr.core.types import Task
-from rlvr.envs.prompt import special_token_texts
 from rlvr.envs.registry import register_environment
 from rlvr.envs.tools.builtin_tools import TOOL_FORMS, resolve_tools
 from rlvr.envs.tools.environment_class import EnvironmentClass
