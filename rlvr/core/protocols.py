@@ -7,7 +7,8 @@ and a trainer are two protocols because an OpenAI-compatible endpoint can sample
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,6 +21,7 @@ from rlvr.core.messages import (
     ForwardBackwardOutput,
     ModelInput,
     OptimStepResponse,
+    SampledSequence,
     SampleResponse,
     SamplingParams,
     SaveWeightsResponse,
@@ -212,7 +214,8 @@ class StepResult:
 
     If it begins with what the policy has seen so far, the episode stays one trajectory; else a new one begins.
     `next_stop_condition` are stop strings or token ids of the next turn, None for those of the turn before. `metrics`
-    are averaged over the batch and logged as `env/all/NAME`.
+    are averaged over the batch and logged as `env/all/NAME`. At the end of an episode, `answer` is what verifiers judge
+    (None: the policy's last turn), and an `error` says why there is nothing to judge: no reward then, and no zero.
     """
 
     reward: float
@@ -221,18 +224,22 @@ class StepResult:
     next_stop_condition: Sequence[str] | Sequence[int] | None = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     logs: dict[str, Any] = field(default_factory=dict[str, Any])
+    answer: str | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True)
 class InitialObservationOverflow:
     """What an environment gives for a first observation that does not fit its budget: an episode that is over at once.
 
-    Its `reward` counts in its group; there is nothing to learn from in it.
+    Its `reward` counts in its group; there is nothing to learn from in it. `answer` and `error` are as in `StepResult`.
     """
 
     reward: float
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     logs: dict[str, Any] = field(default_factory=dict[str, Any])
+    answer: str | None = None
+    error: str = ""
 
 
 class Env(Protocol):
@@ -245,6 +252,37 @@ class Env(Protocol):
     def step(self, action: list[int], *, extra: dict[str, Any] | None = None) -> Awaitable[StepResult]:
         """Take the token ids of a completion, its stop token included; `extra["stop_reason"]` says why it ended."""
         ...
+
+
+class ExternalEnv(ABC):
+    """An episode that a program outside plays: it decides what the policy reads next, and when the episode is over.
+
+    An observation may go on from any earlier turn: the turns are a tree, and each of its ends a trajectory. Turns that
+    two of them share are trained once. It takes the place of an `Env`; `take` is its `step`.
+    """
+
+    turn_limit: int | None = None
+    """The most tokens that the program takes for the next turn; None: as many as the run samples."""
+    most_at_once: float = math.inf
+    """How many such episodes are played at the same time."""
+
+    @abstractmethod
+    async def initial_observation(self) -> tuple[ModelInput, Any] | InitialObservationOverflow:
+        """Begin, and wait for the program's first call. Episodes of a step begin at the same time."""
+        ...
+
+    @abstractmethod
+    async def take(self, answer: SampledSequence) -> StepResult:
+        """Give the program the policy's turn, and wait for its next call or its end."""
+        ...
+
+    def dropped_turns(self) -> Collection[int]:
+        """The turns, numbered as they were sampled, that are left out unless a later one goes on from them."""
+        return ()
+
+    async def close(self) -> None:
+        """End what still runs. Always called, also after an error."""
+        return
 
 
 class TaskSource(Protocol):

@@ -18,6 +18,7 @@ from rlvr.core.types import Outcome, Score
 MAX_NAMES = 20  # for each outcome
 MAX_CHARS = 40
 OTHER = "other"
+EPISODE_FAILED = "episode_failed"  # the episode broke before there was anything to judge
 _NO_CODE = re.compile(r"[^A-Za-z0-9_.-]+")
 
 

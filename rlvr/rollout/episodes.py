@@ -11,6 +11,7 @@ Also exports `Trajectory` and `TrajectoryBatch`, which users import from here.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -18,8 +19,10 @@ from typing import Any, Protocol
 from rlvr.core import rng
 from rlvr.core.futures import Future, as_completed, read_async, read_blocking, run_to_end
 from rlvr.core.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
-from rlvr.core.protocols import Env, InitialObservationOverflow, SamplingClient, TaskSource
-from rlvr.core.types import StopReason, Task, Trajectory, TrajectoryBatch
+from rlvr.core.protocols import Env, ExternalEnv, InitialObservationOverflow, SamplingClient, TaskSource
+from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch
+from rlvr.core.verdict_reasons import EPISODE_FAILED
+from rlvr.reward.environment import NAME as ENVIRONMENT
 from rlvr.rollout.scoring import score
 
 __all__ = ["Group", "Trajectory", "TrajectoryBatch", "open_groups", "play", "rollout", "score"]
@@ -52,39 +55,55 @@ class Group:
 
 
 @dataclass
+class _Turn:
+    """One completion of the policy, and the tokens that it read: the turns of an episode are a tree.
+
+    `parent` is the turn whose prompt and completion its prompt goes on from; None at the beginning of a history.
+    """
+
+    prompt: list[int]
+    answer: SampledSequence
+    end_tokens: int  # how many of its last tokens only end the completion
+    parent: int | None
+    reward: float = 0.0
+    report: dict[str, float] = field(default_factory=dict[str, float])
+    reward_so_far: float = 0.0  # of the episode, with this turn
+    metrics_so_far: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def full_tokens(self) -> list[int]:
+        return self.prompt + self.answer.tokens
+
+
+@dataclass
 class _Episode:
-    """One running episode: the tokens of the trajectory being built, and the trajectories already closed."""
+    """One running episode: what the policy sees now, and the turns that it has taken."""
 
     group: Group
     index: int
     env: Env
     stop: Any
-    prompt: list[int]
-    tokens: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    mask: list[int] = field(default_factory=list[int])
-    stop_reason: StopReason | None = None
-    turn: int = 0  # where in `tokens` the policy's last turn begins
-    end_tokens: int = 0  # how many of the last tokens only end the completion
+    observation: list[int]
+    turns: list[_Turn] = field(default_factory=list[_Turn])
     fingerprints: list[str] = field(default_factory=list[str])
-    unscored: bool = False
     reward: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    turn_starts: list[int] = field(default_factory=list[int])
-    reports: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
-    turn_rewards: list[float] = field(default_factory=list[float])
-    closed: list[Trajectory] = field(default_factory=list[Trajectory])
+    answer: str | None = None
+    error: str = ""
     done: bool = False
-    last: Trajectory | None = None  # the trajectory that was open when the episode ended
+    written: list[Trajectory] | None = None
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        assert self.last is not None
-        return [*self.closed, self.last]
+        assert self.written is not None
+        return self.written
 
-    @property
-    def observation(self) -> list[int]:
-        return self.prompt + self.tokens
+    def find_parent(self) -> int | None:
+        """The turn that the observation goes on from, by its tokens: the last one, or in an external episode any of
+        them, of which the longest counts."""
+        known = range(len(self.turns)) if isinstance(self.env, ExternalEnv) else range(len(self.turns))[-1:]
+        found = [place for place in known if self.observation[: len(full := self.turns[place].full_tokens)] == full]
+        return max(found, key=lambda place: (len(self.turns[place].full_tokens), place), default=None)
 
 
 def open_groups(source: TaskSource, tasks: Sequence[Task], group_size: int, tokenizer: Any, prefix: str) -> list[Group]:
@@ -145,23 +164,26 @@ async def _rollout(
     tokenizer = sampler.get_tokenizer()
 
     def close(episode: _Episode) -> None:
-        if episode.last is None:
-            episode.closed = [replace(t, policy_version=version) for t in episode.closed]
-            episode.last = replace(_close(episode, tokenizer, params), policy_version=version)
+        if episode.written is None:
+            episode.written = [
+                replace(t, policy_version=version) for t in write_trajectories(episode, tokenizer, params)
+            ]
 
     def finish_group(group: list[_Episode]) -> None:
-        if on_group_end is not None and all(e.done and e.last is None and e.group.builder is None for e in group):
+        if on_group_end is not None and all(e.done and e.written is None and e.group.builder is None for e in group):
             for episode in group:
                 close(episode)
             on_group_end([t for episode in group for t in episode.trajectories])
 
+    episodes: list[_Episode] = []
     try:
         for group in groups:
             if group.builder is not None:
                 group.envs = list(await group.builder.make_envs())
-        episodes = await _episodes(
-            groups, sampler, params, seed, max_prompt_tokens, read, on_group_end and finish_group
-        )
+        for wave in _split_waves(groups):
+            episodes += await _episodes(
+                wave, sampler, params, seed, max_prompt_tokens, read, on_group_end and finish_group
+            )
         for episode in episodes:
             close(episode)
         played = [(e, e.trajectories[-1]) for e in episodes]
@@ -172,7 +194,24 @@ async def _rollout(
         for group in groups:
             if group.builder is not None:
                 await group.builder.cleanup()
+            for env in group.envs:
+                if isinstance(env, ExternalEnv):
+                    await env.close()
     return [t for episode in episodes for t in episode.trajectories]
+
+
+def _split_waves(groups: Sequence[Group]) -> list[list[Group]]:
+    """The groups that are played at the same time: all, unless programs outside play them, each of which takes room."""
+    waves: list[list[Group]] = []
+    room = 0.0
+    for group in groups:
+        most = min((env.most_at_once for env in group.envs if isinstance(env, ExternalEnv)), default=math.inf)
+        if not waves or len(group.envs) > room:
+            waves.append([])
+            room = most
+        waves[-1].append(group)
+        room = min(room, most) - len(group.envs)
+    return waves
 
 
 async def _reward_group(builder: GroupBuilder, group: Group, played: list[tuple[_Episode, Trajectory]]) -> None:
@@ -195,32 +234,38 @@ async def _episodes(
 ) -> list[_Episode]:
     """Play all episodes to their ends, a turn of all at a time. `on_step` looks at groups of which one may be over."""
     tokenizer = sampler.get_tokenizer()
-    episodes: list[_Episode] = []
-    for group in groups:
-        for i, env in enumerate(group.envs):
-            given = await env.initial_observation()
-            if isinstance(given, InitialObservationOverflow):
-                episodes.append(_over_at_once(group, i, env, given))
-                continue
-            observation, stop = given
-            length = observation.length - len(group.task.hint)
-            if max_prompt_tokens is not None and length > max_prompt_tokens:
-                raise ValueError(
-                    f"task {group.task.id!r}: its prompt has {length} tokens, more than "
-                    f"training.max_prompt_tokens={max_prompt_tokens}; raise the limit or leave the task out"
-                )
-            episodes.append(_Episode(group, i, env, stop, observation.to_ints()))
+    episodes = await _open_episodes(groups, max_prompt_tokens)
     turn = 0
     while running := [e for e in episodes if not e.done]:
         pending = [(batch, _submit(batch, sampler, params, seed, turn)) for batch in _calls(running)]
         if on_step is None:
             answers = [answer for batch, future in pending for answer in _record_response(batch, await read(future))]
-            await asyncio.gather(*(_step(e, answer, tokenizer, params) for e, answer in answers))
+            await asyncio.gather(*(_step(e, answer, tokenizer) for e, answer in answers))
         else:
-            await _play_turn_unordered(
-                pending, lambda e, answer: _step(e, answer, tokenizer, params), episodes, on_step
-            )
+            await _play_turn_unordered(pending, lambda e, answer: _step(e, answer, tokenizer), episodes, on_step)
         turn += 1
+    return episodes
+
+
+async def _open_episodes(groups: Sequence[Group], max_prompt_tokens: int | None) -> list[_Episode]:
+    """Every episode with its first observation. Those that programs outside play begin at the same time."""
+    places = [(group, i, env) for group in groups for i, env in enumerate(group.envs)]
+    outside = [env for _, _, env in places if isinstance(env, ExternalEnv)]
+    begun = dict(zip(map(id, outside), await asyncio.gather(*(e.initial_observation() for e in outside)), strict=True))
+    episodes: list[_Episode] = []
+    for group, i, env in places:
+        given = begun[id(env)] if id(env) in begun else await env.initial_observation()
+        if isinstance(given, InitialObservationOverflow):
+            episodes.append(_over_at_once(group, i, env, given))
+            continue
+        observation, stop = given
+        length = observation.length - len(group.task.hint)
+        if max_prompt_tokens is not None and length > max_prompt_tokens and id(env) not in begun:
+            raise ValueError(
+                f"task {group.task.id!r}: its prompt has {length} tokens, more than "
+                f"training.max_prompt_tokens={max_prompt_tokens}; raise the limit or leave the task out"
+            )
+        episodes.append(_Episode(group, i, env, stop, observation.to_ints()))
     return episodes
 
 
@@ -258,7 +303,10 @@ def _record_response(batch: list[_Episode], response: SampleResponse) -> list[tu
 
 def _over_at_once(group: Group, index: int, env: Env, given: InitialObservationOverflow) -> _Episode:
     metrics = dict(given.metrics)
-    return _Episode(group, index, env, None, [], reward=given.reward, metrics=metrics, reports=[metrics], done=True)
+    return _Episode(
+        group, index, env, None, [], reward=given.reward, metrics=metrics, answer=given.answer, error=given.error,
+        done=True,
+    )  # fmt: skip
 
 
 def _calls(running: list[_Episode]) -> list[list[_Episode]]:
@@ -270,10 +318,10 @@ def _calls(running: list[_Episode]) -> list[list[_Episode]]:
             last
             and last[0].group is episode.group
             and len(last) == episode.index
-            and not episode.tokens
-            and not episode.closed
-            and last[0].prompt == episode.prompt
+            and not episode.turns
+            and last[0].observation == episode.observation
             and last[0].stop == episode.stop
+            and _turn_limit(last[0]) == _turn_limit(episode)
         ):
             last.append(episode)
         else:
@@ -281,82 +329,125 @@ def _calls(running: list[_Episode]) -> list[list[_Episode]]:
     return calls
 
 
+def _turn_limit(episode: _Episode) -> int | None:
+    return episode.env.turn_limit if isinstance(episode.env, ExternalEnv) else None
+
+
 def _submit(batch: list[_Episode], sampler: SamplingClient, params: SamplingParams, seed: int, turn: int):
     first = batch[0]
     # A call that starts at sample 0 numbers its completions itself; any other call is one completion.
     key = rng.key(seed, first.group.id, turn, first.index)
-    stop = params.stop if params.stop is not None else first.stop
-    prompt = ModelInput.from_ints(first.observation)
+    params = replace(params, seed=key, stop=params.stop if params.stop is not None else first.stop)
+    if limit := _turn_limit(first):
+        params = replace(params, max_tokens=min(limit, params.max_tokens or limit))
     try:
-        return sampler.sample(prompt, len(batch), replace(params, seed=key, stop=stop))
+        return sampler.sample(ModelInput.from_ints(first.observation), len(batch), params)
     except ValueError as mistake:  # a prompt beyond the context, say: name the task it came from
         raise ValueError(f"task {first.group.task.id!r}: {mistake}") from mistake
 
 
-async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any, params: SamplingParams) -> None:
-    episode.turn = len(episode.tokens)
-    episode.turn_starts.append(episode.turn)
-    episode.tokens += answer.tokens
-    if answer.logprobs is None:
-        episode.unscored = True  # such a trajectory can be judged and cannot train
-    episode.logprobs += answer.logprobs or [0.0] * len(answer.tokens)
-    episode.mask += [1] * len(answer.tokens)
-    episode.stop_reason = answer.stop_reason
-    if answer.end_tokens is None:
+async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any) -> None:
+    end_tokens = answer.end_tokens
+    if end_tokens is None:
         at_end = answer.stop_reason is StopReason.STOP and answer.tokens[-1:] == [tokenizer.eos_token_id]
-        episode.end_tokens = int(at_end)
+        end_tokens = int(at_end)
+    turn = _Turn(episode.observation, answer, end_tokens, episode.find_parent())
+    episode.turns.append(turn)
+    env = episode.env
+    if isinstance(env, ExternalEnv):
+        result = await env.take(replace(answer, end_tokens=end_tokens))
     else:
-        episode.end_tokens = answer.end_tokens
-    result = await episode.env.step(answer.tokens, extra={"stop_reason": answer.stop_reason.value})
+        result = await env.step(answer.tokens, extra={"stop_reason": answer.stop_reason.value})
+    turn.reward, turn.report = result.reward, dict(result.metrics)
     episode.reward += result.reward
-    episode.turn_rewards.append(result.reward)
     episode.metrics.update(result.metrics)
-    episode.reports.append(dict(result.metrics))
+    turn.reward_so_far, turn.metrics_so_far = episode.reward, dict(episode.metrics)
     if result.episode_done or result.next_observation is None:
-        episode.done = True
+        episode.done, episode.answer, episode.error = True, result.answer, result.error
         return
-    seen, now = episode.observation, result.next_observation.to_ints()
-    if now[: len(seen)] == seen:
-        written = now[len(seen) :]
-        episode.tokens += written
-        episode.logprobs += [0.0] * len(written)
-        episode.mask += [0] * len(written)
-    else:  # history was rewritten: what came before is a trajectory of its own
-        episode.closed.append(_close(episode, tokenizer, params))
-        episode.prompt, episode.tokens, episode.logprobs, episode.mask = now, [], [], []
-        episode.turn_starts, episode.reports, episode.turn_rewards = [], [], []
+    episode.observation = result.next_observation.to_ints()
     episode.stop = result.next_stop_condition or episode.stop
 
 
-def _close(episode: _Episode, tokenizer: Any, params: SamplingParams) -> Trajectory:
-    tokens, task = episode.tokens, episode.group.task
-    shown = tokens[: len(tokens) - episode.end_tokens] if episode.mask[-1:] == [1] else tokens
+def write_trajectories(episode: _Episode, tokenizer: Any, params: SamplingParams) -> list[Trajectory]:
+    """The trajectories of an episode that is over: one for each end of its tree of turns, in the order of their last
+    turns. A turn that several histories share belongs to the first of them, and is prompt in the others."""
+    if not episode.turns:
+        return [_write(episode, [], tokenizer, params)]
+    kept = _kept_turns(episode)
+    continued = {episode.turns[place].parent for place in kept}
+    written: set[int] = set()
+    trajectories: list[Trajectory] = []
+    for end in [place for place in kept if place not in continued]:
+        path: list[int] = []
+        place: int | None = end
+        while place is not None and place not in written:
+            path.insert(0, place)
+            place = episode.turns[place].parent
+        written.update(path)
+        trajectories.append(_write(episode, path, tokenizer, params))
+    return trajectories
+
+
+def _kept_turns(episode: _Episode) -> list[int]:
+    """All turns but those that an external episode leaves out, if nothing that is kept goes on from them."""
+    turns = episode.turns
+    dropped = set(episode.env.dropped_turns()) - {len(turns) - 1} if isinstance(episode.env, ExternalEnv) else set()
+    kept: set[int] = set()
+    for place in reversed(range(len(turns))):
+        if place not in dropped or place in kept:
+            kept.add(place)
+            if (parent := turns[place].parent) is not None:
+                kept.add(parent)
+    return sorted(kept)
+
+
+def _write(episode: _Episode, path: list[int], tokenizer: Any, params: SamplingParams) -> Trajectory:
+    """The trajectory of turns of which each goes on from the one before."""
+    turns, task = [episode.turns[place] for place in path], episode.group.task
+    prompt = turns[0].prompt if turns else []
+    tokens, logprobs, mask, starts = list[int](), list[float](), list[int](), list[int]()
+    for turn in turns:
+        observed = turn.prompt[len(prompt) + len(tokens) :]
+        sampled = turn.answer.tokens
+        starts.append(len(tokens) + len(observed))
+        tokens += [*observed, *sampled]
+        logprobs += [*([0.0] * len(observed)), *(turn.answer.logprobs or [0.0] * len(sampled))]
+        mask += [*([0] * len(observed)), *([1] * len(sampled))]
+    shown = tokens[: len(tokens) - turns[-1].end_tokens] if turns else tokens
     # The task of a builder is an index into a dataset: only the tokens tell the prompt. Elsewhere they do where a chat
     # template, a hint or the episode itself wrote it; text as it stands is not decoded again, which would take time.
     is_plain = episode.group.builder is None and task.model_prompt == task.prompt_text
-    is_plain = is_plain and not (episode.closed or task.hint)
-    judged = shown[episode.turn :] if episode.turn else [*task.hint, *shown] if task.hint else None
-    rendered = "" if is_plain else tokenizer.decode(episode.prompt, skip_special_tokens=False)
-    prompt = task.prompt_text if episode.group.builder is None else rendered
+    is_plain = is_plain and path[:1] in ([], [0]) and not task.hint and not isinstance(episode.env, ExternalEnv)
+    last = starts[-1] if starts else 0
+    judged = shown[last:] if last else [*task.hint, *shown] if task.hint else None
+    answer = None if judged is None else tokenizer.decode(judged, skip_special_tokens=False)
+    is_last = not path or path[-1] == len(episode.turns) - 1
+    rendered = "" if is_plain else tokenizer.decode(prompt, skip_special_tokens=False)
+    text = task.prompt_text if episode.group.builder is None else rendered
+    # What has no log-probs can be judged and cannot train.
+    is_scored = all(turn.answer.logprobs is not None for turn in turns)
+    failed = {ENVIRONMENT: Score(None, Outcome.ERROR, EPISODE_FAILED, detail=episode.error)} if episode.error else {}
     return Trajectory(
-        prompt=prompt,
-        rendered_prompt="" if rendered == prompt else rendered,
-        prompt_tokens=episode.prompt,
+        prompt=text,
+        rendered_prompt="" if rendered == text else rendered,
+        prompt_tokens=prompt,
         # Only the end token is hidden: a special token inside the completion stays visible to verifiers.
         response=tokenizer.decode(shown, skip_special_tokens=False),
-        answer=None if judged is None else tokenizer.decode(judged, skip_special_tokens=False),
+        answer=episode.answer if is_last and episode.answer is not None else answer,
         response_tokens=tokens,
-        logprobs=[] if episode.unscored else episode.logprobs,
-        action_mask=episode.mask,
-        reward=episode.reward,
-        metadata=dict(episode.metrics),
+        logprobs=logprobs if is_scored else [],
+        action_mask=mask,
+        reward=turns[-1].reward_so_far if turns else episode.reward,
+        metadata=dict(turns[-1].metrics_so_far if turns else episode.metrics),
+        scores=failed,
         group_id=episode.group.id,
         rollout_id=f"{episode.group.id}/{episode.index}",
         task=task,
-        stop_reason=episode.stop_reason,
+        stop_reason=turns[-1].answer.stop_reason if turns else None,
         temperature=params.temperature,
         policy_fingerprint="+".join(episode.fingerprints),
-        turn_starts=episode.turn_starts,
-        reports=episode.reports,
-        turn_rewards=episode.turn_rewards,
+        turn_starts=starts,
+        reports=[turn.report for turn in turns] if turns else [dict(episode.metrics)],
+        turn_rewards=[turn.reward for turn in turns],
     )

@@ -24,6 +24,7 @@ from types import TracebackType
 
 from rlvr.core.cancellation import run_with
 from rlvr.core.types import Score, Trajectory, group_by
+from rlvr.core.verdict_reasons import EPISODE_FAILED
 from rlvr.reward import Reward
 from rlvr.reward.environment import NAME, combine
 
@@ -60,7 +61,7 @@ class Scoring:
         last = list(_last_trajectories(group).values())
         for verifier in self._waiting:
             assert self._threads is not None
-            verdicts = self._threads.submit(run_with, self._cancel, verifier.score, last)
+            verdicts = self._threads.submit(run_with, self._cancel, judge, verifier, last)
             self._calls.append(_Call(verifier, last, verdicts))
 
     def finish(self, trajectories: Sequence[Trajectory]) -> None:
@@ -76,7 +77,7 @@ class Scoring:
                     if call.verifier is verifier:
                         _record(verifier, call.trajectories, call.verdicts.result())
             else:
-                _record(verifier, list(last.values()), verifier.score(list(last.values())))
+                _record(verifier, list(last.values()), judge(verifier, list(last.values())))
         _add_rewards(trajectories, last, self.reward)
 
     def __enter__(self) -> Scoring:
@@ -99,8 +100,24 @@ def score(trajectories: Sequence[Trajectory], reward: Reward, watched: Sequence[
     """
     last = _last_trajectories(trajectories)
     for verifier in _verifiers(reward, watched):
-        _record(verifier, list(last.values()), verifier.score(list(last.values())))
+        _record(verifier, list(last.values()), judge(verifier, list(last.values())))
     _add_rewards(trajectories, last, reward)
+
+
+def judge(verifier: Reward, trajectories: Sequence[Trajectory]) -> list[Score]:
+    """The verdicts; a rollout whose episode failed has its error as verdict, and the verifier does not see it."""
+    failed = {id(t): error for t in trajectories if (error := _episode_error(t)) is not None}
+    if not failed:
+        return verifier.score(trajectories)
+    judged = iter(
+        verifier.score([t for t in trajectories if id(t) not in failed]) if len(failed) < len(trajectories) else []
+    )
+    return [failed.get(id(t)) or next(judged) for t in trajectories]
+
+
+def _episode_error(trajectory: Trajectory) -> Score | None:
+    given = trajectory.scores.get(NAME)
+    return given if given is not None and given.reason == EPISODE_FAILED else None
 
 
 def _verifiers(reward: Reward, watched: Sequence[Reward]) -> list[Reward]:
