@@ -6,7 +6,7 @@ appended.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.chat.chat_template import render_chat
@@ -34,15 +34,33 @@ def decode_turn(action: Sequence[int], tokenizer: Any) -> str:
 def render_between(task: Task, tokenizer: Any, action: Sequence[int], messages: Sequence[dict[str, Any]]) -> str:
     """What the chat template writes after the policy's turn: its end, these messages, and the opening of the next."""
     assert not isinstance(task.model_prompt, str)
+    try:
+        return render_after(task.model_prompt, messages, tokenizer, task.template_arguments, action)
+    except LostTurn as error:
+        raise ValueError(
+            f"task {task.id!r}: {error}, so an episode can have one turn only; use max_turns=1, or another template"
+        ) from error
+
+
+class LostTurn(ValueError):
+    """A chat template that leaves out what the assistant said before."""
+
+
+def render_after(
+    before: Sequence[Mapping[str, Any]],
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    arguments: Mapping[str, Any],
+    action: Sequence[int],
+) -> str:
+    """What the chat template writes between the policy's turn `action`, which answered the messages `before`, and its
+    next one, if `messages` come in between. LostTurn for a template that leaves the turn out."""
     said = {"role": "assistant", "content": _TURN}
-    told = [{**message, "content": str(message["content"]).replace(_TURN, "")} for message in messages]
-    rendered = render_chat([*task.model_prompt, said, *told], tokenizer, task.template_arguments)
+    told = [{**message, "content": str(message.get("content") or "").replace(_TURN, "")} for message in messages]
+    rendered = render_chat([*before, said, *told], tokenizer, arguments)
     _, found, after = rendered.rpartition(_TURN)
     if not found:
-        raise ValueError(
-            f"task {task.id!r}: the tokenizer's chat template leaves out earlier assistant messages, so an episode "
-            "can have one turn only; use max_turns=1, or another template"
-        )
+        raise LostTurn("the tokenizer's chat template leaves out earlier assistant messages")
     end = getattr(tokenizer, "eos_token", None) or ""
     if end and list(action[-1:]) == [tokenizer.eos_token_id]:  # the policy ended its turn itself
         after = after.removeprefix(end)

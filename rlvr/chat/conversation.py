@@ -1,0 +1,185 @@
+"""Conversations token for token: what a program sends as messages becomes the ids that the policy read and sampled.
+
+    template = ChatTemplate(tokenizer)
+    conversation = Conversation(template)
+    prompt = conversation.encode(call)                  # what was said before is taken from the record
+    message = template.read_answer(tokens, call, "call00001")
+    conversation.record(call, prompt, message, tokens)
+
+A program keeps its history as messages and sends all of it with each call. A history that was rendered and encoded
+again would rarely be the tokens that the policy sampled, so nothing is: messages that equal what was recorded keep
+their ids, and only what is new is rendered and encoded, once. A history that was changed begins anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from rlvr.chat.chat_template import has_template, list_variables, render_chat
+from rlvr.chat.dialects.forms import ChatCall, Json
+from rlvr.chat.special_tokens import blank_special, special_token_texts
+from rlvr.chat.tool_calls import ToolCall, ToolCallFormat
+from rlvr.chat.turns import LostTurn, decode_turn, render_after
+
+# The contents one after the other, for tokenizers without a template of their own.
+PLAIN = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+_SCHEMA = "Answer with JSON that follows this schema, and with nothing else: "
+
+
+class TemplateError(ValueError):
+    """Messages that the chat template or the tokenizer refuses."""
+
+
+class ChatTemplate:
+    """The one place that knows how a tokenizer's chat template writes a conversation, and reads an answer.
+
+    `arguments` go to the template with every conversation. A tokenizer without a template writes the contents of the
+    messages one after the other (`PLAIN`).
+    """
+
+    def __init__(self, tokenizer: Any, arguments: Mapping[str, Any] | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.has_own = has_template(tokenizer)
+        self.arguments: dict[str, Any] = dict(arguments or {}) if self.has_own else {"chat_template": PLAIN}
+        self._added = special_token_texts(tokenizer)
+        self._special = [text for text in getattr(tokenizer, "all_special_tokens", []) if text.strip()]
+
+    @cached_property
+    def tool_calls(self) -> ToolCallFormat:
+        """How the template writes calls of tools; ValueError if it has no tools, or a form that is not known."""
+        if not self.has_own or "tools" not in list_variables(self.tokenizer):
+            raise ValueError("this model's chat template has no tools; leave them out, or use another model")
+        return ToolCallFormat.of_template(self.tokenizer)
+
+    def prepare(self, call: ChatCall) -> list[Json]:
+        """The messages of a call as the template reads them. A schema for the answer is a request in the system
+        message, since nothing enforces it."""
+        messages = [self.clean(message) for message in call.messages]
+        if call.schema is None:
+            return messages
+        wanted = _SCHEMA + json.dumps(call.schema, ensure_ascii=False, sort_keys=True)
+        first = messages[0] if messages and messages[0]["role"] == "system" else None
+        if first is None:
+            return [{"role": "system", "content": wanted}, *messages]
+        return [{**first, "content": f"{first['content']}\n\n{wanted}"}, *messages[1:]]
+
+    def clean(self, message: Json) -> Json:
+        """The message without the texts of special tokens: what a program says is data. An assistant's may hold words
+        that the policy has tokens for, such as `<think>`."""
+        text = (message.get("content") or "").encode("utf-8", "replace").decode()  # a lone surrogate has no token
+        special = self._special if message["role"] == "assistant" else self._added
+        return {**message, "content": blank_special(text, special)}
+
+    def encode(self, messages: Sequence[Json], tools: Sequence[Json]) -> list[int]:
+        """The ids of a whole conversation, up to where the policy speaks; TemplateError for one that is refused."""
+        return self._encode(self._render(lambda more: render_chat(messages, self.tokenizer, more), tools))
+
+    def encode_after(
+        self, before: Sequence[Json], messages: Sequence[Json], tools: Sequence[Json], turn: Sequence[int]
+    ) -> list[int]:
+        """The ids between the policy's `turn`, which answered `before`, and where it speaks again after `messages`."""
+        return self._encode(
+            self._render(lambda more: render_after(before, messages, self.tokenizer, more, turn), tools)
+        )
+
+    def _render(self, render: Any, tools: Sequence[Json]) -> str:
+        if tools:
+            _ = self.tool_calls  # a template without tools would leave them out in silence
+        more = {**self.arguments, "tools": list(tools)} if tools else self.arguments
+        try:
+            return str(render(more))
+        except Exception as error:  # a template may raise any error of its own
+            raise TemplateError(f"messages: the chat template refuses them ({error!s:.300})") from error
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            return [int(token) for token in self.tokenizer.encode(text, add_special_tokens=False)]
+        except Exception as error:  # a word-level vocabulary without a word; each library has its own error
+            raise TemplateError(f"messages: this model's tokenizer cannot encode them ({error!s:.200})") from error
+
+    def read_answer(self, tokens: Sequence[int], call: ChatCall, first_id: int) -> tuple[Json, str | None]:
+        """The assistant's message that tokens are, and the stop string at which they end, if at one.
+
+        Calls of tools are numbered from `first_id`: `call00001`, nine letters and digits, as all templates take them.
+        """
+        text = decode_turn(tokens, self.tokenizer)
+        stop = next((stop for stop in call.stop if text.endswith(stop)), None)
+        if stop is not None:
+            text = text.removesuffix(stop)
+        calls: list[ToolCall] = []
+        if call.tools:
+            text, calls = self.tool_calls.split(text)
+        for special in self._special:
+            text = text.replace(special, "")
+        message: Json = {"role": "assistant", "content": text}
+        if calls:
+            named = enumerate(calls[:1] if call.one_call else calls, first_id)
+            message["tool_calls"] = [
+                {
+                    "id": f"call{number:05d}",
+                    "type": "function",
+                    "function": {"name": one.name, "arguments": one.arguments},
+                }
+                for number, one in named
+            ]
+        return message, stop
+
+
+class Conversation:
+    """The histories of one program: which messages were read and sampled as which ids."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.template = template
+        self._prompts: dict[str, list[int]] = {}  # of all messages up to there
+        self._turns: dict[str, tuple[list[int], list[int]]] = {}  # prompt and turn, with the turn's message
+
+    def encode(self, call: ChatCall) -> list[int]:
+        """The prompt of a call. TemplateError for one that the template refuses."""
+        messages = self.template.prepare(call)
+        keys = _prefix_keys(messages, call.tools)
+        if keys[-1] in self._prompts:  # asked again
+            return list(self._prompts[keys[-1]])
+        for place in range(len(messages) - 1, 0, -1):
+            if (known := self._turns.get(keys[place])) is None:
+                continue
+            prompt, turn = known
+            try:
+                added = self.template.encode_after(messages[: place - 1], messages[place:], call.tools, turn)
+            except TemplateError as error:
+                if isinstance(error.__cause__, LostTurn):  # such a template shows the policy one turn only
+                    break
+                raise
+            return [*prompt, *turn, *added]
+        return self.template.encode(messages, call.tools)
+
+    def record(self, call: ChatCall, prompt: Sequence[int], message: Json, turn: Sequence[int]) -> None:
+        """Keep what the policy said after `prompt`, so that a later call goes on from its ids. Of two equal messages
+        the first counts."""
+        messages = self.template.prepare(call)
+        keys = _prefix_keys([*messages, self.template.clean(message)], call.tools)
+        self._prompts.setdefault(keys[-2], list(prompt))
+        self._turns.setdefault(keys[-1], (list(prompt), list(turn)))
+
+
+def _prefix_keys(messages: Sequence[Json], tools: Sequence[Json]) -> list[str]:
+    """A key for each beginning of a conversation: for no message, the first, the first two, ..."""
+    state = hashlib.sha256(json.dumps(list(tools), sort_keys=True).encode())
+    keys = [state.hexdigest()]
+    for message in messages:
+        state.update(_identity(message))
+        keys.append(state.hexdigest())
+    return keys
+
+
+def _identity(message: Json) -> bytes:
+    """What two messages have in common that a policy reads as the same: not the ids of calls, and not the blanks around
+    what an assistant says, which programs strip."""
+    content = message.get("content") or ""
+    calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls") or ()]
+    is_said = message["role"] == "assistant"
+    parts = [message["role"], content.strip() if is_said else content, calls]
+    return json.dumps(parts, sort_keys=True).encode() + b"\n"
