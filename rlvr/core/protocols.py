@@ -314,6 +314,8 @@ class TaskSource(Protocol):
     generated."""
     prompt_limit: int | None = None
     """The most tokens of a prompt that the model reads: of a longer one it reads the end. None: it reads all."""
+    owns_prompts: bool = False
+    """Whether its episodes write what the model reads, so that the config's section `prompt` has no say."""
     group_builder: Callable[[Task, Any, int], Any] | None = None
     """`group_builder(task, tokenizer, size)`: makes the episodes of a group together; None: `env` makes each of them.
     See `rlvr.rollout`."""

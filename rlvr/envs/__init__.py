@@ -12,6 +12,7 @@ from rlvr.envs import rpn_arithmetic as rpn_arithmetic
 from rlvr.envs import small_tasks as small_tasks
 from rlvr.envs import sorting as sorting
 from rlvr.envs import toy as toy
+from rlvr.envs.agent import agent_source as agent_source
 from rlvr.envs.prompt import PromptEnv
 from rlvr.envs.registry import known_environments, register_environment, resolve_environment
 from rlvr.envs.tools import tool_arithmetic as tool_arithmetic

@@ -84,7 +84,7 @@ def _apply(source: TaskSource, tokenizer: Any, options: PromptOptions) -> TaskSo
             f"{keys[0]} needs a chat template, and the tokenizer has none; name an instruction-tuned model's tokenizer "
             f"(model.tokenizer), or leave {keys[0].partition('=')[0]} out"
         )
-    if source.group_builder:
+    if source.group_builder or source.owns_prompts:
         if keys:
             raise ValueError(
                 f"{keys[0]} has no effect: the episodes of this environment write their own prompts; leave it out"

@@ -20,6 +20,7 @@ _OPTIONAL = (
     *("extra_heldout", "parse_task", "describe_task", "describe_data", "advice", "chat_messages", "example_prompt"),
     "environment_weight",
     "complete_prompt",
+    "owns_prompts",
 )
 
 

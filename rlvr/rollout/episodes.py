@@ -20,6 +20,7 @@ from rlvr.core import rng
 from rlvr.core.futures import Future, as_completed, read_async, read_blocking, run_to_end
 from rlvr.core.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from rlvr.core.protocols import Env, ExternalEnv, InitialObservationOverflow, SamplingClient, TaskSource
+from rlvr.core.turn_tree import find_parent, split_branches
 from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch
 from rlvr.core.verdict_reasons import EPISODE_FAILED
 from rlvr.reward.environment import NAME as ENVIRONMENT
@@ -70,10 +71,6 @@ class _Turn:
     reward_so_far: float = 0.0  # of the episode, with this turn
     metrics_so_far: dict[str, float] = field(default_factory=dict[str, float])
 
-    @property
-    def full_tokens(self) -> list[int]:
-        return self.prompt + self.answer.tokens
-
 
 @dataclass
 class _Episode:
@@ -101,9 +98,9 @@ class _Episode:
     def find_parent(self) -> int | None:
         """The turn that the observation goes on from, by its tokens: the last one, or in an external episode any of
         them, of which the longest counts."""
-        known = range(len(self.turns)) if isinstance(self.env, ExternalEnv) else range(len(self.turns))[-1:]
-        found = [place for place in known if self.observation[: len(full := self.turns[place].full_tokens)] == full]
-        return max(found, key=lambda place: (len(self.turns[place].full_tokens), place), default=None)
+        first = 0 if isinstance(self.env, ExternalEnv) else max(0, len(self.turns) - 1)
+        known = enumerate(self.turns[first:], first)
+        return find_parent(self.observation, ((place, turn.prompt, turn.answer.tokens) for place, turn in known))
 
 
 def open_groups(source: TaskSource, tasks: Sequence[Task], group_size: int, tokenizer: Any, prefix: str) -> list[Group]:
@@ -370,36 +367,12 @@ async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any) -> N
 
 
 def write_trajectories(episode: _Episode, tokenizer: Any, params: SamplingParams) -> list[Trajectory]:
-    """The trajectories of an episode that is over: one for each end of its tree of turns, in the order of their last
-    turns. A turn that several histories share belongs to the first of them, and is prompt in the others."""
+    """The trajectories of an episode that is over, one for each branch of its turns."""
     if not episode.turns:
         return [_write(episode, [], tokenizer, params)]
-    kept = _kept_turns(episode)
-    continued = {episode.turns[place].parent for place in kept}
-    written: set[int] = set()
-    trajectories: list[Trajectory] = []
-    for end in [place for place in kept if place not in continued]:
-        path: list[int] = []
-        place: int | None = end
-        while place is not None and place not in written:
-            path.insert(0, place)
-            place = episode.turns[place].parent
-        written.update(path)
-        trajectories.append(_write(episode, path, tokenizer, params))
-    return trajectories
-
-
-def _kept_turns(episode: _Episode) -> list[int]:
-    """All turns but those that an external episode leaves out, if nothing that is kept goes on from them."""
-    turns = episode.turns
-    dropped = set(episode.env.dropped_turns()) - {len(turns) - 1} if isinstance(episode.env, ExternalEnv) else set()
-    kept: set[int] = set()
-    for place in reversed(range(len(turns))):
-        if place not in dropped or place in kept:
-            kept.add(place)
-            if (parent := turns[place].parent) is not None:
-                kept.add(parent)
-    return sorted(kept)
+    dropped = episode.env.dropped_turns() if isinstance(episode.env, ExternalEnv) else ()
+    branches = split_branches([turn.parent for turn in episode.turns], dropped)
+    return [_write(episode, branch, tokenizer, params) for branch in branches]
 
 
 def _write(episode: _Episode, path: list[int], tokenizer: Any, params: SamplingParams) -> Trajectory:

@@ -20,7 +20,7 @@ LAYERS = {
     "core": 0,
     **dict.fromkeys(("algorithms", "chat", "sandbox", "web"), 1),
     **dict.fromkeys(("engine", "reward"), 2),
-    **dict.fromkeys(("clients", "compat.model_info", "compat.renderers"), 3),
+    **dict.fromkeys(("clients", "compat.model_info", "compat.renderers", "recorder"), 3),
     **dict.fromkeys(("rollout", "envs", "tracking", "store"), 4),
     **dict.fromkeys(("compat", "training"), 5),
     "config": 6,

@@ -1,0 +1,47 @@
+"""The turns of a policy as a tree: a turn goes on from the one whose prompt and completion its own prompt begins with.
+
+Each end of the tree is a branch. A turn that several branches share belongs to the first of them, and is part of the
+prompt in the others, so that it is trained once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+
+def find_parent(prompt: Sequence[int], turns: Iterable[tuple[int, Sequence[int], Sequence[int]]]) -> int | None:
+    """Of turns (number, prompt, tokens) the one that `prompt` goes on from: the longest, of equal ones the last; None
+    where it begins anew."""
+    best: tuple[int, int] | None = None
+    for number, before, tokens in turns:
+        read, length = len(before), len(before) + len(tokens)
+        if length <= len(prompt) and prompt[read:length] == tokens and prompt[:read] == before:
+            best = max(best or (0, -1), (length, number))
+    return best[1] if best else None
+
+
+def split_branches(parents: Sequence[int | None], dropped: Collection[int] = ()) -> list[list[int]]:
+    """The turns of each branch, in the order of their last turns, each turn in the first branch that it is in.
+
+    `parents[i]` is the turn that turn i goes on from. Turns in `dropped` are left out unless a turn that is kept goes
+    on from them. The last turn is always kept.
+    """
+    kept: set[int] = set()
+    last = len(parents) - 1
+    for turn in range(last, -1, -1):
+        if turn in kept or turn == last or turn not in dropped:
+            kept.add(turn)
+            if (parent := parents[turn]) is not None:
+                kept.add(parent)
+    continued = {parents[turn] for turn in kept}
+    branches: list[list[int]] = []
+    written: set[int] = set()
+    for end in sorted(kept - continued):
+        branch: list[int] = []
+        turn: int | None = end
+        while turn is not None and turn not in written:
+            branch.insert(0, turn)
+            turn = parents[turn]
+        written.update(branch)
+        branches.append(branch)
+    return branches

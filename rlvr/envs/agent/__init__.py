@@ -1,0 +1,1 @@
+"""Environment `agent`: episodes that a program plays which knows nothing of training."""

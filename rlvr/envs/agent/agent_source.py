@@ -1,0 +1,115 @@
+"""Environment `agent`: the tasks and the reward of another environment, in episodes that an agent plays.
+
+In a config:
+
+    env: {name: agent, kwargs: {inner: jsonl, inner_kwargs: {path: rows.jsonl}, command: [python, my_agent.py]}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from rlvr.chat.conversation import ChatTemplate
+from rlvr.core.registry import check_kwargs, load_path
+from rlvr.core.types import Task
+from rlvr.envs.agent.agent_env import AgentBudget, AgentEnv, AgentRules
+from rlvr.envs.agent.agent_run import AddressRun, AgentRun, Assignment, CommandRun, FunctionRun
+from rlvr.envs.registry import register_environment
+from rlvr.envs.wrapped_source import NestedSource
+from rlvr.recorder.local_server import LocalRecorder
+
+RESULTS = ("answer", "output", "reward")
+
+
+@register_environment("agent")
+class AgentSource(NestedSource):
+    """The tasks of the environment `inner`, made with `inner_kwargs`, played by an agent whose model is the policy.
+
+    The agent is a `command` (a list), a `function` (the path `package.module:function`, sync or async), or the `url`
+    of one that is told to begin. Its model is at the address in `OPENAI_BASE_URL` or `ANTHROPIC_BASE_URL` (a function
+    finds it in its argument). `result` says what of a command is judged: `answer`, the policy's last turn, `output`,
+    what the command printed, or `reward`, the number at its end; a file `RLVR_RESULT` of JSON with `answer`, `reward`
+    and `metrics` goes before it. `budget` bounds an episode: {calls, sampled_tokens, tool_calls, seconds,
+    call_seconds}. `rules` are {fields, keep_retried, judges_failures, most_at_once}: the fields of a row that the agent
+    is shown, whether answers that it asked for again are trained, whether an agent that fails is judged and not left
+    out, and how many run at the same time. `template_arguments` go to the model's chat template.
+    """
+
+    owns_prompts = True
+
+    def __init__(
+        self,
+        inner: str,
+        inner_kwargs: Mapping[str, Any] | None = None,
+        command: Sequence[str] | None = None,
+        function: str | Callable[[Assignment], Any] | None = None,
+        url: str | None = None,
+        result: str = "answer",
+        budget: Mapping[str, Any] | None = None,
+        rules: Mapping[str, Any] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        for name, section in (("budget", budget), ("rules", rules), ("template_arguments", template_arguments)):
+            if section is not None and not isinstance(section, Mapping):
+                raise ValueError(f"agent: {name}={section!r:.80}, expected a mapping of its options")
+        check_kwargs("agent: budget", AgentBudget, dict(budget or {}))
+        check_kwargs("agent: rules", AgentRules, {"budget": None, **(rules or {})})
+        self._rules = AgentRules(budget=AgentBudget(**(budget or {})), **(rules or {}))
+        self._make_agent = _make_agent(command, function, url, result, self._rules.budget)
+        self._template_arguments = dict(template_arguments or {})
+        self._recorder = LocalRecorder()
+        self._templates: dict[int, ChatTemplate] = {}
+        super().__init__("agent", inner, inner_kwargs)
+        if result == "reward":
+            self.reward = "environment"
+        self.vocabulary, self.max_turns = self.inner.vocabulary, self._rules.budget.calls
+
+    def env(self, task: Task, tokenizer: Any) -> AgentEnv:  # type: ignore[override]
+        super().env(task, tokenizer)
+        if missing := [name for name in self._rules.fields if name not in task.meta]:
+            raise ValueError(
+                f"agent: rules.fields names {missing[0]!r}, which the row of task {task.id!r} does not have; it has "
+                f"{', '.join(sorted(task.meta)) or 'no fields'}"
+            )
+        if id(tokenizer) not in self._templates:
+            self._templates[id(tokenizer)] = ChatTemplate(tokenizer, self._template_arguments)
+        return AgentEnv(task, self._templates[id(tokenizer)], self._recorder, self._make_agent(), self._rules)
+
+    def demonstration(self, task: Task, key: int) -> None:
+        """None: what an agent would say is not known."""
+        return
+
+
+def _make_agent(
+    command: Sequence[str] | None,
+    function: str | Callable[[Assignment], Any] | None,
+    url: str | None,
+    result: str,
+    budget: AgentBudget,
+) -> Callable[[], AgentRun]:
+    given = [name for name, value in (("command", command), ("function", function), ("url", url)) if value is not None]
+    if len(given) != 1:
+        raise ValueError(
+            f"agent: {' and '.join(given) or 'none of command, function and url'} given; expected one of "
+            "command=[python, my_agent.py], function=my_agent:play and url=http://..."
+        )
+    if result not in RESULTS:
+        raise ValueError(f"agent: result={result!r}, expected {', '.join(RESULTS)}")
+    if command is not None:
+        if isinstance(command, str) or not command or not all(isinstance(word, str) for word in command):
+            raise ValueError(
+                f"agent: command={command!r:.200}; expected a list of words, such as [python, my_agent.py]"
+            )
+        return lambda: CommandRun(command, result)
+    if result != "answer":
+        raise ValueError(f"agent: result={result} is of a command; a function or an address returns its result")
+    if url is not None:
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise ValueError(f"agent: url={url!r:.200}, expected http://... or https://...")
+        return lambda: AddressRun(url, budget.seconds)
+    called = load_path("agent", function) if isinstance(function, str) else function
+    if not callable(called):
+        raise ValueError(f"agent: function={function!r:.200} is no function; expected package.module:function")
+    return lambda: FunctionRun(called)

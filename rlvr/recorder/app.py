@@ -1,0 +1,129 @@
+"""The recorder's web application: three dialects at the address of each rollout.
+
+    POST /r/<token>/v1/chat/completions    POST /r/<token>/v1/responses    POST /r/<token>/v1/messages
+    GET  /r/<token>/v1/models
+
+A program needs the address and any key. The answers come from whoever takes the calls of the rollout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from rlvr.chat.dialects.forms import Dialect, DialectError, Event, Json
+from rlvr.chat.dialects.registry import DIALECTS
+from rlvr.recorder.open_rollouts import OpenRollout, OpenRollouts, PendingCall
+from rlvr.web.json_bodies import has_more_parts, read_json
+
+MAX_BODY = 16 << 20  # bytes
+MAX_PARTS, MAX_VALUES = 200_000, 1_000_000
+_LOOK_SECONDS = 0.5  # between looks at whether the client is still there
+_LARGE = 64 << 10  # bytes that are read on a thread
+
+
+def make_app(rollouts: OpenRollouts, model: str) -> Starlette:
+    """The application over open rollouts. `model` is the name that `/v1/models` gives; calls may name any."""
+
+    def find(request: Request) -> OpenRollout:
+        rollout = rollouts.find(request.path_params["token"])
+        if rollout is None:
+            raise DialectError("no rollout has this address, or it is over", status=410)
+        return rollout
+
+    async def answer(request: Request, dialect: Dialect) -> Response:
+        try:
+            rollout = find(request)
+            raw = await _read_body(request)
+            body = await asyncio.to_thread(_parse, raw) if len(raw) > _LARGE else _parse(raw)
+            call = await asyncio.to_thread(dialect.read, body) if len(raw) > _LARGE else dialect.read(body)
+            pending = rollout.offer(call, dialect.name, body)
+            answers = await _wait(request, pending)
+        except DialectError as error:
+            content = dialect.write_error(str(error), error.status, error.param)
+            return JSONResponse(content, status_code=error.status)
+        created = int(time.time())
+        if call.stream:
+            events = dialect.write_events(pending.call, answers, pending.id, created)
+            return StreamingResponse(_send(events), media_type="text/event-stream")
+        return JSONResponse(dialect.write(pending.call, answers, pending.id, created))
+
+    def route(dialect: Dialect) -> Route:
+        async def handle(request: Request) -> Response:
+            return await answer(request, dialect)
+
+        return Route(f"/r/{{token}}{dialect.path}", handle, methods=["POST"], name=dialect.name)
+
+    async def models(request: Request) -> Response:
+        try:
+            find(request)
+        except DialectError as error:
+            return JSONResponse({"error": {"message": str(error)}}, status_code=error.status)
+        card = {"id": model, "object": "model", "created": 0, "owned_by": "rlvr"}
+        return JSONResponse({"object": "list", "data": [card]})
+
+    routes = [*(route(dialect) for dialect in DIALECTS.values()), Route("/r/{token}/v1/models", models)]
+    return Starlette(routes=routes)
+
+
+async def _read_body(request: Request) -> bytes:
+    raw = bytearray()
+    try:
+        async for part in request.stream():
+            raw += part
+            if len(raw) > MAX_BODY:
+                raise DialectError(f"the body is larger than {MAX_BODY >> 20} MiB; send less", status=413)
+    except ClientDisconnect as error:
+        raise DialectError("the client closed the connection") from error
+    return bytes(raw)
+
+
+def _parse(raw: bytes) -> Json:
+    if has_more_parts(raw, MAX_PARTS, MAX_VALUES):
+        raise DialectError(
+            f"the body has more than {MAX_PARTS:,} lists, objects and fields, or more than {MAX_VALUES:,} values",
+            status=413,
+        )
+    try:
+        body = read_json(raw)
+    except (ValueError, RecursionError) as error:
+        raise DialectError(f"the body is not JSON ({error!s:.200})") from error
+    if not isinstance(body, dict):
+        raise DialectError(f"the body is a JSON {type(body).__name__}, expected an object")
+    return body
+
+
+async def _wait(request: Request, pending: PendingCall) -> Any:
+    """The answers. A client that leaves ends the wait, and the call is marked."""
+    future = asyncio.wrap_future(pending.answers)
+    while True:
+        done, _ = await asyncio.wait([future], timeout=_LOOK_SECONDS)
+        if done:
+            return future.result()
+        if await request.is_disconnected():
+            pending.has_left = True
+            raise DialectError("the client closed the connection", status=499)
+
+
+async def _send(events: Iterable[Event]) -> AsyncIterator[bytes]:
+    for event in events:
+        yield encode_event(event)
+
+
+def encode_event(event: Event) -> bytes:
+    """A server-sent event as it is written."""
+    data = event.data if isinstance(event.data, str) else _dump(event.data)
+    head = f"event: {event.name}\n" if event.name else ""
+    return f"{head}data: {data}\n\n".encode()
+
+
+def _dump(data: Json) -> str:
+    return json.dumps(data, ensure_ascii=False)

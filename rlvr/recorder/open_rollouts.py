@@ -1,0 +1,112 @@
+"""Rollouts that programs outside play: each has an address of its own, and a queue of the calls that came in there.
+
+    rollouts = OpenRollouts()
+    rollout = rollouts.open(on_call)      # its address is /r/<rollout.token>/v1/...
+    rollout.close()                       # calls that wait are refused, and so is every later one
+
+The web application (`rlvr.recorder.app`) hands calls in on its thread; who answers them takes them from `on_call`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+from rlvr.chat.dialects.forms import ChatAnswer, ChatCall, DialectError, Json
+
+MAX_WAITING = 64  # calls of one rollout at the same time
+_OVER = "the rollout is over, and its address answers no more"
+
+
+@dataclass(eq=False)
+class PendingCall:
+    """A call that waits for its answers. `has_left` once the program has closed the connection."""
+
+    call: ChatCall
+    dialect: str
+    id: str
+    request: Json = field(repr=False)
+    answers: Future[Sequence[ChatAnswer]] = field(default_factory=Future[Sequence[ChatAnswer]])
+    has_left: bool = False
+
+    def answer(self, answers: Sequence[ChatAnswer]) -> None:
+        if not self.answers.done():
+            self.answers.set_result(answers)
+
+    def refuse(self, error: DialectError) -> None:
+        if not self.answers.done():
+            self.answers.set_exception(error)
+
+
+class OpenRollout:
+    """One rollout. `token` is unguessable: who knows it may call."""
+
+    def __init__(self, on_call: Callable[[PendingCall], None], on_close: Callable[[str], None]) -> None:
+        self.token = secrets.token_urlsafe(18)
+        self._on_call, self._on_close = on_call, on_close
+        self._lock = threading.Lock()
+        self._waiting: set[PendingCall] = set()
+        self._histories: dict[str, list[Json]] = {}  # by the id of an answer, with the answer
+        self._count, self._is_closed = 0, False
+
+    def offer(self, call: ChatCall, dialect: str, request: Json) -> PendingCall:
+        """Hand a call in. DialectError if the rollout is over, or too many of its calls wait."""
+        with self._lock:
+            if self._is_closed:
+                raise DialectError(_OVER, status=410)
+            if len(self._waiting) >= MAX_WAITING:
+                raise DialectError(f"{MAX_WAITING} calls of this rollout wait for answers; wait for one", status=429)
+            if call.previous is not None:
+                before = self._histories.get(call.previous)
+                if before is None:
+                    raise DialectError(f"no answer {call.previous!r:.80} was given here", "previous_response_id", 404)
+                call = replace(call, messages=_go_on(before, call.messages))
+            pending = PendingCall(call, dialect, f"{self.token[:8]}-{self._count:05d}", request)
+            self._count += 1
+            self._waiting.add(pending)
+        pending.answers.add_done_callback(lambda _: self._settle(pending))
+        self._on_call(pending)
+        return pending
+
+    def _settle(self, pending: PendingCall) -> None:
+        with self._lock:
+            self._waiting.discard(pending)
+            if not pending.answers.cancelled() and pending.answers.exception() is None:
+                message = pending.answers.result()[0].message
+                self._histories[pending.id] = [*pending.call.messages, message]
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            waiting = list(self._waiting)
+        self._on_close(self.token)
+        for pending in waiting:
+            pending.refuse(DialectError(_OVER, status=410))
+
+
+def _go_on(before: Sequence[Json], messages: Sequence[Json]) -> list[Json]:
+    """A history with what was sent now. Instructions are those of the new call: they do not carry over."""
+    system = [message for message in messages[:1] if message["role"] == "system"]
+    kept = [message for i, message in enumerate(before) if i or message["role"] != "system"]
+    return [*system, *kept, *messages[len(system) :]]
+
+
+class OpenRollouts:
+    """All rollouts that are open, by their tokens."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, OpenRollout] = {}
+
+    def open(self, on_call: Callable[[PendingCall], None]) -> OpenRollout:
+        rollout = OpenRollout(on_call, self._forget)
+        self._open[rollout.token] = rollout
+        return rollout
+
+    def _forget(self, token: str) -> None:
+        self._open.pop(token, None)
+
+    def find(self, token: str) -> OpenRollout | None:
+        return self._open.get(token)
