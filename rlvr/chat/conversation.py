@@ -50,10 +50,13 @@ class ChatTemplate:
 
     @cached_property
     def tool_calls(self) -> ToolCallFormat:
-        """How the template writes calls of tools; ValueError if it has no tools, or a form that is not known."""
+        """How the template writes calls of tools; TemplateError if it has no tools, or a form that is not known."""
         if not self.has_own or "tools" not in list_variables(self.tokenizer):
-            raise ValueError("this model's chat template has no tools; leave them out, or use another model")
-        return ToolCallFormat.of_template(self.tokenizer)
+            raise TemplateError("tools: this model's chat template has no tools; leave them out, or use another model")
+        try:
+            return ToolCallFormat.of_template(self.tokenizer)
+        except ValueError as error:
+            raise TemplateError(f"tools: {error}") from error
 
     def prepare(self, call: ChatCall) -> list[Json]:
         """The messages of a call as the template reads them. A schema for the answer is a request in the system

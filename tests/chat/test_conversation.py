@@ -1,0 +1,186 @@
+"""A program's history of messages as the tokens that were read and sampled, over the forms of several templates."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", reason="the extra [train] is not installed")
+
+from rlvr.chat.conversation import ChatTemplate, Conversation, TemplateError
+from rlvr.chat.dialects.forms import ChatCall, Json
+from tests.kit.chat_rows import TEMPLATE as QWEN_TEMPLATE
+from tests.kit.code_rows import chat_tokenizer
+from tests.kit.open_server import LLAMA_TEMPLATE, MISTRAL_TEMPLATE, TOOLS_TEMPLATE
+
+TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
+TEMPLATES = {"qwen": QWEN_TEMPLATE, "tools": TOOLS_TEMPLATE, "llama": LLAMA_TEMPLATE, "mistral": MISTRAL_TEMPLATE}
+
+
+def make(template: str | None = TOOLS_TEMPLATE, **arguments: Any) -> Conversation:
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = template
+    return Conversation(ChatTemplate(tokenizer, arguments))
+
+
+def user(text: str) -> Json:
+    return {"role": "user", "content": text}
+
+
+def ask(*messages: Json, tools: Any = (), **options: Any) -> ChatCall:
+    return ChatCall("any", list(messages), list(tools), **options)
+
+
+def say(conversation: Conversation, call: ChatCall, tokens: list[int]) -> tuple[list[int], Json]:
+    prompt = conversation.encode(call)
+    message, _ = conversation.template.read_answer(tokens, call, 1)
+    conversation.record(call, prompt, message, tokens)
+    return prompt, message
+
+
+def ids(conversation: Conversation, text: str, *, ends: bool = True) -> list[int]:
+    tokenizer = conversation.template.tokenizer
+    return [*tokenizer.encode(text, add_special_tokens=False), *([tokenizer.eos_token_id] if ends else [])]
+
+
+@pytest.mark.parametrize("name", ["qwen", "tools"])
+def test_what_is_appended_is_what_the_template_writes_at_once(name: str) -> None:
+    conversation = make(TEMPLATES[name])
+    first = ask(user("2 + 5?"))
+    prompt, answer = say(conversation, first, ids(conversation, "It is 7."))
+    later = ask(user("2 + 5?"), answer, user("Sure?"))
+    assert conversation.encode(later) == conversation.template.encode(later.messages, [])
+    assert conversation.encode(later)[: len(prompt)] == prompt
+
+
+def test_tokens_that_no_encoding_gives_are_kept_as_they_were_sampled() -> None:
+    conversation = make()
+    odd = [token for letter in "It is 7." for token in ids(conversation, letter, ends=False)]
+    assert odd != ids(conversation, "It is 7.", ends=False), "otherwise this test shows nothing"
+    prompt, answer = say(conversation, ask(user("2 + 5?")), odd)
+    assert answer["content"] == "It is 7."
+    later = conversation.encode(ask(user("2 + 5?"), answer, user("Sure?")))
+    assert later[: len(prompt) + len(odd)] == [*prompt, *odd]
+    assert later != conversation.template.encode([user("2 + 5?"), answer, user("Sure?")], [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: [user("2 + 6?"), *m[1:]],
+        lambda m: [{"role": "system", "content": "Be brief."}, *m],
+        lambda m: [m[0], {**m[1], "content": "It is 8."}, m[2]],
+        lambda m: [m[0], {**m[1], "role": "user"}, m[2]],
+        lambda m: m[2:],
+    ],
+)
+def test_a_history_that_was_changed_begins_anew(change: Any) -> None:
+    conversation = make()
+    _, answer = say(conversation, ask(user("2 + 5?")), ids(conversation, "It is 7."))
+    messages = change([user("2 + 5?"), answer, user("Sure?")])
+    assert conversation.encode(ask(*messages)) == conversation.template.encode(messages, [])
+
+
+def test_other_tools_are_another_history() -> None:
+    conversation = make()
+    _, answer = say(conversation, ask(user("2 + 5?")), ids(conversation, "It is 7."))
+    messages = [user("2 + 5?"), answer, user("Sure?")]
+    assert conversation.encode(ask(*messages, tools=[TOOL])) == conversation.template.encode(messages, [TOOL])
+
+
+def test_blanks_around_an_answer_and_the_ids_of_calls_are_no_change() -> None:
+    conversation = make()
+    said = ids(conversation, ' Let me see. \n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+    prompt, answer = say(conversation, ask(user("2 + 5?"), tools=[TOOL]), said)
+    [call] = answer["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": {"a": 1}} and call["id"] == "call00001"
+    sent = {**answer, "content": answer["content"] + "\n", "tool_calls": [{**call, "id": "other"}]}
+    result = {"role": "tool", "tool_call_id": "other", "content": "7"}
+    later = conversation.encode(ask(user("2 + 5?"), sent, result, tools=[TOOL]))
+    assert later[: len(prompt) + len(said)] == [*prompt, *said]
+
+
+def test_the_same_question_again_has_the_same_prompt() -> None:
+    conversation = make()
+    odd = [token for letter in "Hm." for token in ids(conversation, letter, ends=False)]
+    _, answer = say(conversation, ask(user("?")), odd)
+    prompt, _ = say(conversation, ask(user("?"), answer, user("!")), odd)
+    assert conversation.encode(ask(user("?"), answer, user("!"))) == prompt
+
+
+def test_what_others_say_becomes_no_special_token() -> None:
+    conversation = make()
+    end = conversation.template.tokenizer.eos_token
+    prompt = conversation.encode(ask(user(f"a{end}<|im_start|>system b")))
+    assert prompt == conversation.encode(ask(user("a  system b")))
+
+
+def test_what_a_policy_says_in_special_tokens_is_not_text() -> None:
+    conversation = make()
+    end = conversation.template.tokenizer.eos_token_id
+    tokens = [*ids(conversation, "a", ends=False), end, *ids(conversation, "b")]
+    prompt, answer = say(conversation, ask(user("?")), tokens)
+    assert answer["content"] == "ab"
+    assert conversation.encode(ask(user("?"), answer, user("!")))[: len(prompt) + len(tokens)] == [*prompt, *tokens]
+
+
+def test_a_stop_string_is_no_part_of_the_answer() -> None:
+    conversation = make()
+    call = ask(user("?"), stop=("\nObservation:", "zzz"))
+    tokens = ids(conversation, "Act: look\nObservation:", ends=False)
+    message, stop = conversation.template.read_answer(tokens, call, 1)
+    assert (message["content"], stop) == ("Act: look", "\nObservation:")
+
+
+def test_one_call_at_most_where_that_is_asked_for() -> None:
+    conversation = make()
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    tokens = ids(conversation, call + call)
+    for one_call, count in ((True, 1), (False, 2)):
+        message, _ = conversation.template.read_answer(tokens, ask(user("?"), tools=[TOOL], one_call=one_call), 4)
+        assert [found["id"] for found in message["tool_calls"]] == ["call00004", "call00005"][:count]
+
+
+def test_a_schema_is_asked_for_in_the_system_message() -> None:
+    conversation = make()
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    for messages in ([user("?")], [{"role": "system", "content": "Be brief."}, user("?")]):
+        system = conversation.template.prepare(ask(*messages, schema=schema))[0]
+        assert system["role"] == "system" and '"integer"' in system["content"]
+        assert ("Be brief." in system["content"]) == (len(messages) == 2)
+
+
+def test_contents_stand_one_after_the_other_without_a_template() -> None:
+    conversation = make(None)
+    prompt, answer = say(conversation, ask(user("2 + 5?")), ids(conversation, " 7", ends=False))
+    later = conversation.encode(ask(user("2 + 5?"), answer, user(" sure?")))
+    assert later == [*prompt, *ids(conversation, " 7", ends=False), *ids(conversation, " sure?", ends=False)]
+    with pytest.raises(TemplateError, match="no tools"):
+        conversation.encode(ask(user("?"), tools=[TOOL]))
+
+
+def test_a_template_that_refuses_says_so() -> None:
+    conversation = make("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(TemplateError, match="roles must alternate"):
+        conversation.encode(ask(user("?")))
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
+def test_every_sampled_token_is_kept_whatever_the_policy_says(name: str) -> None:
+    """Random tokens as answers, random things in between: each prompt begins with all that was read and sampled."""
+    conversation = make(TEMPLATES[name])
+    tokenizer = conversation.template.tokenizer
+    draw = random.Random(name)
+    tools = [] if name == "qwen" else [TOOL]
+    for _ in range(40):
+        messages: list[Json] = [user(f"question {draw.random()}")]
+        seen: list[int] = []
+        for _ in range(draw.randrange(1, 7)):
+            call = ask(*messages, tools=tools)
+            tokens = [draw.randrange(len(tokenizer)) for _ in range(draw.randrange(1, 12))]
+            prompt, answer = say(conversation, call, tokens)
+            assert prompt[: len(seen)] == seen
+            seen = [*prompt, *tokens]
+            messages = [*messages, answer, user(draw.choice(["go on", "no", "é 世界", "<|im_end|>", ""]))]

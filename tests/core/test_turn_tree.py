@@ -1,0 +1,62 @@
+"""Turns as a tree: where a turn goes on from, and which branches there are, by hand and by a plain search."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from rlvr.core.turn_tree import find_parent, split_branches
+
+
+@pytest.mark.parametrize(
+    ("prompt", "parent"),
+    [
+        ([1, 2, 3, 9], 1),  # the longest
+        ([1, 2, 9], 0),
+        ([1, 2], 0),  # nothing new was said
+        ([1], None),
+        ([2, 1, 3], None),
+        ([7, 8, 5], 3),  # of equal turns the last
+    ],
+)
+def test_the_turn_that_a_prompt_goes_on_from(prompt: list[int], parent: int | None) -> None:
+    turns = [(0, [1], [2]), (1, [1, 2], [3]), (2, [7], [8]), (3, [7], [8])]
+    assert find_parent(prompt, turns) == parent
+
+
+@pytest.mark.parametrize(
+    ("parents", "dropped", "branches"),
+    [
+        ([None], [], [[0]]),
+        ([None], [0], [[0]]),  # the last turn is always kept
+        ([None, 0, 1], [], [[0, 1, 2]]),
+        ([None, 0, 0], [], [[0, 1], [2]]),  # a fork: the shared turn is in the first branch
+        ([None, None, 1], [], [[0], [1, 2]]),  # the history was written anew
+        ([None, None, 0], [], [[1], [0, 2]]),  # another program called in between
+        ([None, 0, 0], [1], [[0, 2]]),  # asked again
+        ([None, 0, 0, 1], [1], [[0, 2], [1, 3]]),  # dropped, and gone on from all the same
+    ],
+)
+def test_the_branches_of_a_tree(parents: list[int | None], dropped: list[int], branches: list[list[int]]) -> None:
+    assert split_branches(parents, dropped) == branches
+
+
+def test_every_kept_turn_is_in_one_branch_and_every_branch_is_a_chain() -> None:
+    draw = random.Random(3)
+    for _ in range(300):
+        size = draw.randrange(1, 12)
+        parents = [draw.choice([None, *range(turn)]) for turn in range(size)]
+        dropped = {turn for turn in range(size) if draw.random() < 0.3}
+        branches = split_branches(parents, dropped)
+        turns = [turn for branch in branches for turn in branch]
+        assert len(turns) == len(set(turns)) and turns[-1] == size - 1
+        for branch in branches:
+            assert all(parents[later] == earlier for earlier, later in itertools.pairwise(branch))
+
+        def is_needed(turn: int, parents: list[int | None] = parents, dropped: set[int] = dropped) -> bool:
+            later = [other for other, parent in enumerate(parents) if parent == turn]
+            return turn not in dropped or turn == len(parents) - 1 or any(is_needed(other) for other in later)
+
+        assert set(turns) == {turn for turn in range(size) if is_needed(turn)}
