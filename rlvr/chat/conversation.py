@@ -104,6 +104,13 @@ class ChatTemplate:
         except Exception as error:  # a word-level vocabulary without a word; each library has its own error
             raise TemplateError(f"messages: this model's tokenizer cannot encode them ({error!s:.200})") from error
 
+    def list_stops(self, call: ChatCall) -> list[Any] | None:
+        """Where an answer ends: at the stop strings of a call and the end token; None for the end token alone."""
+        if not call.stop:
+            return None
+        end = self.tokenizer.eos_token_id
+        return [*call.stop, *([] if end is None else [end])]
+
     def read_answer(self, tokens: Sequence[int], call: ChatCall, first_id: int) -> tuple[Json, str | None]:
         """The assistant's message that tokens are, and the stop string at which they end, if at one.
 

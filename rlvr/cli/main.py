@@ -9,6 +9,8 @@
     rlvr push runs/arithmetic OWNER/REPO --private
     rlvr verify completions.jsonl --reward code --out verdicts.jsonl
     rlvr audit --reward code --attack
+    rlvr record --model ./my-model --out traffic.jsonl
+    rlvr rows traffic.jsonl
     rlvr serve engine --model ./my-model --port 8000
     rlvr view runs/arithmetic
     rlvr doctor runs/arithmetic
@@ -36,6 +38,7 @@ from rlvr.cli.grading_commands import audit, verify
 from rlvr.cli.inspect_commands import doctor, view
 from rlvr.cli.measure_commands import bench, evaluate_service
 from rlvr.cli.push_command import push
+from rlvr.cli.record_commands import record, rows
 from rlvr.cli.serve_commands import serve_app
 from rlvr.cli.train_commands import evaluate, plan, show_config, study, train
 from rlvr.core.cpu_budget import limit_spinning
@@ -64,6 +67,7 @@ _COMMANDS = {
         "plan": plan,
     },
     "Look at runs": {"view": view, "doctor": doctor},
+    "Agents": {"record": record, "rows": rows},
     "Verifiers": {"verify": verify, "audit": audit},
     "Measure": {"bench": bench, "evaluate-service": evaluate_service},
 }

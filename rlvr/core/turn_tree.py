@@ -7,6 +7,7 @@ prompt in the others, so that it is trained once.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 
 def find_parent(prompt: Sequence[int], turns: Iterable[tuple[int, Sequence[int], Sequence[int]]]) -> int | None:
@@ -45,3 +46,37 @@ def split_branches(parents: Sequence[int | None], dropped: Collection[int] = ())
         written.update(branch)
         branches.append(branch)
     return branches
+
+
+@dataclass(frozen=True)
+class JoinedTurns:
+    """Turns of one branch in one row: `prompt` is what the first of them read, `tokens` all that came after it.
+
+    `tokens`, `logprobs` and `mask` are [R]; the mask is 1 where the policy sampled, log-probs are 0 elsewhere.
+    `starts[i]` is where turn i begins to speak.
+    """
+
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: list[float]
+    mask: list[int]
+    starts: list[int]
+
+
+def join_turns(turns: Sequence[tuple[Sequence[int], Sequence[int], Sequence[float]]]) -> JoinedTurns:
+    """Turns (prompt, tokens, log-probs) of which each goes on from the one before, as one row."""
+    prompt = list(turns[0][0]) if turns else []
+    tokens, logprobs, mask, starts = list[int](), list[float](), list[int](), list[int]()
+    for read, sampled, scores in turns:
+        observed = read[len(prompt) + len(tokens) :]
+        starts.append(len(tokens) + len(observed))
+        tokens += [*observed, *sampled]
+        logprobs += [*([0.0] * len(observed)), *scores]
+        mask += [*([0] * len(observed)), *([1] * len(sampled))]
+    return JoinedTurns(prompt, tokens, logprobs, mask, starts)
+
+
+def find_retried(prompts: Sequence[Sequence[int]]) -> set[int]:
+    """The turns that were asked for again with the same prompt: all of equal ones but the last."""
+    last = {tuple(prompt): turn for turn, prompt in enumerate(prompts)}
+    return {turn for turn, prompt in enumerate(prompts) if last[tuple(prompt)] != turn}

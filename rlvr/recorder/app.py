@@ -9,7 +9,6 @@ A program needs the address and any key. The answers come from whoever takes the
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
@@ -42,8 +41,8 @@ def make_app(rollouts: OpenRollouts, model: str) -> Starlette:
     async def answer(request: Request, dialect: Dialect) -> Response:
         try:
             rollout = find(request)
-            raw = await _read_body(request)
-            body = await asyncio.to_thread(_parse, raw) if len(raw) > _LARGE else _parse(raw)
+            raw = await read_body(request)
+            body = await asyncio.to_thread(parse_body, raw) if len(raw) > _LARGE else parse_body(raw)
             call = await asyncio.to_thread(dialect.read, body) if len(raw) > _LARGE else dialect.read(body)
             pending = rollout.offer(call, dialect.name, body)
             answers = await _wait(request, pending)
@@ -74,7 +73,7 @@ def make_app(rollouts: OpenRollouts, model: str) -> Starlette:
     return Starlette(routes=routes)
 
 
-async def _read_body(request: Request) -> bytes:
+async def read_body(request: Request) -> bytes:
     raw = bytearray()
     try:
         async for part in request.stream():
@@ -86,7 +85,7 @@ async def _read_body(request: Request) -> bytes:
     return bytes(raw)
 
 
-def _parse(raw: bytes) -> Json:
+def parse_body(raw: bytes) -> Json:
     if has_more_parts(raw, MAX_PARTS, MAX_VALUES):
         raise DialectError(
             f"the body has more than {MAX_PARTS:,} lists, objects and fields, or more than {MAX_VALUES:,} values",
@@ -115,15 +114,4 @@ async def _wait(request: Request, pending: PendingCall) -> Any:
 
 async def _send(events: Iterable[Event]) -> AsyncIterator[bytes]:
     for event in events:
-        yield encode_event(event)
-
-
-def encode_event(event: Event) -> bytes:
-    """A server-sent event as it is written."""
-    data = event.data if isinstance(event.data, str) else _dump(event.data)
-    head = f"event: {event.name}\n" if event.name else ""
-    return f"{head}data: {data}\n\n".encode()
-
-
-def _dump(data: Json) -> str:
-    return json.dumps(data, ensure_ascii=False)
+        yield event.encode()

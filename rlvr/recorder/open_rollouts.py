@@ -13,7 +13,7 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rlvr.chat.dialects.forms import ChatAnswer, ChatCall, DialectError, Json
 
@@ -46,10 +46,11 @@ class OpenRollout:
 
     def __init__(self, on_call: Callable[[PendingCall], None], on_close: Callable[[str], None]) -> None:
         self.token = secrets.token_urlsafe(18)
+        self._name = secrets.token_hex(4)  # in the ids of answers, which are written down and the token is not
         self._on_call, self._on_close = on_call, on_close
         self._lock = threading.Lock()
         self._waiting: set[PendingCall] = set()
-        self._histories: dict[str, list[Json]] = {}  # by the id of an answer, with the answer
+        self._answered: dict[str, tuple[ChatCall, Json]] = {}  # by the id of an answer
         self._count, self._is_closed = 0, False
 
     def offer(self, call: ChatCall, dialect: str, request: Json) -> PendingCall:
@@ -60,11 +61,11 @@ class OpenRollout:
             if len(self._waiting) >= MAX_WAITING:
                 raise DialectError(f"{MAX_WAITING} calls of this rollout wait for answers; wait for one", status=429)
             if call.previous is not None:
-                before = self._histories.get(call.previous)
+                before = self._answered.get(call.previous)
                 if before is None:
                     raise DialectError(f"no answer {call.previous!r:.80} was given here", "previous_response_id", 404)
-                call = replace(call, messages=_go_on(before, call.messages))
-            pending = PendingCall(call, dialect, f"{self.token[:8]}-{self._count:05d}", request)
+                call = call.continue_from(*before)
+            pending = PendingCall(call, dialect, f"{self._name}-{self._count:05d}", request)
             self._count += 1
             self._waiting.add(pending)
         pending.answers.add_done_callback(lambda _: self._settle(pending))
@@ -75,8 +76,7 @@ class OpenRollout:
         with self._lock:
             self._waiting.discard(pending)
             if not pending.answers.cancelled() and pending.answers.exception() is None:
-                message = pending.answers.result()[0].message
-                self._histories[pending.id] = [*pending.call.messages, message]
+                self._answered[pending.id] = pending.call, pending.answers.result()[0].message
 
     def close(self) -> None:
         with self._lock:
@@ -85,13 +85,6 @@ class OpenRollout:
         self._on_close(self.token)
         for pending in waiting:
             pending.refuse(DialectError(_OVER, status=410))
-
-
-def _go_on(before: Sequence[Json], messages: Sequence[Json]) -> list[Json]:
-    """A history with what was sent now. Instructions are those of the new call: they do not carry over."""
-    system = [message for message in messages[:1] if message["role"] == "system"]
-    kept = [message for i, message in enumerate(before) if i or message["role"] != "system"]
-    return [*system, *kept, *messages[len(system) :]]
 
 
 class OpenRollouts:

@@ -20,7 +20,7 @@ from rlvr.core import rng
 from rlvr.core.futures import Future, as_completed, read_async, read_blocking, run_to_end
 from rlvr.core.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from rlvr.core.protocols import Env, ExternalEnv, InitialObservationOverflow, SamplingClient, TaskSource
-from rlvr.core.turn_tree import find_parent, split_branches
+from rlvr.core.turn_tree import find_parent, join_turns, split_branches
 from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch
 from rlvr.core.verdict_reasons import EPISODE_FAILED
 from rlvr.reward.environment import NAME as ENVIRONMENT
@@ -378,15 +378,10 @@ def write_trajectories(episode: _Episode, tokenizer: Any, params: SamplingParams
 def _write(episode: _Episode, path: list[int], tokenizer: Any, params: SamplingParams) -> Trajectory:
     """The trajectory of turns of which each goes on from the one before."""
     turns, task = [episode.turns[place] for place in path], episode.group.task
-    prompt = turns[0].prompt if turns else []
-    tokens, logprobs, mask, starts = list[int](), list[float](), list[int](), list[int]()
-    for turn in turns:
-        observed = turn.prompt[len(prompt) + len(tokens) :]
-        sampled = turn.answer.tokens
-        starts.append(len(tokens) + len(observed))
-        tokens += [*observed, *sampled]
-        logprobs += [*([0.0] * len(observed)), *(turn.answer.logprobs or [0.0] * len(sampled))]
-        mask += [*([0] * len(observed)), *([1] * len(sampled))]
+    row = join_turns(
+        [(turn.prompt, turn.answer.tokens, turn.answer.logprobs or [0.0] * len(turn.answer.tokens)) for turn in turns]
+    )
+    prompt, tokens, starts = row.prompt, row.tokens, row.starts
     shown = tokens[: len(tokens) - turns[-1].end_tokens] if turns else tokens
     # The task of a builder is an index into a dataset: only the tokens tell the prompt. Elsewhere they do where a chat
     # template, a hint or the episode itself wrote it; text as it stands is not decoded again, which would take time.
@@ -409,8 +404,8 @@ def _write(episode: _Episode, path: list[int], tokenizer: Any, params: SamplingP
         response=tokenizer.decode(shown, skip_special_tokens=False),
         answer=episode.answer if is_last and episode.answer is not None else answer,
         response_tokens=tokens,
-        logprobs=logprobs if is_scored else [],
-        action_mask=mask,
+        logprobs=row.logprobs if is_scored else [],
+        action_mask=row.mask,
         reward=turns[-1].reward_so_far if turns else episode.reward,
         metadata=dict(turns[-1].metrics_so_far if turns else episode.metrics),
         scores=failed,

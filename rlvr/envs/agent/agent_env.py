@@ -12,11 +12,13 @@ import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlvr.chat.conversation import ChatTemplate, Conversation, TemplateError
 from rlvr.chat.dialects.forms import ChatAnswer, DialectError
 from rlvr.core.messages import ModelInput, SampledSequence
 from rlvr.core.protocols import ExternalEnv, InitialObservationOverflow, StepResult
+from rlvr.core.turn_tree import find_retried
 from rlvr.core.types import StopReason, Task
 from rlvr.envs.agent.agent_run import AgentRun, Assignment, Result
 from rlvr.recorder.local_server import LocalRecorder
@@ -78,14 +80,13 @@ class AgentEnv(ExternalEnv):
         self._call: PendingCall | None = None
         self._answers: list[ChatAnswer] = []  # of the call, as far as they are sampled
         self._prompt: list[int] = []
-        self._prompts: list[tuple[int, ...]] = []  # of each turn
-        self._parents: set[int] = set()
+        self._prompts: list[list[int]] = []  # of each turn
         self._left: set[int] = set()  # turns that no agent got
         self._counts = Counter[str]()
         self._seconds_left = rules.budget.seconds
         self.ended = ""
 
-    async def initial_observation(self) -> tuple[ModelInput, Sequence[str] | None] | InitialObservationOverflow:
+    async def initial_observation(self) -> tuple[ModelInput, Sequence[Any] | None] | InitialObservationOverflow:
         loop = asyncio.get_running_loop()
 
         def put(event: PendingCall | Result) -> None:
@@ -102,13 +103,13 @@ class AgentEnv(ExternalEnv):
         if ending is not None:
             return InitialObservationOverflow(ending.reward, ending.metrics, answer=ending.answer, error=ending.error)
         assert self._call is not None
-        return ModelInput(self._prompt), list(self._call.call.stop) or None
+        return ModelInput(self._prompt), self._template.list_stops(self._call.call)
 
     async def take(self, answer: SampledSequence) -> StepResult:
         assert self._call is not None
         call = self._call.call
         turn = len(self._prompts)
-        self._prompts.append(tuple(self._prompt))
+        self._prompts.append(self._prompt)
         self._counts["sampled_tokens"] += len(answer.tokens)
         written = self._read(answer)
         self._answers.append(written)
@@ -118,14 +119,14 @@ class AgentEnv(ExternalEnv):
         else:
             self._conversation.record(call, self._prompt, written.message, answer.tokens)
             if len(self._answers) < call.count:  # another choice of the same call
-                return StepResult(0.0, False, ModelInput(self._prompt), list(call.stop) or None)
+                return StepResult(0.0, False, ModelInput(self._prompt), self._template.list_stops(call))
             self._call.answer(self._answers)
         if over := self._find_used_up():
             return self._end(over)
         ending = await self._next_call()
         if ending is not None:
             return ending
-        return StepResult(0.0, False, ModelInput(self._prompt), list(self._call.call.stop) or None)
+        return StepResult(0.0, False, ModelInput(self._prompt), self._template.list_stops(self._call.call))
 
     def _read(self, answer: SampledSequence) -> ChatAnswer:
         assert self._call is not None
@@ -212,8 +213,7 @@ class AgentEnv(ExternalEnv):
         counts, and every one that it went on from."""
         if self._rules.keep_retried:
             return self._left
-        last = {prompt: turn for turn, prompt in enumerate(self._prompts)}
-        return self._left | {turn for turn, prompt in enumerate(self._prompts) if last[prompt] != turn}
+        return self._left | find_retried(self._prompts)
 
     async def close(self) -> None:
         if not self.ended:

@@ -1,0 +1,156 @@
+"""A recording: the calls of rollouts, one JSON line each, in the order in which they were answered.
+
+    with RecordingFile(path, model="./my-model") as file:
+        file.append(call)              # on disk when this returns
+    read_recording(path).rollouts      # [RecordedRollout(...), ...]
+
+A line has the prompt as the policy read it, each completion as it was sampled, its log-probs, which weights sampled it
+with which settings, and the request in the words of the program. Keys and headers are never written. A last line that
+is not whole, after a crash, is left out when it is read, and cut off when the file is continued.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rlvr.core.files import lock_file
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class RecordedChoice:
+    """One completion: its tokens as they were sampled, and the message that the program got."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish: str
+    message: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """One call that was answered. Rollouts of one `group` are of the same task. `settings` are the sampling settings
+    that the program gave, of which the temperature changes the log-probs; `began` and `ended` are in Unix seconds."""
+
+    id: str
+    rollout: str
+    group: str
+    dialect: str
+    policy: str
+    prompt: list[int]
+    choices: list[RecordedChoice]
+    request: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    began: float = 0.0
+    ended: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"version": VERSION, "kind": "call", **asdict(self)}
+
+    @classmethod
+    def of_json(cls, fields: dict[str, Any]) -> RecordedCall:
+        """ValueError for a line that is no call."""
+        given = {name: value for name, value in fields.items() if name in cls.__dataclass_fields__}
+        try:
+            given["choices"] = [RecordedChoice(**choice) for choice in given["choices"]]
+            return cls(**given)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a recorded call ({error})") from error
+
+
+@dataclass
+class RecordedRollout:
+    """The calls of one rollout, and the reward that was reported for it, if one was."""
+
+    id: str
+    group: str = ""
+    calls: list[RecordedCall] = field(default_factory=list[RecordedCall])
+    reward: float | None = None
+
+
+@dataclass
+class Recording:
+    """What a file holds: the model whose policy was recorded, and the rollouts."""
+
+    model: str = ""
+    rollouts: list[RecordedRollout] = field(default_factory=list[RecordedRollout])
+
+
+class RecordingFile:
+    """A recording of the policy of `model` that is being written, by any thread of one process."""
+
+    def __init__(self, path: Path, model: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._held = lock_file(path)
+        if self._held is None:
+            raise ValueError(f"{path} is being written by another process; give another file, or end that process")
+        self._file = path.open("ab")
+        lines = _read_whole_lines(path)
+        if lines and (before := read_recording(path).model) != model:
+            self._file.close()
+            raise ValueError(f"{path} is a recording of {before!r}, not of {model!r}; give another file")
+        self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
+        if not lines:
+            self._write({"version": VERSION, "kind": "recording", "model": model})
+
+    def append(self, call: RecordedCall) -> None:
+        """Write a call. It is on disk when this returns."""
+        self._write(call.to_json())
+
+    def append_reward(self, rollout: str, reward: float, source: str = "") -> None:
+        """Write the reward of a rollout; of several the last counts."""
+        self._write({"version": VERSION, "kind": "reward", "rollout": rollout, "reward": reward, "source": source})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        text = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        with self._lock:
+            self._file.write(text)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+        assert self._held is not None
+        self._held.close()
+
+
+def read_recording(path: Path) -> Recording:
+    """A recording; its rollouts are in the order of their first calls. ValueError for a line that is none of its."""
+    model, rollouts = "", dict[str, RecordedRollout]()
+    for number, line in enumerate(_read_whole_lines(path), 1):
+        try:
+            fields = json.loads(line)
+            if not isinstance(fields, dict) or fields.get("kind") not in ("recording", "call", "reward"):
+                raise ValueError("it has no kind `recording`, `call` or `reward`")
+            if fields.get("version") != VERSION:
+                raise ValueError(f"it has version {fields.get('version')!r:.40}, expected {VERSION}")
+            if fields["kind"] == "recording":
+                model = str(fields["model"])
+            elif fields["kind"] == "call":
+                call = RecordedCall.of_json(fields)
+                rollouts.setdefault(call.rollout, RecordedRollout(call.rollout, call.group)).calls.append(call)
+            else:
+                reward = float(fields["reward"])
+                rollouts.setdefault(fields["rollout"], RecordedRollout(fields["rollout"])).reward = reward
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"{path}:{number} is no line of a recording: {error!s:.200}") from error
+    return Recording(model, list(rollouts.values()))
+
+
+def _read_whole_lines(path: Path) -> list[bytes]:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); give a file that `rlvr record` wrote") from error
+    return [line for line in raw[: raw.rfind(b"\n") + 1].split(b"\n") if line.strip()]

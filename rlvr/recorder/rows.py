@@ -1,0 +1,73 @@
+"""Rows out of recorded calls: one trajectory for each branch of a rollout, with the tokens that were sampled.
+
+for rollout in read_recording(path):
+    for trajectory in make_rows(rollout):
+        ...                               # train on it: `rlvr.update`, or a client's forward_backward
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.core.turn_tree import find_parent, find_retried, join_turns, split_branches
+from rlvr.core.types import StopReason, Trajectory
+from rlvr.recorder.recording import RecordedCall, RecordedChoice, RecordedRollout
+
+
+@dataclass(frozen=True)
+class RecordedTurn:
+    """One sampled completion of a call."""
+
+    call: RecordedCall
+    choice: RecordedChoice
+
+
+def list_turns(rollout: RecordedRollout) -> list[RecordedTurn]:
+    return [RecordedTurn(call, choice) for call in rollout.calls for choice in call.choices]
+
+
+def list_branches(turns: Sequence[RecordedTurn], *, keep_retried: bool = False) -> list[list[int]]:
+    """The turns of each branch, by number. An answer that was asked for again is left out, unless it was gone on from
+    or `keep_retried`."""
+    parents = [
+        find_parent(turn.call.prompt, ((i, turns[i].call.prompt, turns[i].choice.tokens) for i in range(number)))
+        for number, turn in enumerate(turns)
+    ]
+    return split_branches(parents, () if keep_retried else find_retried([turn.call.prompt for turn in turns]))
+
+
+def make_rows(rollout: RecordedRollout, tokenizer: Any = None, *, keep_retried: bool = False) -> list[Trajectory]:
+    """The trajectories of a rollout, with its reward; None if none was reported. `tokenizer` gives their texts."""
+    turns = list_turns(rollout)
+    return [
+        _make_row(rollout, [turns[number] for number in branch], tokenizer)
+        for branch in list_branches(turns, keep_retried=keep_retried)
+    ]
+
+
+def _make_row(rollout: RecordedRollout, turns: Sequence[RecordedTurn], tokenizer: Any) -> Trajectory:
+    row = join_turns([(turn.call.prompt, turn.choice.tokens, turn.choice.logprobs) for turn in turns])
+    last = turns[-1]
+    temperatures = {turn.call.settings.get("temperature", 1.0) for turn in turns}
+    if len(temperatures) > 1:
+        raise ValueError(
+            f"rollout {rollout.id}: its calls were sampled at the temperatures {sorted(temperatures)}; a row has one"
+        )
+    return Trajectory(
+        prompt="" if tokenizer is None else tokenizer.decode(row.prompt, skip_special_tokens=False),
+        prompt_tokens=row.prompt,
+        response="" if tokenizer is None else tokenizer.decode(row.tokens, skip_special_tokens=False),
+        answer=str(last.choice.message.get("content") or ""),
+        response_tokens=row.tokens,
+        logprobs=row.logprobs,
+        action_mask=row.mask,
+        reward=rollout.reward,
+        group_id=rollout.group or rollout.id,
+        rollout_id=rollout.id,
+        stop_reason=StopReason.LENGTH if last.choice.finish == "length" else StopReason.STOP,
+        temperature=temperatures.pop(),
+        policy_fingerprint="+".join(dict.fromkeys(turn.call.policy for turn in turns)),
+        turn_starts=row.starts,
+    )

@@ -1,0 +1,126 @@
+"""`rlvr record`: a model behind the recorder, until a signal, for agents that are not trained now.
+
+record_traffic("./my-model", Path("traffic.jsonl"), [], port=8000, say=print)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlvr.config import load
+from rlvr.config.build_config import build_config
+from rlvr.core.protocols import SamplingClient
+from rlvr.core.weights_place import CHECKPOINTS, WeightsPlace
+from rlvr.runs.assembly import assemble
+from rlvr.runs.weights import check_to_sample, open_to_train, read_run, with_model
+from rlvr.training.best_checkpoint import resolve_best
+from rlvr.training.initial_weights import newest_weights
+
+
+def open_to_sample(
+    given: str, overrides: Sequence[str] | Mapping[str, Any], note: Callable[[str], None]
+) -> SamplingClient:
+    """A sampler of a run's newest weights, of a checkpoint, a model or an adapter."""
+    place = WeightsPlace.of(resolve_best(Path(given).expanduser()) if "://" not in given else given)
+    if place.run:
+        assembly = assemble(read_run(place.run, overrides))
+        weights = newest_weights(given, "the model")
+        return open_to_train(assembly, weights, place.run / CHECKPOINTS, note).create_sampling_client()
+    check_to_sample(place, note)
+    loaded = load(None, None, overrides)
+    loaded = replace(loaded, values={**loaded.values, "env": {"name": "toy"}, "reward": {"type": "exact_match"}})
+    return assemble(build_config(with_model(loaded, place))).build_sampler(place.adapter, note)
+
+
+def record_traffic(
+    model: str,
+    out: Path,
+    overrides: Sequence[str] | Mapping[str, Any],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    say: Callable[[str], None],
+) -> None:
+    """Serve until SIGINT or SIGTERM, and write every call to `out`."""
+    try:
+        from rlvr.recorder.recording_server import RecordingPolicy, RecordingServer
+        from rlvr.web.server import BackgroundServer, bind_socket, is_loopback, server_url
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{error.name} is not installed; recording needs the extras: pip install 'rlvr[train,serve]'"
+        ) from error
+    from rlvr.chat.conversation import ChatTemplate
+    from rlvr.recorder.recording import RecordingFile
+
+    if not is_loopback(host):
+        raise ValueError(
+            f"--host {host} can be reached from other machines, and a recorder has no keys: anyone could use the "
+            "model. Listen on 127.0.0.1, or put a proxy with keys in front"
+        )
+    with bind_socket(host, port) as listening, RecordingFile(out, model) as file:
+        say(f"loading {model}")
+        sampler = open_to_sample(model, overrides, say)
+        template = ChatTemplate(sampler.get_tokenizer())
+        policy = RecordingPolicy(sampler, file, template)
+        server = RecordingServer(policy, file, template, model)
+        with BackgroundServer(server.app, listening) as running:
+            url = server_url(listening)
+            addresses = server.addresses(server.open(), url)
+            say(f"every call is written to {out}. A program needs one of these, and any key:")
+            say(f"  export OPENAI_BASE_URL={addresses['openai_base_url']}")
+            say(f"  export ANTHROPIC_BASE_URL={addresses['anthropic_base_url']}")
+            say(
+                f"Another rollout: curl -X POST {url}/rollouts. Its reward: POST {json.dumps({'reward': 1})} to /reward"
+            )
+            running.wait(lambda: None)
+        policy.stop()
+
+
+def show_rows(path: Path, tokenizer: str | None, *, keep_retried: bool = False) -> list[str]:
+    """What would be trained of a recording, as lines: each branch, with what the policy sampled between marks."""
+    from rlvr.recorder.recording import read_recording
+    from rlvr.recorder.rows import make_rows
+
+    recording = read_recording(path)
+    words = _load_tokenizer(tokenizer or recording.model)
+    lines: list[str] = []
+    total = trained = 0
+    for rollout in recording.rollouts:
+        reward = "no reward" if rollout.reward is None else f"reward {rollout.reward:g}"
+        rows = make_rows(rollout, words, keep_retried=keep_retried)
+        lines.append(f"rollout {rollout.id}: {len(rollout.calls)} calls, {len(rows)} branches, {reward}")
+        for number, row in enumerate(rows):
+            total += len(row.full_tokens)
+            trained += row.num_action_tokens
+            lines.append(f"  branch {number}: {len(row.full_tokens)} tokens, {row.num_action_tokens} are trained")
+            lines += [
+                f"    {part}" for part in _mark_sampled(row.full_tokens, len(row.prompt_tokens), row.action_mask, words)
+            ]
+    lines.append(f"{len(recording.rollouts)} rollouts, {total} tokens, {trained} are trained")
+    return lines
+
+
+def _load_tokenizer(name: str) -> Any:
+    from rlvr.engine.tokenizer import load_tokenizer
+
+    place = WeightsPlace.of(name)
+    if place.run:
+        name = str(newest_weights(name, "the model"))
+    return load_tokenizer(name)
+
+
+def _mark_sampled(tokens: Sequence[int], prompt: int, mask: Sequence[int], tokenizer: Any) -> list[str]:
+    """The text in pieces of what was read and what was sampled: `read "..."`, `SAMPLED "..."`."""
+    marks = [0] * prompt + list(mask)
+    pieces: list[str] = []
+    start = 0
+    for place in range(1, len(tokens) + 1):
+        if place == len(tokens) or marks[place] != marks[start]:
+            text = tokenizer.decode(list(tokens[start:place]), skip_special_tokens=False)
+            pieces.append(f"{'SAMPLED' if marks[start] else 'read   '} {text!r}")
+            start = place
+    return pieces

@@ -1,0 +1,272 @@
+"""Episodes that an agent plays: what it asks becomes turns, and how it ends the verdict."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra [serve] is not installed")
+pytest.importorskip("transformers", reason="the extra [train] is not installed")
+
+from rlvr.clients.mock.mock_client import ScriptedSamplingClient
+from rlvr.core.messages import SamplingParams
+from rlvr.core.types import Outcome, Trajectory
+from rlvr.envs.agent.agent_source import AgentSource
+from rlvr.reward import resolve_reward
+from rlvr.rollout import open_groups, rollout, score
+from tests.kit import agents_of_tests as agents
+from tests.kit.code_rows import chat_tokenizer
+from tests.kit.open_server import TOOLS_TEMPLATE
+
+TEXT = chat_tokenizer()
+TEXT.chat_template = TOOLS_TEMPLATE
+TEXT.model_max_length = 2_000
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{n} + 5?", "answer": str(n + 5)}) + "\n" for n in range(20)))
+    return str(path)
+
+
+def play(
+    rows: str, *turns: str, count: int = 1, limit: int = 60, wait: float = 0.0, **options: Any
+) -> tuple[list[Trajectory], Any]:
+    """The trajectories of `count` episodes of one task, whose policy says `turns` one after the other, each after
+    `wait` seconds."""
+    said = iter(turns * count)
+
+    def say(number: int) -> list[int]:
+        time.sleep(wait)
+        return [*TEXT.encode(next(said), add_special_tokens=False), TEXT.eos_token_id]
+
+    sampler = ScriptedSamplingClient(TEXT, say)
+    made = AgentSource("dataset", {"path": rows, "reward": "exact_match"}, **options)
+    task = made.train(0, 0, "")
+    trajectories = rollout(open_groups(made, [task], count, TEXT, "g"), sampler, SamplingParams(limit), seed=1)
+    score(trajectories, resolve_reward("exact_match").plus_environment(1.0))
+    return trajectories, sampler
+
+
+def sampled(trajectory: Trajectory) -> list[str]:
+    """What the policy said in each turn: the tokens with mask 1, decoded from where each turn begins."""
+    ends = [*trajectory.turn_starts[1:], len(trajectory.response_tokens)]
+    turns: list[str] = []
+    for start, end in zip(trajectory.turn_starts, ends, strict=True):
+        pairs = zip(trajectory.response_tokens[start:end], trajectory.action_mask[start:end], strict=True)
+        turns.append(TEXT.decode([token for token, is_sampled in pairs if is_sampled], skip_special_tokens=True))
+    return turns
+
+
+def test_one_call_is_one_turn_and_the_policys_words_are_judged(rows: str) -> None:
+    right = str(int(play(rows, "x", function=agents.once)[0][0].prompt.split()[0]) + 5)
+    ([first], sampler) = play(rows, right, function=agents.once)
+    assert first.scores["exact_match"].value == 1.0 and first.reward == 1.0
+    assert (
+        first.prompt_tokens
+        == TEXT.apply_chat_template([{"role": "user", "content": first.prompt}], add_generation_prompt=True)[
+            "input_ids"
+        ]
+    )
+    assert sampler.prompts == [first.prompt_tokens] and sampled(first) == [right]
+    assert first.metadata["stop/finished"] == 1.0 and first.metadata["calls"] == 1.0
+
+
+def test_a_second_call_goes_on_from_the_first(rows: str) -> None:
+    ([whole], sampler) = play(rows, "12", "13", function=agents.twice)
+    assert sampled(whole) == ["12", "13"] and whole.answer == "it says: 13"
+    assert sampler.prompts[1] == whole.full_tokens[: len(sampler.prompts[1])]
+    assert sum(whole.action_mask) == whole.num_action_tokens < len(whole.response_tokens)
+
+
+def test_a_group_of_agents_is_one_call_of_the_sampler_where_they_ask_the_same(rows: str) -> None:
+    trajectories, sampler = play(rows, "12", count=4, function=agents.once)
+    assert [t.rollout_id for t in trajectories] == ["g/0/0", "g/0/1", "g/0/2", "g/0/3"]
+    assert len(sampler.prompts) == 4 and len({tuple(prompt) for prompt in sampler.prompts}) == 1
+
+
+def test_an_agent_that_never_calls_is_judged_by_what_it_says(rows: str) -> None:
+    ([empty], _) = play(rows, function=agents.silent)
+    assert empty.is_empty and empty.metadata["stop/finished"] == 1.0 and empty.metadata["calls"] == 0.0
+    assert empty.scores["exact_match"].outcome is Outcome.FAILED
+
+
+def test_an_agent_that_fails_is_an_error_and_no_zero(rows: str) -> None:
+    ([failed], _) = play(rows, "12", function=agents.breaks)
+    verdict = failed.scores["exact_match"]
+    assert failed.reward is None and verdict.outcome is Outcome.ERROR and verdict.reason == "episode_failed"
+    assert "agents_of_tests.py" in verdict.detail and "out of luck" in verdict.detail
+    ([judged], _) = play(rows, "12", function=agents.breaks, rules={"judges_failures": True})
+    assert judged.reward == 0.0 and judged.metadata["stop/failed"] == 1.0
+
+
+def test_a_history_that_begins_anew_is_a_branch_and_the_first_goes_on(rows: str) -> None:
+    (branches, _) = play(rows, "a", "b", "c", function=agents.forgets)
+    assert [sampled(t) for t in branches] == [["b"], ["a", "c"]]
+    assert branches[0].reward == branches[1].reward, "the reward is the rollout's"
+
+
+@pytest.mark.parametrize(("keep", "turns"), [(False, [["b"]]), (True, [["a"], ["b"]])])
+def test_an_answer_that_is_asked_for_again_is_left_out(rows: str, keep: bool, turns: list[list[str]]) -> None:
+    (branches, _) = play(rows, "a", "b", function=agents.asks_again, rules={"keep_retried": keep})
+    assert [sampled(t) for t in branches] == turns
+
+
+def test_an_answer_that_no_one_waited_for_is_left_out(rows: str) -> None:
+    (branches, _) = play(rows, "a", "b", function=agents.leaves, wait=1.0)
+    assert [sampled(t) for t in branches] == [["b"]]
+
+
+def test_several_choices_and_a_result_with_a_reward(rows: str) -> None:
+    (branches, _) = play(rows, "a", "b", "c", function=agents.choices)
+    assert [sampled(t) for t in branches] == [["c"]] and branches[0].answer == "c"
+    assert branches[0].reward == 0.5 and branches[0].metadata["agent/seen"] == 3.0
+
+
+def test_a_turn_that_the_policy_never_took_is_read_and_not_trained(rows: str) -> None:
+    ([one], _) = play(rows, "12", function=agents.invents)
+    assert sampled(one) == ["12"] and "invented" in one.read_prompt
+
+
+@pytest.mark.parametrize(
+    ("budget", "stop", "turns"),
+    [({"calls": 3}, "calls", 3), ({"sampled_tokens": 7}, "sampled_tokens", 3), ({}, "calls", 32)],
+)
+def test_an_agent_without_end_is_ended_by_its_budget(rows: str, budget: Any, stop: str, turns: int) -> None:
+    ([one], _) = play(rows, *["ab"] * 40, function=agents.endless, budget=budget)
+    assert one.metadata[f"stop/{stop}"] == 1.0 and len(one.turn_starts) == turns
+
+
+def test_an_agent_that_hangs_is_ended_by_its_seconds(rows: str) -> None:
+    for budget, stop in (({"seconds": 0.5}, "seconds"), ({"call_seconds": 0.5}, "call_seconds")):
+        ([one], _) = play(rows, "12", function=agents.hangs, budget=budget)
+        assert one.metadata[f"stop/{stop}"] == 1.0 and one.reward == 0.0 and sampled(one) == ["12"]
+
+
+def test_a_history_that_does_not_fit_is_refused_and_the_agent_may_go_on(rows: str) -> None:
+    ([one], _) = play(rows, "12", function=agents.too_long)
+    assert one.answer is not None and one.answer.startswith("400 ") and "context is 2000" in one.answer
+    assert one.metadata["refused_calls"] == 1.0 and sampled(one) == ["12"]
+
+
+def test_settings_that_would_change_the_distribution_are_refused(rows: str) -> None:
+    ([one], _) = play(rows, "12", function=agents.refused_settings)
+    assert one.answer is not None and one.answer.startswith("400 ") and "logit_bias" in one.answer
+
+
+def test_calls_at_the_same_time_are_answered_one_after_the_other(rows: str) -> None:
+    (branches, _) = play(rows, *"abcde", function=agents.in_parallel)
+    assert sorted(turn for t in branches for turn in sampled(t)) == list("abcde")
+    assert branches[-1].answer == "a b c d e"
+
+
+AGENT = """
+import json, os, sys, urllib.request
+prompt = sys.stdin.read()
+assert prompt == os.environ["RLVR_PROMPT"] == json.load(open(os.environ["RLVR_TASK"]))["prompt"]
+assert "HIDDEN_API_KEY" not in os.environ and json.load(open(os.environ["RLVR_TASK"]))["row"] == {}
+body = {"model": "any", "messages": [{"role": "user", "content": prompt}]}
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode())
+said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+"""
+
+
+def command(tmp_path: Path, end: str) -> list[str]:
+    script = tmp_path / "agent.py"
+    script.write_text(AGENT + end)
+    return [sys.executable, str(script)]
+
+
+@pytest.mark.parametrize(
+    ("end", "result", "answer", "reward"),
+    [
+        ("", "answer", None, 0.0),
+        ("print('said', said)", "output", "said 12", 0.0),
+        ("print('reward', 0.25)", "reward", None, 0.25),
+        ("open(os.environ['RLVR_RESULT'], 'w').write('{\"answer\": \"x\", \"reward\": 2}')", "answer", "x", 2.0),
+    ],
+)
+def test_a_command_gets_its_task_and_gives_its_result(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, result: str, answer: str | None, reward: float
+) -> None:
+    monkeypatch.setenv("HIDDEN_API_KEY", "secret")
+    ([one], _) = play(rows, "12", command=command(tmp_path, end), result=result)
+    assert sampled(one) == ["12"] and one.answer == answer and one.metadata["stop/finished"] == 1.0
+    assert one.scores["environment"].value == reward
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("sys.exit(3)", "exit code 3"),
+        ("print('gone'); os.kill(os.getpid(), 9)", "signal 9"),
+        ("open(os.environ['RLVR_RESULT'], 'w').write('{nonsense')", "not JSON"),
+        ("open(os.environ['RLVR_RESULT'], 'w').write('{\"reward\": NaN}')", "reward=nan"),
+        ("open(os.environ['RLVR_RESULT'], 'w').write('{\"rewards\": 1}')", "rewards"),
+        ("open(os.environ['RLVR_RESULT'], 'w').write(' ' * (2 << 20))", "larger than 1 MiB"),
+    ],
+)
+def test_a_command_that_fails_is_an_error(rows: str, tmp_path: Path, end: str, words: str) -> None:
+    ([one], _) = play(rows, "12", command=command(tmp_path, end))
+    assert one.reward is None and words in one.scores["exact_match"].detail
+
+
+DAEMON = """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        import time
+        open({path!r}, "w").write(str(os.getpid()))
+        time.sleep(60)
+    os._exit(0)
+import time
+while not os.path.exists({path!r}): time.sleep(0.01)
+time.sleep({seconds})
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+@pytest.mark.parametrize(("seconds", "stop"), [(0, "finished"), (60, "seconds")])
+def test_no_process_of_an_agent_is_left(rows: str, tmp_path: Path, seconds: int, stop: str) -> None:
+    path = tmp_path / "daemon.pid"
+    end = DAEMON.format(path=str(path), seconds=seconds)
+    ([one], _) = play(rows, "12", command=command(tmp_path, end), budget={"seconds": 3.0})
+    assert one.metadata[f"stop/{stop}"] == 1.0
+    state = Path(f"/proc/{path.read_text()}/stat")
+    assert not state.exists() or ") Z " in state.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "none of command, function and url"),
+        ({"command": ["x"], "url": "http://h"}, "command and url given"),
+        ({"command": "python x.py"}, "expected a list of words"),
+        ({"function": "json:nothing"}, "nothing"),
+        ({"url": "file:///etc/passwd"}, "expected http"),
+        ({"function": agents.once, "result": "output"}, "of a command"),
+        ({"function": agents.once, "budget": {"call": 3}}, "call"),
+        ({"function": agents.once, "budget": {"calls": 0}}, "budget.calls"),
+        ({"function": agents.once, "rules": {"field": ["a"]}}, "field"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(rows: str, options: Any, words: str) -> None:
+    with pytest.raises(ValueError, match="agent") as refused:
+        AgentSource("dataset", {"path": rows, "reward": "exact_match"}, **options)
+    assert words in str(refused.value)
+
+
+def test_fields_of_the_row_are_shown_only_if_they_are_asked_for(rows: str) -> None:
+    def agent(assignment: Any) -> str:
+        return json.dumps(assignment.row)
+
+    ([one], _) = play(rows, function=agent, rules={"fields": ["answer"]})
+    assert one.answer is not None and list(json.loads(one.answer)) == ["answer"]
+    with pytest.raises(ValueError, match=r"'hint'.*it has answer"):
+        play(rows, function=agent, rules={"fields": ["hint"]})
