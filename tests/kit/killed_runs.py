@@ -94,7 +94,8 @@ def run_until_done(
         CALM[(lora, *words)] = float(done.stdout.split()[-4])
     run = folder / "runs" / "tiny"
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    kept = [{k: v for k, v in row.items() if not k.startswith("time/") and k != "tokens_per_second"} for row in rows]
+    timed = ("tokens_per_second", "env/all/agent_seconds")
+    kept = [{k: v for k, v in row.items() if not k.startswith("time/") and k not in timed} for row in rows]
     summary = json.loads((run / "summary.json").read_text())
     del summary["seconds"]
     return int(done.stdout.split()[1]), summary, kept

@@ -67,7 +67,6 @@ class AgentSource(NestedSource):
         self.vocabulary, self.max_turns = self.inner.vocabulary, self._rules.budget.calls
 
     def env(self, task: Task, tokenizer: Any) -> AgentEnv:  # type: ignore[override]
-        super().env(task, tokenizer)
         if missing := [name for name in self._rules.fields if name not in task.meta]:
             raise ValueError(
                 f"agent: rules.fields names {missing[0]!r}, which the row of task {task.id!r} does not have; it has "
@@ -76,10 +75,6 @@ class AgentSource(NestedSource):
         if id(tokenizer) not in self._templates:
             self._templates[id(tokenizer)] = ChatTemplate(tokenizer, self._template_arguments)
         return AgentEnv(task, self._templates[id(tokenizer)], self._recorder, self._make_agent(), self._rules)
-
-    def demonstration(self, task: Task, key: int) -> None:
-        """None: what an agent would say is not known."""
-        return
 
 
 def _make_agent(
