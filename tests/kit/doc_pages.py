@@ -143,6 +143,8 @@ SHOWN = {
     "python -m benchmarks.algorithm_study": "tests/benchmarks/test_algorithm_study.py",
     "rlvr demo": "tests/cli/test_demo.py",
     "rlvr serve --demo": "tests/service/test_service_starts.py",
+    "rlvr record --model ./my-model --out traffic.jsonl": "tests/recorder/test_record_command.py",
+    "rlvr rows traffic.jsonl": "tests/recorder/test_record_command.py",
     "rlvr serve engine --model ./my-model --config server.yaml": "tests/tinker_server/test_tinker_settings.py",
     "rlvr serve engine --model ./my-model engine.gradient_checkpointing": "tests/tinker_server/test_tinker_settings.py",
     "rlvr serve engine --model Qwen/Qwen3-8B=./my-model --host 10.0.0.1": "tests/service/test_service_replicas.py",

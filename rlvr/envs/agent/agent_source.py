@@ -7,7 +7,9 @@ In a config:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,14 +29,15 @@ RESULTS = ("answer", "output", "reward")
 class AgentSource(NestedSource):
     """The tasks of the environment `inner`, made with `inner_kwargs`, played by an agent whose model is the policy.
 
-    The agent is a `command` (a list), a `function` (the path `package.module:function`, sync or async), or the `url`
-    of one that is told to begin. Its model is at the address in `OPENAI_BASE_URL` or `ANTHROPIC_BASE_URL` (a function
-    finds it in its argument). `result` says what of a command is judged: `answer`, the policy's last turn, `output`,
-    what the command printed, or `reward`, the number at its end; a file `RLVR_RESULT` of JSON with `answer`, `reward`
-    and `metrics` goes before it. `budget` bounds an episode: {calls, sampled_tokens, tool_calls, seconds,
-    call_seconds}. `rules` are {fields, keep_retried, judges_failures, most_at_once}: the fields of a row that the agent
-    is shown, whether answers that it asked for again are trained, whether an agent that fails is judged and not left
-    out, and how many run at the same time. `template_arguments` go to the model's chat template.
+    The agent is a `command` (a list of words; each run has a folder of its own), a `function` (the path
+    `package.module:function`, sync or async), or the `url` of one that is told to begin. Its model is at the address in
+    `OPENAI_BASE_URL` or `ANTHROPIC_BASE_URL`; a function finds it in its argument. `result` says what of a command is
+    judged: `answer`, the policy's last turn, `output`, what the command printed, or `reward`, the number at its end; a
+    file `RLVR_RESULT` of JSON with `answer`, `reward` and `metrics` goes before it. `budget` bounds an episode: {calls,
+    sampled_tokens, tool_calls, seconds, call_seconds}. `rules` are {fields, keep_retried, judges_failures,
+    most_at_once}: the fields of a row that the agent is shown, whether answers that it asked for again are trained,
+    whether an agent that fails is judged and not left out, and how many run at the same time. `template_arguments` go
+    to the model's chat template.
     """
 
     owns_prompts = True
@@ -97,7 +100,8 @@ def _make_agent(
             raise ValueError(
                 f"agent: command={command!r:.200}; expected a list of words, such as [python, my_agent.py]"
             )
-        return lambda: CommandRun(command, result)
+        words = [_find_word(word) for word in command]
+        return lambda: CommandRun(words, result)
     if result != "answer":
         raise ValueError(f"agent: result={result} is of a command; a function or an address returns its result")
     if url is not None:
@@ -108,3 +112,11 @@ def _make_agent(
     if not callable(called):
         raise ValueError(f"agent: function={function!r:.200} is no function; expected package.module:function")
     return lambda: FunctionRun(called)
+
+
+def _find_word(word: str) -> str:
+    """A word of a command as its own folder finds it: `python` is the interpreter of this process, and the name of a
+    file that is here its whole path."""
+    if word == "python":
+        return sys.executable
+    return str(Path(word).resolve()) if Path(word).is_file() else word
