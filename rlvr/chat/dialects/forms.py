@@ -8,8 +8,9 @@ object) and `tool_call_id`. Tools are OpenAI's: `{"type": "function", "function"
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 Json = dict[str, Any]
@@ -29,9 +30,10 @@ class ChatCall:
     """What a program asks of a model. An option that is None was not given.
 
     `one_call` asks for at most one call of a tool in an answer (`parallel_tool_calls=false`). `previous` names an
-    earlier answer, by its id, whose conversation `messages` go on from (Responses only). `schema` is a JSON schema that
-    the answer should follow, and `must_call` says that a tool has to be called: nothing forces a policy to either, so
-    they are written into the conversation as a request.
+    earlier answer, by its id, whose conversation `messages` go on from (Responses only); with `has_instructions` the
+    first of them holds for this call alone. `schema` is a JSON schema that the answer should follow, and `must_call`
+    says that a tool has to be called, or which: nothing forces a policy to either, so they are written into the
+    conversation as a request.
     """
 
     model: str
@@ -51,8 +53,15 @@ class ChatCall:
     must_call: str | bool = False
     schema: Json | None = None
     previous: str | None = None
+    has_instructions: bool = False
     with_token_ids: bool = False
     with_logprobs: bool = False
+
+    def continue_from(self, earlier: ChatCall, message: Json) -> ChatCall:
+        """This call behind the conversation of the one that it names as `previous`, which `message` answered."""
+        own = int(self.has_instructions)
+        before = earlier.messages[int(earlier.has_instructions) :]
+        return replace(self, messages=[*self.messages[:own], *before, message, *self.messages[own:]])
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,12 @@ class Event:
 
     data: Json | str
     name: str | None = None
+
+    def encode(self) -> bytes:
+        """The event as it is sent. JSON in ASCII: clients may split lines at Unicode's line separators."""
+        text = self.data if isinstance(self.data, str) else json.dumps(self.data, separators=(",", ":"))
+        head = f"event: {self.name}\n" if self.name else ""
+        return f"{head}data: {text}\n\n".encode()
 
 
 class Dialect(Protocol):
