@@ -297,7 +297,9 @@ ENDS = [
 def test_how_an_answer_ended_in_each_dialect_s_words(answer: Any, chat: str, anthropic: str, responses: str) -> None:
     call = ChatCall("m", [USER])
     written = {path: DIALECTS[path].write(call, [answer], "r", 7) for path in DIALECTS}
-    events = {path: [e.data for e in DIALECTS[path].write_events(call, [answer], "r", 7)] for path in DIALECTS}
+    events: dict[str, list[Any]] = {
+        path: [e.data for e in DIALECTS[path].write_events(call, [answer], "r", 7)] for path in DIALECTS
+    }
     assert (
         written[CHAT]["choices"][0]["finish_reason"] == chat and events[CHAT][-2]["choices"][0]["finish_reason"] == chat
     )

@@ -82,7 +82,9 @@ class ChatCompletions:
                 message["reasoning_content"] = reasoning
             if calls:
                 message["tool_calls"] = [{**one, "function": _write_function(one)} for one in calls]
-            choices.append({"index": index, "message": message, **_write_end(call, answer)})
+            choices.append(
+                {"index": index, "message": message, **_write_end(call, answer), **_write_tokens(call, answer)}
+            )
         written = _write_head(call, id, created, "chat.completion") | {
             "choices": choices,
             "usage": _write_usage(answers),
@@ -92,15 +94,14 @@ class ChatCompletions:
     def write_events(self, call: ChatCall, answers: Sequence[ChatAnswer], id: str, created: int) -> Iterator[Event]:
         head = _write_head(call, id, created, "chat.completion.chunk") | ({"usage": None} if call.with_usage else {})
 
-        def chunk(index: int, delta: Json, **more: Any) -> Event:
+        def chunk(index: int, delta: Json, around: Mapping[str, Any] | None = None, **more: Any) -> Event:
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-            return Event({**head, "choices": [choice]})
+            return Event({**head, "choices": [choice], **(around or {})})
 
+        more = {"prompt_token_ids": list(answers[0].prompt_tokens)} if call.with_token_ids else {}
         for index, answer in enumerate(answers):  # in order: clients make room for a choice with its first chunk
-            begin = chunk(index, {"role": "assistant", "content": None if answer.message.get("tool_calls") else ""})
-            if call.with_token_ids and index == 0 and isinstance(begin.data, dict):
-                begin.data["prompt_token_ids"] = list(answer.prompt_tokens)
-            yield begin
+            delta = {"role": "assistant", "content": None if answer.message.get("tool_calls") else ""}
+            yield chunk(index, delta, None if index else more, **_write_tokens(call, answer))
         for index, answer in enumerate(answers):
             if reasoning := answer.message.get("reasoning_content"):
                 yield chunk(index, {"reasoning_content": reasoning})
@@ -163,13 +164,15 @@ def _write_function(call: Mapping[str, Any]) -> Json:
 
 
 def _write_end(call: ChatCall, answer: ChatAnswer) -> Json:
-    """How a choice ended, and what it was sampled as."""
     end: Json = {"finish_reason": answer.finish, "logprobs": None}
     if call.with_logprobs:
         end["logprobs"] = {"content": write_logprobs(answer), "refusal": None}
-    if call.with_token_ids:
-        end["token_ids"] = list(answer.tokens)
     return end
+
+
+def _write_tokens(call: ChatCall, answer: ChatAnswer) -> Json:
+    """In a stream in the first chunk of a choice: OpenAI's SDK keeps fields that it does not know of that one alone."""
+    return {"token_ids": list(answer.tokens)} if call.with_token_ids else {}
 
 
 def _write_usage(answers: Sequence[ChatAnswer]) -> Json:
