@@ -182,6 +182,7 @@ REFUSED: list[tuple[str, Json, str]] = [
     (ANTHROPIC, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),
     (ANTHROPIC, {"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
     (ANTHROPIC, {"container": "c"}, "container"),
+    (ANTHROPIC, {"thread": {"type": "create"}}, "thread"),
     (ANTHROPIC, {"messages": [USER, {"role": "assistant", "content": "The answer is"}]}, "messages"),
     (
         ANTHROPIC,

@@ -30,7 +30,16 @@ from rlvr.chat.dialects.request_fields import (
 # How much a policy thinks is the run's to say (`prompt.thinking`), so hints to a provider's model change nothing.
 _WITHOUT_EFFECT = {
     *("metadata", "service_tier", "cache_control", "betas", "anthropic_beta", "anthropic_version", "inference_geo"),
-    *("user_profile_id", "thinking"),
+    *(
+        "user_profile_id",
+        "workspace_id",
+        "billing_policy",
+        "diagnostics",
+        "speed",
+        "fallbacks",
+        "fallback_credit_token",
+    ),
+    "thinking",
 }
 _ERRORS = {
     401: "authentication_error",
@@ -65,6 +74,8 @@ class AnthropicMessages:
             )
         tools, must_call, one_call = _read_tools(fields)
         _check_context_management(fields)
+        if fields.take("thread") is not None:
+            raise DialectError("thread: no conversation is kept here; send all messages with each call", "thread")
         call = ChatCall(
             model=fields.take_word("model"),
             messages=messages,
@@ -105,7 +116,10 @@ class AnthropicMessages:
 
     def write_error(self, message: str, status: int, param: str | None = None) -> Json:
         kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": message}}
+        written: Json = {"type": kind, "message": message}
+        if param == "thread":  # Anthropic's SDK, which runs tools in threads, goes on without them
+            written["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        return {"type": "error", "error": written}
 
 
 def _read_message(fields: Fields) -> list[Json]:
