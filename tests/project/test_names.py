@@ -151,6 +151,7 @@ OTHER_WORDS = {  # the same words for something else
 OF_OTHERS = (
     "tinker_server/",
     "audit/completion_rows.py",
+    "chat/dialects/",
     "envs/dataset.py",
     "training/given_completions.py",
     "clients/",

@@ -44,26 +44,26 @@ class ChatCompletions:
 
     def read(self, body: Mapping[str, Any]) -> ChatCall:
         fields = read_body(body)
-        messages = [_read_message(one) for one in fields.children("messages", MAX_MESSAGES)]
+        messages = [_read_message(one) for one in fields.take_children("messages", MAX_MESSAGES)]
         if not messages:
             fields.refuse("messages", fields.take("messages"), "at least one message")
-        given = [_read_function(one) for one in fields.children("tools", MAX_TOOLS)]
+        given = [_read_function(one) for one in fields.take_children("tools", MAX_TOOLS)]
         tools, must_call = choose_openai_tools(fields, given)
-        older, limit = fields.whole("max_tokens", 1), fields.whole("max_completion_tokens", 1)
+        older, limit = fields.take_whole("max_tokens", 1), fields.take_whole("max_completion_tokens", 1)
         check_top_logprobs(fields)
-        streaming = fields.child("stream_options")
+        streaming = fields.take_child("stream_options")
         call = ChatCall(
-            model=fields.word("model"),
+            model=fields.take_word("model"),
             messages=messages,
             tools=tools,
-            count=fields.whole("n", 1, MAX_CHOICES) or 1,
+            count=fields.take_whole("n", 1, MAX_CHOICES) or 1,
             max_tokens=older if limit is None else limit,
-            with_usage=streaming is not None and streaming.flag("include_usage"),
-            one_call=not fields.flag("parallel_tool_calls", True),
+            with_usage=streaming is not None and streaming.take_flag("include_usage"),
+            one_call=not fields.take_flag("parallel_tool_calls", True),
             must_call=must_call,
-            schema=read_format(fields.child("response_format")),
-            with_token_ids=fields.flag("return_token_ids"),
-            with_logprobs=fields.flag("logprobs"),
+            schema=read_format(fields.take_child("response_format")),
+            with_token_ids=fields.take_flag("return_token_ids"),
+            with_logprobs=fields.take_flag("logprobs"),
             **read_sampling(fields, "stop"),
         )
         fields.refuse_others(WITHOUT_EFFECT)
@@ -82,22 +82,26 @@ class ChatCompletions:
                 message["reasoning_content"] = reasoning
             if calls:
                 message["tool_calls"] = [{**one, "function": _write_function(one)} for one in calls]
-            choices.append({"index": index, "message": message, **_write_end(call, answer)})
-        written = _head(call, id, created, "chat.completion") | {"choices": choices, "usage": _write_usage(answers)}
+            choices.append(
+                {"index": index, "message": message, **_write_end(call, answer), **_write_tokens(call, answer)}
+            )
+        written = _write_head(call, id, created, "chat.completion") | {
+            "choices": choices,
+            "usage": _write_usage(answers),
+        }
         return written | ({"prompt_token_ids": list(answers[0].prompt_tokens)} if call.with_token_ids else {})
 
     def write_events(self, call: ChatCall, answers: Sequence[ChatAnswer], id: str, created: int) -> Iterator[Event]:
-        head = _head(call, id, created, "chat.completion.chunk") | ({"usage": None} if call.with_usage else {})
+        head = _write_head(call, id, created, "chat.completion.chunk") | ({"usage": None} if call.with_usage else {})
 
-        def chunk(index: int, delta: Json, **more: Any) -> Event:
+        def chunk(index: int, delta: Json, around: Mapping[str, Any] | None = None, **more: Any) -> Event:
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-            return Event({**head, "choices": [choice]})
+            return Event({**head, "choices": [choice], **(around or {})})
 
+        more = {"prompt_token_ids": list(answers[0].prompt_tokens)} if call.with_token_ids else {}
         for index, answer in enumerate(answers):  # in order: clients make room for a choice with its first chunk
-            begin = chunk(index, {"role": "assistant", "content": None if answer.message.get("tool_calls") else ""})
-            if call.with_token_ids and index == 0 and isinstance(begin.data, dict):
-                begin.data["prompt_token_ids"] = list(answer.prompt_tokens)
-            yield begin
+            delta = {"role": "assistant", "content": None if answer.message.get("tool_calls") else ""}
+            yield chunk(index, delta, None if index else more, **_write_tokens(call, answer))
         for index, answer in enumerate(answers):
             if reasoning := answer.message.get("reasoning_content"):
                 yield chunk(index, {"reasoning_content": reasoning})
@@ -118,22 +122,22 @@ class ChatCompletions:
 
 
 def _read_message(fields: Fields) -> Json:
-    role = _ROLES[fields.one_of("role", _ROLES)]
+    role = _ROLES[fields.take_one_of("role", _ROLES)]
     kinds = ("text", "refusal") if role == "assistant" else ("text",)
     given = fields.take("content")
     if given is None and role in ("system", "user"):
         fields.refuse("content", given, "a text or a list of parts")
-    message: Json = {"role": role, "content": read_text(given, fields.path("content"), kinds)}
+    message: Json = {"role": role, "content": read_text(given, fields.join_path("content"), kinds)}
     if role == "tool":
-        message["tool_call_id"] = fields.word("tool_call_id")
+        message["tool_call_id"] = fields.take_word("tool_call_id")
     if role != "assistant":
         return message
     for name in ("audio", "function_call"):
         if (given := fields.take(name)) is not None:
             fields.refuse(name, given, "none: it is not supported, and calls of tools are in `tool_calls`")
-    if reasoning := fields.text("reasoning_content") or fields.text("reasoning"):
+    if reasoning := fields.take_text("reasoning_content") or fields.take_text("reasoning"):
         message["reasoning_content"] = reasoning
-    if calls := [_read_call(one) for one in fields.children("tool_calls", MAX_TOOLS)]:
+    if calls := [_read_call(one) for one in fields.take_children("tool_calls", MAX_TOOLS)]:
         message["tool_calls"] = calls
     return message
 
@@ -141,17 +145,17 @@ def _read_message(fields: Fields) -> Json:
 def _read_call(fields: Fields) -> Json:
     if (kind := fields.take("type")) not in (None, "function"):
         fields.refuse("type", kind, "'function'")
-    function = fields.child("function") or fields.refuse("function", None, "an object with name and arguments")
-    arguments = read_arguments(function.take("arguments"), function.path("arguments"))
-    return make_call(fields.word("id"), function.word("name"), arguments)
+    function = fields.take_child("function") or fields.refuse("function", None, "an object with name and arguments")
+    arguments = read_arguments(function.take("arguments"), function.join_path("arguments"))
+    return make_call(fields.take_word("id"), function.take_word("name"), arguments)
 
 
 def _read_function(fields: Fields) -> Json:
-    function = take_function(fields).child("function")
+    function = take_function(fields).take_child("function")
     return read_tool(function or fields.refuse("function", None, "an object with name, description and parameters"))
 
 
-def _head(call: ChatCall, id: str, created: int, kind: str) -> Json:
+def _write_head(call: ChatCall, id: str, created: int, kind: str) -> Json:
     return {"id": id, "object": kind, "created": created, "model": call.model, "system_fingerprint": None}
 
 
@@ -160,13 +164,15 @@ def _write_function(call: Mapping[str, Any]) -> Json:
 
 
 def _write_end(call: ChatCall, answer: ChatAnswer) -> Json:
-    """How a choice ended, and what it was sampled as."""
     end: Json = {"finish_reason": answer.finish, "logprobs": None}
     if call.with_logprobs:
         end["logprobs"] = {"content": write_logprobs(answer), "refusal": None}
-    if call.with_token_ids:
-        end["token_ids"] = list(answer.tokens)
     return end
+
+
+def _write_tokens(call: ChatCall, answer: ChatAnswer) -> Json:
+    """In a stream in the first chunk of a choice: OpenAI's SDK keeps fields that it does not know of that one alone."""
+    return {"token_ids": list(answer.tokens)} if call.with_token_ids else {}
 
 
 def _write_usage(answers: Sequence[ChatAnswer]) -> Json:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rlvr.chat.dialects.forms import ChatAnswer, DialectError, Json
-from rlvr.chat.dialects.request_fields import MAX_TOOLS, Fields, choose_tools, clean_arguments, refuse_tool, show
+from rlvr.chat.dialects.forms import ChatAnswer, Json
+from rlvr.chat.dialects.request_fields import MAX_TOOLS, Fields, choose_tools, clean_arguments, refuse_tool
 
 # How much a policy thinks is the run's to say (`prompt.thinking`), so hints to a provider's model change nothing.
 WITHOUT_EFFECT = {
@@ -19,19 +19,21 @@ _LEAST = -9999.0  # of a token that a model excludes: JSON has no infinity, and 
 
 
 def choose_openai_tools(fields: Fields, tools: list[Json]) -> tuple[list[Json], str | bool]:
-    """The tools that are shown, and `ChatCall.must_call`. Responses has flat what chat completions have in an object."""
-    given, param = fields.take("tool_choice"), fields.path("tool_choice")
+    """The tools that are shown, and `ChatCall.must_call`. Chat completions have names in an object, Responses flat."""
+    given, param = fields.take("tool_choice"), fields.join_path("tool_choice")
     if given is None or isinstance(given, str):
         modes = {"auto": False, "required": True, "any": True, "none": None}
         if given is not None and given not in modes:
             fields.refuse("tool_choice", given, f"one of {', '.join(map(repr, modes))} or a function")
         return choose_tools(tools, modes[given or "auto"], param)
     choice = Fields(given, param)
-    if choice.one_of("type", ("function", "allowed_tools")) == "function":
-        return choose_tools(tools, (choice.child("function") or choice).word("name"), param)
-    choice = choice.child("allowed_tools") or choice
-    is_must = choice.one_of("mode", ("auto", "required")) == "required"
-    allowed = [(one.child("function") or one).word("name") for one in choice.children("tools", MAX_TOOLS)]
+    if choice.take_one_of("type", ("function", "allowed_tools")) == "function":
+        return choose_tools(tools, (choice.take_child("function") or choice).take_word("name"), param)
+    choice = choice.take_child("allowed_tools") or choice
+    is_must = choice.take_one_of("mode", ("auto", "required")) == "required"
+    allowed = [
+        (one.take_child("function") or one).take_word("name") for one in choice.take_children("tools", MAX_TOOLS)
+    ]
     return choose_tools(tools, is_must, param, allowed)
 
 
@@ -43,11 +45,11 @@ def take_function(fields: Fields) -> Fields:
 
 def read_format(fields: Fields | None) -> Json | None:
     """The JSON schema that a format of answers asks for; None for text."""
-    if fields is None or (kind := fields.one_of("type", ("text", "json_object", "json_schema"))) == "text":
+    if fields is None or (kind := fields.take_one_of("type", ("text", "json_object", "json_schema"))) == "text":
         return None
     if kind == "json_object":
         return {"type": "object"}
-    holder = fields.child("json_schema") or fields
+    holder = fields.take_child("json_schema") or fields
     schema = holder.take("schema")
     return schema if isinstance(schema, dict) else holder.refuse("schema", schema, "a JSON schema, which is an object")
 
@@ -72,12 +74,9 @@ def write_logprobs(answer: ChatAnswer) -> list[Json]:
 
 
 def check_top_logprobs(fields: Fields) -> None:
-    top = fields.whole("top_logprobs", 0)
+    top = fields.take_whole("top_logprobs", 0)
     if top is not None and top > 1:
-        raise DialectError(
-            f"{fields.path('top_logprobs')}: {show(top)}, expected 0 or 1: only the sampled token's log-prob is known",
-            fields.path("top_logprobs"),
-        )
+        fields.refuse("top_logprobs", top, "0 or 1: only the log-prob of the sampled token is known")
 
 
 def write_openai_error(message: str, status: int, param: str | None) -> Json:

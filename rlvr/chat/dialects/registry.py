@@ -1,6 +1,11 @@
-"""Temporary."""
+"""The dialects by their paths."""
 
+from __future__ import annotations
+
+from rlvr.chat.dialects.anthropic_messages import AnthropicMessages
 from rlvr.chat.dialects.chat_completions import ChatCompletions
 from rlvr.chat.dialects.forms import Dialect
+from rlvr.chat.dialects.openai_responses import OpenaiResponses
 
-DIALECTS: dict[str, Dialect] = {d.path: d for d in (ChatCompletions(),)}
+_ALL: tuple[Dialect, ...] = (ChatCompletions(), OpenaiResponses(), AnthropicMessages())
+DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in _ALL}

@@ -78,35 +78,35 @@ class Fields:
         self._given: Json = dict(given)
         self._taken: set[str] = set()
 
-    def path(self, name: str) -> str:
+    def join_path(self, name: str) -> str:
         return f"{self.place}.{name}" if self.place else name
 
     def refuse(self, name: str, given: Any, expected: str) -> NoReturn:
-        raise DialectError(f"{self.path(name)}: {show(given)}, expected {expected}", self.path(name))
+        raise DialectError(f"{self.join_path(name)}: {show(given)}, expected {expected}", self.join_path(name))
 
     def take(self, name: str) -> Any:
         """The value of a field; None if it was not given."""
         self._taken.add(name)
         return self._given.get(name)
 
-    def text(self, name: str) -> str | None:
+    def take_text(self, name: str) -> str | None:
         given = self.take(name)
         return given if given is None or isinstance(given, str) else self.refuse(name, given, "a text")
 
-    def word(self, name: str) -> str:
+    def take_word(self, name: str) -> str:
         """A text that has to be given."""
-        return self.text(name) or self.refuse(name, self.take(name), "a text that is not empty")
+        return self.take_text(name) or self.refuse(name, self.take(name), "a text that is not empty")
 
-    def one_of(self, name: str, words: Collection[str]) -> str:
+    def take_one_of(self, name: str, words: Collection[str]) -> str:
         given = self.take(name)
         known = isinstance(given, str) and given in words
         return given if known else self.refuse(name, given, f"one of {', '.join(map(repr, words))}")
 
-    def flag(self, name: str, default: bool = False) -> bool:
+    def take_flag(self, name: str, default: bool = False) -> bool:
         given = self.take(name)
         return default if given is None else given if isinstance(given, bool) else self.refuse(name, given, "a boolean")
 
-    def number(self, name: str, is_fine: Callable[[float], bool], expected: str) -> float | None:
+    def take_number(self, name: str, is_fine: Callable[[float], bool], expected: str) -> float | None:
         given = self.take(name)
         if given is None:
             return None
@@ -115,7 +115,7 @@ class Fields:
             self.refuse(name, given, expected)
         return float(given)
 
-    def whole(self, name: str, least: int, most: int = _LARGEST) -> int | None:
+    def take_whole(self, name: str, least: int, most: int = _LARGEST) -> int | None:
         given = self.take(name)
         if given is None:
             return None
@@ -124,12 +124,12 @@ class Fields:
             self.refuse(name, given, f"a whole number from {least}{upper}")
         return given
 
-    def child(self, name: str) -> Fields | None:
+    def take_child(self, name: str) -> Fields | None:
         """The object in a field."""
         given = self.take(name)
-        return None if given is None else Fields(given, self.path(name))
+        return None if given is None else Fields(given, self.join_path(name))
 
-    def children(self, name: str, most: int) -> list[Fields]:
+    def take_children(self, name: str, most: int) -> list[Fields]:
         """The objects of the list in a field."""
         given = self.take(name)
         if given is None:
@@ -138,9 +138,9 @@ class Fields:
             self.refuse(name, given, "a list of objects")
         if len(given) > most:
             raise DialectError(
-                f"{self.path(name)} has {len(given):,} entries, expected at most {most:,}", self.path(name)
+                f"{self.join_path(name)} has {len(given):,} entries, expected at most {most:,}", self.join_path(name)
             )
-        return [Fields(one, f"{self.path(name)}[{number}]") for number, one in enumerate(given)]
+        return [Fields(one, f"{self.join_path(name)}[{number}]") for number, one in enumerate(given)]
 
     def refuse_others(self, without_effect: Collection[str]) -> None:
         """DialectError for a field that was not taken, unless it says off or belongs to `without_effect`."""
@@ -148,7 +148,7 @@ class Fields:
             if name in self._taken or name in without_effect or _is_off(name, given):
                 continue
             near = did_you_mean(name[:100], self._taken, _NEAR)
-            path = self.path(name)[:200]
+            path = self.join_path(name)[:200]
             raise DialectError(f"{path}={show(given)} is not supported here{near}; leave it out", path)
 
 
@@ -183,7 +183,7 @@ def read_text(given: Any, param: str, kinds: Collection[str] = ("text",)) -> str
                 part.place,
             )
         name = "refusal" if kind == "refusal" else "text"
-        text = part.text(name)
+        text = part.take_text(name)
         texts.append(part.refuse(name, None, "a text") if text is None else text)
     return "".join(texts)
 
@@ -229,8 +229,8 @@ def read_tool(fields: Fields, parameters: str = "parameters") -> Json:
     if schema is not None and not isinstance(schema, dict):
         fields.refuse(parameters, schema, "a JSON schema, which is an object")
     function = {
-        "name": fields.word("name"),
-        "description": fields.text("description") or "",
+        "name": fields.take_word("name"),
+        "description": fields.take_text("description") or "",
         "parameters": schema or {"type": "object", "properties": {}},
     }
     return {"type": "function", "function": function}
@@ -238,8 +238,8 @@ def read_tool(fields: Fields, parameters: str = "parameters") -> Json:
 
 def refuse_tool(fields: Fields, kind: Any) -> NoReturn:
     raise DialectError(
-        f"{fields.place} is of type {show(kind)}, which its provider runs or defines; this model has functions only: give "
-        "its name, description and JSON schema as a function",
+        f"{fields.place} is of type {show(kind)}, which its provider runs or defines; this model has functions only: "
+        "give a function by its name and JSON schema",
         fields.place,
     )
 
@@ -253,7 +253,7 @@ def choose_tools(
     names = {tool["function"]["name"] for tool in tools}
     for name in [*(allowed or ()), *([must_call] if isinstance(must_call, str) else ())]:
         if name not in names:
-            raise DialectError(f"{param}: no tool has the name {show(name)}{did_you_mean(name[:100], names)}", param)
+            raise DialectError(f"{param}: no tool has the name {show(name)}; give one of the tools' names", param)
     if must_call and not tools:
         raise DialectError(f"{param} asks for a call, and there are no tools; give tools", param)
     if allowed is not None:
@@ -264,15 +264,17 @@ def choose_tools(
 
 def read_sampling(fields: Fields, stop: str) -> dict[str, Any]:
     """The options of `ChatCall` that all dialects name alike, and the stop strings of the field `stop`."""
-    top_k = fields.whole("top_k", -1)
+    top_k = fields.take_whole("top_k", -1)
     return {
-        "temperature": fields.number("temperature", lambda given: 0 <= given < math.inf, "a finite number, 0 or more"),
-        "top_p": fields.number("top_p", lambda given: 0 < given <= 1, "a number in (0, 1]"),
+        "temperature": fields.take_number(
+            "temperature", lambda given: 0 <= given < math.inf, "a finite number, 0 or more"
+        ),
+        "top_p": fields.take_number("top_p", lambda given: 0 < given <= 1, "a number in (0, 1]"),
         "top_k": -1 if top_k == 0 else top_k,  # 0 is off in vLLM
-        "min_p": fields.number("min_p", lambda given: 0 <= given < 1, "a number in [0, 1)"),
-        "seed": fields.whole("seed", -_LARGEST),
+        "min_p": fields.take_number("min_p", lambda given: 0 <= given < 1, "a number in [0, 1)"),
+        "seed": fields.take_whole("seed", -_LARGEST),
         "stop": _read_stop(fields, stop),
-        "stream": fields.flag("stream"),
+        "stream": fields.take_flag("stream"),
     }
 
 
