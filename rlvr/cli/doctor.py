@@ -21,6 +21,7 @@ from typing import Any
 
 import rlvr
 from rlvr.core.cpu_budget import available_cores, split_cores
+from rlvr.core.types import Outcome
 from rlvr.sandbox.supervisor import TIERS, NoTier, Sandbox
 from rlvr.tracking import readable
 from rlvr.tracking.console import format_metrics, readable_lines
@@ -257,6 +258,8 @@ def _reasons(folder: Path) -> Iterator[str]:
             key = (str(reward), str(score.get("outcome")), str(score.get("reason") or ""))
             counts[key] += 1
             newest[key] = f"{readable(str(row.get('prompt')), 100)}  ->  {readable(str(row.get('response')), 160)}"
+            if key[1] == Outcome.ERROR.value and (detail := str(score.get("detail") or "")):
+                newest[key] += f"\n    {readable(detail, 600)}"
     if not counts:
         yield from ("", "no completions were stored (run.rollouts_per_step)")
         return

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from rlvr.chat.dialects.forms import Dialect, DialectError, Event, Json
+from rlvr.chat.dialects.forms import ApiDialect, DialectError, Event, Json
 from rlvr.chat.dialects.registry import DIALECTS
 from rlvr.recorder.open_rollouts import OpenRollout, OpenRollouts, PendingCall
 from rlvr.web.json_bodies import has_more_parts, read_json
@@ -38,7 +38,7 @@ def make_app(rollouts: OpenRollouts, model: str) -> Starlette:
             raise DialectError("no rollout has this address, or it is over", status=410)
         return rollout
 
-    async def answer(request: Request, dialect: Dialect) -> Response:
+    async def answer(request: Request, dialect: ApiDialect) -> Response:
         try:
             rollout = find(request)
             raw = await read_body(request)
@@ -55,7 +55,7 @@ def make_app(rollouts: OpenRollouts, model: str) -> Starlette:
             return StreamingResponse(_send(events), media_type="text/event-stream")
         return JSONResponse(dialect.write(pending.call, answers, pending.id, created))
 
-    def route(dialect: Dialect) -> Route:
+    def route(dialect: ApiDialect) -> Route:
         async def handle(request: Request) -> Response:
             return await answer(request, dialect)
 

@@ -126,7 +126,7 @@ class RecordingFile:
 
 
 def read_recording(path: Path) -> Recording:
-    """A recording; its rollouts are in the order of their first calls. ValueError for a line that is none of its."""
+    """A recording; its rollouts are in the order of their first calls. ValueError for any other line."""
     model, rollouts = "", dict[str, RecordedRollout]()
     for number, line in enumerate(_read_whole_lines(path), 1):
         try:
@@ -144,7 +144,7 @@ def read_recording(path: Path) -> Recording:
                 reward = float(fields["reward"])
                 rollouts.setdefault(fields["rollout"], RecordedRollout(fields["rollout"])).reward = reward
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path}:{number} is no line of a recording: {error!s:.200}") from error
+            raise ValueError(f"{path}:{number} is not a line of a recording: {error!s:.200}") from error
     return Recording(model, list(rollouts.values()))
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rlvr.core.types import mean
+from rlvr.core.verdict_reasons import EPISODE_FAILED
 from rlvr.training.answer_form import AnswerForm
 from rlvr.training.failure_groups import FailureGroup
 from rlvr.training.finding import REPLACE, Finding, format_percent
@@ -147,11 +148,16 @@ def _verdicts(recent: Rows) -> Iterator[Finding]:
     """Completions without a verdict."""
     error = get_mean(recent, "verifier/error_rate")
     if error > 0:
+        of_episodes = get_mean(recent, f"verifier/error/{EPISODE_FAILED}") > 0
+        what = "the episodes of" if of_episodes else "the verifier failed on"
         yield Finding(
             "problem" if error >= 0.02 else "hint",
             "errors",
-            f"the verifier failed on {format_percent(error)} of completions: nothing is learned from them",
-            "fix the reward (reward.type, reward.kwargs); rollouts/ has the completions and reasons",
+            f"{what} {format_percent(error)} of completions{' failed' if of_episodes else ''}: nothing is learned from "
+            "them",
+            "see what the agent's or environment's error says: `rlvr doctor` shows the newest"
+            if of_episodes
+            else "fix the reward (reward.type, reward.kwargs); rollouts/ has the completions and reasons",
         )
     invalid = get_mean(recent, "verifier/invalid_rate")
     if invalid > 0:

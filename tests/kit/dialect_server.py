@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from rlvr.chat.dialects.forms import ChatAnswer, ChatCall, Dialect, DialectError, Finish, Json
+from rlvr.chat.dialects.forms import ApiDialect, ChatAnswer, ChatCall, DialectError, Finish, Json
 from rlvr.chat.dialects.registry import DIALECTS
 from tests.kit.tinker_server import serving
 
@@ -70,7 +70,7 @@ class ScriptedModel:
     def anthropic_url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def answer(self, dialect: Dialect, body: Any) -> tuple[str, ChatCall, Sequence[ChatAnswer]]:
+    def answer(self, dialect: ApiDialect, body: Any) -> tuple[str, ChatCall, Sequence[ChatAnswer]]:
         call = dialect.read(body)
         if call.previous is not None:
             if call.previous not in self._answered:
@@ -85,7 +85,7 @@ class ScriptedModel:
         return id, call, given
 
 
-def _make_endpoint(model: ScriptedModel, dialect: Dialect) -> Any:
+def _make_endpoint(model: ScriptedModel, dialect: ApiDialect) -> Any:
     async def answer(request: Request) -> Response:
         model.headers.append(request.headers)
         try:

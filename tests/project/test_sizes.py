@@ -33,6 +33,7 @@ PARAMETERS = {
     "serve_engine": COMMAND,
     "dataset": SETTINGS,
     "RefineSource.__init__": SETTINGS,
+    "AgentSource.__init__": SETTINGS,
     "ToolSource.__init__": SETTINGS,
     "TrainingRuns.load_weights": WIRE,
     "build_experience": TABLE,

@@ -94,7 +94,7 @@ class Event:
         return f"{head}data: {text}\n\n".encode()
 
 
-class Dialect(Protocol):
+class ApiDialect(Protocol):
     """One way of talking to a model. Every method computes and does no input or output."""
 
     name: str

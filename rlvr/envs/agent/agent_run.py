@@ -83,7 +83,7 @@ class Result:
     @classmethod
     def of(cls, value: Any) -> Result:
         """What a function returned, or a file with JSON holds: nothing, a text, a number, or a mapping with `answer`,
-        `reward` and `metrics`. What is none of these is an error."""
+        `reward` and `metrics`. Anything else is an error."""
         if value is None or isinstance(value, str):
             return cls(value)
         if isinstance(value, bool | int | float):

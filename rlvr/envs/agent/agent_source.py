@@ -119,4 +119,4 @@ def _find_word(word: str) -> str:
     file that is here its whole path."""
     if word == "python":
         return sys.executable
-    return str(Path(word).resolve()) if Path(word).is_file() else word
+    return str(Path(word).absolute()) if Path(word).is_file() else word  # a link of a venv stays one
