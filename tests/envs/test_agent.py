@@ -112,6 +112,16 @@ def test_a_history_that_begins_anew_is_a_branch_and_the_first_goes_on(rows: str)
     assert branches[0].reward == branches[1].reward, "the reward is the rollout's"
 
 
+def test_the_branch_of_the_last_call_alone(rows: str) -> None:
+    (branches, _) = play(rows, "a", "b", "c", function=agents.forgets, rules={"branches": "last"})
+    assert [sampled(t) for t in branches] == [["a", "c"]]
+
+
+def test_each_choice_counts_as_a_call(rows: str) -> None:
+    ([one], _) = play(rows, "a", function=agents.many_choices, budget={"calls": 3})
+    assert one.answer is not None and one.answer.startswith("400 n=4: each choice") and one.metadata["calls"] == 1.0
+
+
 @pytest.mark.parametrize(("keep", "turns"), [(False, [["b"]]), (True, [["a"], ["b"]])])
 def test_an_answer_that_is_asked_for_again_is_left_out(rows: str, keep: bool, turns: list[list[str]]) -> None:
     (branches, _) = play(rows, "a", "b", function=agents.asks_again, rules={"keep_retried": keep})
@@ -254,6 +264,7 @@ def test_no_process_of_an_agent_is_left(rows: str, tmp_path: Path, seconds: int,
         ({"function": agents.once, "budget": {"call": 3}}, "call"),
         ({"function": agents.once, "budget": {"calls": 0}}, "budget.calls"),
         ({"function": agents.once, "rules": {"field": ["a"]}}, "field"),
+        ({"function": agents.once, "rules": {"branches": "first"}}, "rules.branches"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(rows: str, options: Any, words: str) -> None:

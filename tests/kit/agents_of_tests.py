@@ -124,3 +124,9 @@ def refused_settings(assignment: Assignment) -> str:
     answer = post(assignment, [{"role": "user", "content": assignment.prompt}], logit_bias={"5": 100})
     once(assignment)
     return f"{answer['status']} {answer['error']['message']}"
+
+
+def many_choices(assignment: Assignment) -> str:
+    refused = post(assignment, [{"role": "user", "content": assignment.prompt}], n=4)
+    once(assignment)
+    return f"{refused['status']} {refused['error']['message']}"

@@ -56,14 +56,21 @@ class AgentBudget:
 
 @dataclass(frozen=True)
 class AgentRules:
-    """How an episode is read. `fields` of the task's row are shown to the agent. With `keep_retried`, an answer that
-    the agent asked for again is trained as well; `judges_failures`: an agent that fails is judged by what it did."""
+    """How an episode is read. `fields` of the task's row are shown to the agent. `branches` that are trained: all, or
+    the one of the last call alone. With `keep_retried`, an answer that the agent asked for again is trained as well.
+    With `judges_failures`, an agent that fails is judged by what it did."""
 
     budget: AgentBudget = AgentBudget()
     fields: Sequence[str] = ()
+    branches: str = "all"
     keep_retried: bool = False
     judges_failures: bool = False
     most_at_once: int = 16
+
+    def __post_init__(self) -> None:
+        if self.branches not in ("all", "last"):
+            raise ValueError(f"agent: rules.branches={self.branches!r}, expected all or last")
+        check_integer("agent: rules.most_at_once", self.most_at_once, 1)
 
 
 class AgentEnv(ExternalEnv):
@@ -165,7 +172,10 @@ class AgentEnv(ExternalEnv):
             if self._counts["calls"] >= budget.calls:
                 event.refuse(DialectError(f"the budget of {budget.calls} calls is used up", status=429))
                 return self._end("calls")
-            self._counts["calls"] += 1
+            if (left := budget.calls - self._counts["calls"]) < event.call.count:
+                event.refuse(DialectError(f"n={event.call.count}: each choice counts as a call, and {left} are left"))
+                continue
+            self._counts["calls"] += event.call.count
             self._counts["other_settings"] += any(getattr(event.call, name) is not None for name in _OWN_SETTINGS)
             try:
                 self._prompt = self._conversation.encode(event.call)
@@ -211,6 +221,8 @@ class AgentEnv(ExternalEnv):
     def dropped_turns(self) -> Collection[int]:
         """Answers that the agent did not wait for, and those that it asked for again: of equal prompts the last one
         counts, and every one that it went on from."""
+        if self._rules.branches == "last":
+            return range(len(self._prompts))  # but for the last turn, and what it goes on from
         if self._rules.keep_retried:
             return self._left
         return self._left | find_retried(self._prompts)

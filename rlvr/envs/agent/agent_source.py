@@ -34,10 +34,10 @@ class AgentSource(NestedSource):
     `OPENAI_BASE_URL` or `ANTHROPIC_BASE_URL`; a function finds it in its argument. `result` says what of a command is
     judged: `answer`, the policy's last turn, `output`, what the command printed, or `reward`, the number at its end; a
     file `RLVR_RESULT` of JSON with `answer`, `reward` and `metrics` goes before it. `budget` bounds an episode: {calls,
-    sampled_tokens, tool_calls, seconds, call_seconds}. `rules` are {fields, keep_retried, judges_failures,
-    most_at_once}: the fields of a row that the agent is shown, whether answers that it asked for again are trained,
-    whether an agent that fails is judged and not left out, and how many run at the same time. `template_arguments` go
-    to the model's chat template.
+    sampled_tokens, tool_calls, seconds, call_seconds}. `rules` are {fields, branches, keep_retried, judges_failures,
+    most_at_once}: the fields of a row that the agent is shown, whether `all` branches are trained or the `last` alone,
+    whether answers that it asked for again are trained, whether an agent that fails is judged and not left out, and
+    how many run at the same time. `template_arguments` go to the model's chat template.
     """
 
     owns_prompts = True
