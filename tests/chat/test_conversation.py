@@ -11,6 +11,7 @@ pytest.importorskip("transformers", reason="the extra [train] is not installed")
 
 from rlvr.chat.conversation import ChatTemplate, Conversation, TemplateError
 from rlvr.chat.dialects.forms import ChatCall, Json
+from rlvr.core.turn_tree import join_turns
 from tests.kit.chat_rows import TEMPLATE as QWEN_TEMPLATE
 from tests.kit.code_rows import chat_tokenizer
 from tests.kit.open_server import LLAMA_TEMPLATE, MISTRAL_TEMPLATE, TOOLS_TEMPLATE
@@ -167,20 +168,39 @@ def test_a_template_that_refuses_says_so() -> None:
         conversation.encode(ask(user("?")))
 
 
-@pytest.mark.parametrize("name", sorted(TEMPLATES))
-def test_every_sampled_token_is_kept_whatever_the_policy_says(name: str) -> None:
-    """Random tokens as answers, random things in between: each prompt begins with all that was read and sampled."""
+def replay(name: str, turns: int) -> int:
+    """Random histories of random tokens until so many turns are recorded; how many sampled tokens a later prompt, or
+    the row of the episode, did not have as they were sampled."""
     conversation = make(TEMPLATES[name])
     tokenizer = conversation.template.tokenizer
     draw = random.Random(name)
     tools = [] if name == "qwen" else [TOOL]
-    for _ in range(40):
+    lost = 0
+    while turns > 0:
         messages: list[Json] = [user(f"question {draw.random()}")]
-        seen: list[int] = []
+        played: list[tuple[list[int], list[int], list[float]]] = []
         for _ in range(draw.randrange(1, 7)):
-            call = ask(*messages, tools=tools)
             tokens = [draw.randrange(len(tokenizer)) for _ in range(draw.randrange(1, 12))]
-            prompt, answer = say(conversation, call, tokens)
-            assert prompt[: len(seen)] == seen
-            seen = [*prompt, *tokens]
+            prompt, answer = say(conversation, ask(*messages, tools=tools), tokens)
+            if played and (seen := [*played[-1][0], *played[-1][1]]) != prompt[: len(seen)]:
+                lost += len(played[-1][1])
+            played.append((prompt, tokens, [0.5] * len(tokens)))
             messages = [*messages, answer, user(draw.choice(["go on", "no", "é 世界", "<|im_end|>", ""]))]
+        row = join_turns(played)
+        sampled = [token for token, mask in zip(row.tokens, row.mask, strict=True) if mask]
+        expected = [token for _, tokens, _ in played for token in tokens]
+        lost += sum(a != b for a, b in zip(sampled, expected, strict=True))
+        turns -= len(played)
+    return lost
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
+def test_every_sampled_token_is_kept_whatever_the_policy_says(name: str) -> None:
+    """Random tokens as answers, random things in between: each prompt begins with all that was read and sampled."""
+    assert replay(name, 100) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_token_in_ten_thousand_turns_is_another_one_than_was_sampled() -> None:
+    assert sum(replay(name, 10_000 // len(TEMPLATES) + 1) for name in TEMPLATES) == 0
