@@ -25,6 +25,7 @@ from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.config.schema import RunConfig
 from rlvr.config.validate import load_settings
+from rlvr.core.cpu_budget import VARIABLE
 from rlvr.core.machine import free_memory
 from rlvr.engine.capacity import (
     KNOWN_MODELS,
@@ -99,7 +100,8 @@ def plan(assembly: Assembly) -> dict[str, str]:
         lines["sampler"] = (
             f"{config.sampler_options.title} at {', '.join(servers)}; sampler against trainer: {correction}"
         )
-    if (share := assembly.core_shares).concurrent:
+    share = assembly.core_shares
+    if share.concurrent or (share.given_by == VARIABLE and assembly.spec.capabilities.runs_in_process):
         lines["cores"] = str(share)
     if t.mode == "rlvr":
         lines |= {
