@@ -16,7 +16,7 @@ from rlvr.config.alias_values import FILE, Candidate, Candidates, rank
 from rlvr.config.compose import LoadedConfig
 from rlvr.config.interpolate import describe_origin
 from rlvr.config.schema import RunConfig
-from rlvr.config.trl_words import TRL
+from rlvr.config.trl_words import SCALES, TRL
 from rlvr.config.word_tables import OFF
 
 # Words of TRL's that `rlvr.config.aliases` has: those that are other systems' too, such as temperature, say nothing.
@@ -25,7 +25,7 @@ WORDS = frozenset((*(alias.word for alias in TRL), *_SHARED))
 _LORA, _RATE = "model.lora", "training.optimizer.learning_rate"
 _TRL_RATE, _TRL_ADAPTER = 1e-6, {"rank": 16, "alpha": 32.0}
 _LOSS_TYPES = {"token_mean": "dapo", "sequence_mean": "grpo", "constant": "dr_grpo"}
-_SCALES = {"group_normalized": "group", "group_mean_batch_std": "batch", "group_mean": "none"}
+_SCALES = {ours: theirs for theirs, ours in SCALES.items()}
 _COUNTS_UPDATES = (
     ("training.steps", "max_steps"),
     ("evaluation.every", "eval_steps"),
@@ -158,7 +158,7 @@ def list_differences(loaded: LoadedConfig, config: RunConfig) -> dict[str, str]:
             "groups of equal rewards leave the batch; TRL's count their tokens in the mean "
             "(algorithm.drop_equal_groups=false)"
         )
-    if algorithm.advantage.name in ("group_normalized", "group_mean_batch_std"):
+    if _SCALES.get(algorithm.advantage.name, "none") != "none":
         lines["  scale_rewards"] = "the standard deviation is the population's; TRL's the sample's"
     return lines
 
