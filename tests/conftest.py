@@ -104,7 +104,7 @@ def registries() -> list[dict[str, Any]]:
 
     variants = [ADVANTAGES, LOSSES, OPTIMIZERS, TERMS, SAMPLERS, TRACKERS, CURRICULA, SCHEDULES, clients.CLIENTS]
     named = [envs._environments._entries, rewards._rewards._entries, clients._registered, interpolate._secrets]
-    return [registry.ALGORITHMS, *named, *(kind._known for kind in variants)]
+    return [registry.ALGORITHMS, LOSSES._by_path, *named, *(kind._known for kind in variants)]
 
 
 def is_ours(entry: Any) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.algorithms.capabilities import check_supported
+from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.losses.custom import FunctionLoss
 from rlvr.algorithms.optimizers import AdamW
 from rlvr.algorithms.terms.importance import Importance
@@ -70,7 +71,8 @@ def plan(assembly: Assembly) -> dict[str, str]:
         check_supported(algorithm, assembly.spec.capabilities)
         check_temperatures(t, assembly.spec.capabilities)
         check_teacher(assembly)
-        if isinstance(algorithm.loss, FunctionLoss):
+        is_own = not LOSSES.is_built_in(algorithm.loss.name) and not algorithm.loss.needs_whole_step
+        if isinstance(algorithm.loss, FunctionLoss) or (is_own and assembly.spec.capabilities.is_remote):
             try_custom_loss(algorithm)
     check_completions(config, source)
     completions = t.prompts_per_step * t.group_size
