@@ -26,6 +26,7 @@ from benchmarks.workloads import (
     word_prompts,
 )
 from rlvr.core.types import Task
+from rlvr.training.journal import list_checkpoints
 
 BETA1, BETA2 = 0.9, 0.95
 
@@ -93,12 +94,12 @@ def pretrained_folder(name: str) -> Path:
 def main_job_start(setting: BenchSettings, shape: StepShape) -> Path:
     """The folder with the weights that the main job has after its supervised fine-tuning with this seed."""
     name = f"main-job-{shape.seed}"
-    folder = setting.scratch / name / "checkpoints" / "done-000000"
-    if not folder.exists():
+    run = setting.scratch / name
+    if not (run / "summary.json").exists():
         settings = [f"seed={shape.seed}", f"sft.steps={shape.fine_tuning_steps}", "training.steps=0"]
         settings += [f"run.root={setting.scratch}", f"run.name={name}", "evaluation.tasks=100", "evaluation.samples=1"]
         subprocess.run([sys.executable, "-m", "rlvr", "train", "--config-name=arithmetic", *settings], check=True)
-    return folder
+    return list_checkpoints(run)[0]
 
 
 def fine_tune(folder: Path, steps: int, threads: int) -> None:

@@ -34,6 +34,7 @@ import rlvr.clients.local  # noqa: E402 - what a run imports
 import rlvr.runs.build_job  # noqa: E402
 import rlvr.training.loop  # noqa: E402
 from benchmarks.vllm_process import ADAPTERS, MISSING, PYTHON, VllmProcess  # noqa: E402
+from rlvr.training.journal import list_checkpoints  # noqa: E402
 
 TASKS = "{p: 5, complexity: [1, 2], flaw: 0.3}"
 WARM_UP = """
@@ -148,7 +149,7 @@ def find_differences(folder: Path, steps: int) -> list[str]:
         if len(names) != 1 or not next(iter(names)).startswith(f"policy-{version}-"):
             found.append(f"step {row['step']} was sampled by {sorted(names)}, expected version {version}")
         version += int(row["updates"])
-    policy = json.loads((folder / "checkpoints" / "done-000000" / "policy.json").read_text())
+    policy = json.loads((list_checkpoints(folder)[0] / "policy.json").read_text())
     if policy["version"] != version or set(policy["optimizer_steps"].values()) != {version}:
         found.append(f"the last checkpoint has version {policy['version']}, the metrics count {version} updates")
     events = [event["event"] for event in _read_lines(folder / "journal.jsonl")]
@@ -190,7 +191,7 @@ def main() -> int:
         warm_up = prepare(scratch / "warm-up.yaml", WARM_UP.format(tasks=TASKS, root=scratch / "runs"))
         warm_up.start()
         warm_up.finish()
-        trained, model = warm_up.folder / "checkpoints" / "done-000000", scratch / "model"
+        trained, model = list_checkpoints(warm_up.folder)[0], scratch / "model"
         shutil.copytree(trained, model, ignore=shutil.ignore_patterns("optimizer.*"))  # vLLM loads every safetensors
         flags = () if asked.all_weights else ADAPTERS
         with VllmProcess(model, scratch / "server", *flags, max_model_len=64) as server:

@@ -24,7 +24,8 @@ os.environ.update(
     else dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"), "")
 )
 
-# Tiny tensors gain nothing from a second thread, and two spinning threads beside other work lose tenfold.
+# Tiny tensors gain nothing from a second thread, and two spinning threads beside other work lose tenfold. Runs without
+# `engine.threads` follow the variable too: a test of how cores are divided takes it out of the environment.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent / "kit"))  # modules that stand for a user's own have no package
 
@@ -103,7 +104,7 @@ def registries() -> list[dict[str, Any]]:
 
     variants = [ADVANTAGES, LOSSES, OPTIMIZERS, TERMS, SAMPLERS, TRACKERS, CURRICULA, SCHEDULES, clients.CLIENTS]
     named = [envs._environments._entries, rewards._rewards._entries, clients._registered, interpolate._secrets]
-    return [registry.ALGORITHMS, *named, *(kind._known for kind in variants)]
+    return [registry.ALGORITHMS, LOSSES._by_path, *named, *(kind._known for kind in variants)]
 
 
 def is_ours(entry: Any) -> bool:

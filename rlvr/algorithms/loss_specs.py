@@ -12,7 +12,8 @@ from rlvr.algorithms.losses.loss import DUAL_CLIP, KL_INPUTS, LossSpec
 from rlvr.core.messages import Datum
 
 LOSS_SPECS: Mapping[str, LossSpec] = TokenLosses("spec")
-PROTOCOL_LOSSES = frozenset(name for name in LOSS_SPECS if LOSSES.find(name).is_in_protocol)
+# Those that servers of the Tinker protocol know: never what a user registered, be it a subclass of one.
+PROTOCOL_LOSSES = frozenset(name for name in LOSSES if LOSSES.is_built_in(name) and LOSSES.find(name).is_in_protocol)
 # The loss of a critic, whose client has values instead of log-probs: V the critic's value, R `returns`, w `weights`.
 VALUE_LOSS = "value"
 VALUE_SPEC = LossSpec(
@@ -30,8 +31,8 @@ def find_loss_spec(name: str) -> LossSpec:
     return VALUE_SPEC if name == VALUE_LOSS else LOSS_SPECS[name]
 
 
-def _list_known_inputs() -> set[str]:
-    specs = (*LOSS_SPECS.values(), VALUE_SPEC)
+def _list_known_inputs(spec: LossSpec) -> set[str]:
+    specs = (*LOSS_SPECS.values(), VALUE_SPEC, spec)
     return {"target_tokens"}.union(*((*spec.required, *spec.optional) for spec in specs))
 
 
@@ -63,7 +64,7 @@ def check_batch(
     if not data:
         raise ValueError("data is empty: there is nothing to compute (were all groups filtered out?)")
     many = allow_many_targets and spec.allows_many_targets
-    known = _list_known_inputs()
+    known = _list_known_inputs(spec)
     for i, datum in enumerate(data):
         _check_shapes(i, datum, loss_fn, names, many, known)
         targets = datum.loss_fn_inputs["target_tokens"].data

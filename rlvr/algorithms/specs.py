@@ -38,6 +38,7 @@ def flat_keys() -> dict[str, str]:
     keys |= dict.fromkeys(("reduction", "drop_equal_groups", "equal_by", "mask_truncated"), "")
     for part, variants in (("loss", LOSSES), ("advantage", ADVANTAGES)):
         keys |= {key: part for variant in variants.classes() for key in variant.flat_names().values()}
+        keys[variants.kwargs_key()] = part
     return keys | {key: term.name for term in TERMS.classes() for key in term.flat_names().values()}
 
 
@@ -136,10 +137,15 @@ class Algorithm:
     @property
     def flat(self) -> dict[str, Any]:
         """What `with_flat` would set: every key of the spec with its value."""
-        keys = {"advantage": self.advantage.name, "loss": self.loss.name}
+        keys: dict[str, Any] = {"advantage": self.advantage.name, "loss": self.loss.name}
         keys |= {name: getattr(self, name) for name in ("reduction", "drop_equal_groups", "equal_by", "mask_truncated")}
-        for part in (self.advantage, self.loss, *self.terms):
+        for part in self.terms:
             keys |= {part.flat_names()[option]: value for option, value in part.options.items()}
+        for part, variants in ((self.advantage, ADVANTAGES), (self.loss, LOSSES)):
+            if variants.is_built_in(part.name):
+                keys |= {part.flat_names()[option]: value for option, value in part.options.items()}
+            elif part.options:
+                keys[variants.kwargs_key()] = part.options
         return keys
 
     @property

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import rlvr
-from rlvr.core.cpu_budget import available_cores, split_cores
+from rlvr.core.cpu_budget import available_cores, split_by_settings
 from rlvr.core.types import Outcome
 from rlvr.sandbox.supervisor import TIERS, NoTier, Sandbox
 from rlvr.tracking import readable
@@ -50,15 +50,12 @@ class Check:
 
 def installation(root: Path | None = None) -> list[Check]:
     """Check this machine and this Python. `root` is the folder of runs; default: `run.root` of a config."""
+    shares = split_by_settings(available_cores(), concurrent=True)
     return [
         Check("ok", "rlvr", f"{rlvr.__version__} in {Path(rlvr.__file__).parent}"),
         Check("ok", "python", f"{platform.python_version()} ({sys.executable})"),
         Check("ok", "cores", f"{available_cores()} for this process, {platform.machine()}, {platform.system()}"),
-        Check(
-            "ok",
-            "shared",
-            f"{split_cores(available_cores(), concurrent=True)}, where programs are verified (engine.threads sets it)",
-        ),
+        Check("ok", "shared", f"{shares}, where programs are verified (engine.threads sets it)"),
         *_extras(),
         *_torch(),
         _sandbox(),

@@ -174,6 +174,7 @@ def show_config(
     """
     from rlvr.config import dump
     from rlvr.config.build_config import resolved_values
+    from rlvr.config.trl_defaults import list_differences
     from rlvr.runs.assembly import assemble
     from rlvr.runs.run_tasks import resolve_epochs
     from rlvr.runs.train import masked_plan
@@ -192,7 +193,7 @@ def show_config(
     with announce_if_slow(f"reading the tasks of {settings.env.name}"):
         assembly = assembly or assemble(settings)
     with RunConsole() as console:
-        console.plan(masked_plan(assembly))
+        console.plan({**masked_plan(assembly), **list_differences(loaded, settings)})
         for text in assembly.source.advice():
             console.warn(mask_secrets(text))
 

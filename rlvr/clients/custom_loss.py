@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from rlvr.algorithms.loss_specs import CUSTOM_METRICS, LOSS_SPECS
+from rlvr.algorithms.losses import LOSSES
+from rlvr.algorithms.losses.custom import FunctionLoss
 from rlvr.algorithms.losses.loss import ENTROPY_INPUT, KL_INPUTS
 from rlvr.algorithms.specs import Algorithm
 from rlvr.algorithms.update import make_datum
@@ -136,7 +138,8 @@ def _name_of(loss_fn: CustomLoss) -> str:
 def _place_of(error: Exception, loss_fn: CustomLoss) -> str:
     """The file and line of the last call in the user's file, or of the last call of all."""
     frames = traceback.extract_tb(error.__traceback__)[1:] or traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if f.filename == getattr(getattr(loss_fn, "__code__", None), "co_filename", None)]
+    file = getattr(getattr(loss_fn, "__code__", None), "co_filename", None)
+    own = [f for f in frames if f.filename == file != __file__]
     last = (own or frames)[-1]
     return f"{last.filename}, line {last.lineno}"
 
@@ -156,6 +159,7 @@ def _import_torch() -> Any:
 def try_custom_loss(algorithm: Algorithm) -> None:
     """Call the algorithm's own loss on three short rows; ValueError for what it does wrong.
 
+    It is a function, or the terms of a class in torch, which a client computes so if its server does not know the loss.
     The rows are what a run can give it: a completion sampled by the very policy, one of two turns with tokens of the
     environment, one of a single token and advantage 0.
     """
@@ -172,7 +176,10 @@ def try_custom_loss(algorithm: Algorithm) -> None:
         torch.tensor([-1.5] * (len(row.prompt_tokens) - 1) + [q + shift if q else -1.5 for q in row.logprobs])
         for row, shift in zip(rows, (0.0, 0.2, -0.2), strict=True)
     ]
-    loss_fn = load_path("algorithm.loss", algorithm.loss.name)
+    if isinstance(loss := algorithm.loss, FunctionLoss):
+        loss_fn: CustomLoss = load_path("algorithm.loss", loss.name)
+    else:
+        loss_fn = build_named_loss(loss.name, loss.config())
     config = {key: value for term in algorithm.terms for key, value in term.config().items()}
     try:
         _differentiate(loss_fn, data, logprobs, config.get("kl_estimator", 1.0))
@@ -211,6 +218,8 @@ def build_named_loss(name: str, config: Mapping[str, float] | None = None) -> Cu
         }
         return TERMS[name](p_N, inputs, settings, row_N).sum(), {}
 
+    kind = LOSSES.get_known(name)
+    loss.__module__, loss.__qualname__ = kind.__module__, kind.__qualname__  # messages name the loss's class
     return loss
 
 

@@ -16,12 +16,13 @@ from typing import Any
 
 from rlvr.config import compose
 from rlvr.config.alias import Alias, NotSupportedError
-from rlvr.config.alias_values import DEFAULT, Candidate, Candidates, derive, rank
+from rlvr.config.alias_values import DEFAULT, FILE, Candidate, Candidates, derive, rank
 from rlvr.config.aliases import SECTIONS, find_alias
 from rlvr.config.choices import full_key
 from rlvr.config.compose import CLI, LoadedConfig
 from rlvr.config.epochs import choose_length
 from rlvr.config.interpolate import describe_origin
+from rlvr.config.trl_defaults import WORDS, choose_weights, read_num_iterations
 from rlvr.core.plugins import import_modules
 
 
@@ -46,6 +47,7 @@ def translate(loaded: LoadedConfig) -> LoadedConfig:
     candidates = Candidates()
     moved: dict[str, tuple[str, ...]] = {}
     refused: list[str] = []
+    words: list[Candidate] = []  # TRL's, of the user
     values, raw = deepcopy(loaded.values), deepcopy(loaded.raw)
     for key, value, text in list(_leaves(loaded.values, loaded.raw)):
         origin = _origin(loaded.origin, key)
@@ -56,6 +58,8 @@ def translate(loaded: LoadedConfig) -> LoadedConfig:
         _delete(raw, key)
         shown = text if isinstance(text, str) and "${" in text else value  # no message shows what the environment holds
         given = Candidate(key, shown, value, text, origin, rank(origin))
+        if key in WORDS and value is not None and given.rank >= FILE:
+            words.append(given)
         try:
             converted = value if value is None else alias.convert(value)
         except ValueError as why:
@@ -65,6 +69,8 @@ def translate(loaded: LoadedConfig) -> LoadedConfig:
             candidates.add(target, given if converted is value else replace(given, value=converted, raw=converted))
     if refused:
         raise ValueError("\n".join(refused))
+    if notes := read_num_iterations(candidates, words):
+        moved["num_iterations"] = ("training.ppo_epochs",)
     for section in SECTIONS.keys() - {"training"}:  # those that were empty
         _delete(values, section)
         _delete(raw, section)
@@ -91,6 +97,7 @@ def translate(loaded: LoadedConfig) -> LoadedConfig:
         typed.pop(target, None)
         if winner.rank != DEFAULT:
             origin[target], typed[target] = winner.origin, winner.key
+    notes += choose_weights(values, raw, origin, words)
     timed = [new for key in loaded.timed for new in _target_keys(key, moved)]
     return replace(
         loaded,
@@ -100,6 +107,8 @@ def translate(loaded: LoadedConfig) -> LoadedConfig:
         timed=tuple(timed),
         typed=typed,
         unused=candidates.unused,
+        trl_words=tuple(word.key for word in words),
+        notes=tuple(notes),
     )
 
 

@@ -3,8 +3,8 @@
 `ALIASES` lists the words, `SECTIONS` the sections that stand for one of ours; `docs/reference/configuration.md` shows
 both. A word means the same at the top of a config, in `training`, `algorithm` and `rollout`, in `rlvr` and what it
 holds, and in `rlvr_training`; where a section of ours has a key of that name, the key is meant. How values travel is
-`rlvr.config.alias_translation`; the words of TRL and verl are in `rlvr.config.foreign_words`. Left out on purpose:
-TRL's `num_iterations`, which here is the number of training steps.
+`rlvr.config.alias_translation`; the words of TRL and verl are in `rlvr.config.foreign_words`.
+`num_iterations` is the number of training steps; beside other words of TRL it is TRL's (`rlvr.config.trl_defaults`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _top_k(value: Any) -> Any:
 
 ALIASES: tuple[Alias, ...] = (
     # sizes and lengths
-    *_words("num_iterations", "training.steps", "training steps"),
+    *_words("num_iterations", "training.steps", "training steps; beside other words of TRL training.ppo_epochs"),
     *_words("max_steps", "training.steps", "training steps; -1 leaves it to epochs", lambda n: None if n == -1 else n),
     *_words("num_epochs", "~num_epochs", "with samples_per_epoch: steps = num_epochs x samples_per_epoch / batch_size"),
     *_words("samples_per_epoch", "~samples_per_epoch", "completions sampled in an epoch; see num_epochs"),

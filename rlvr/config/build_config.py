@@ -12,8 +12,6 @@ from rlvr.config.schema import EnvOptions, RunConfig
 from rlvr.config.unused_keys import drop_target_kl, drop_unused, find_unused, report_unused
 from rlvr.config.validate import validate
 
-_OF_TRL = {"beta", "epsilon", "loss_type", "max_completion_length", "num_generations", "scale_rewards"}
-
 
 def build_config(loaded: LoadedConfig, warn: Callable[[str], None] = lambda text: None) -> RunConfig:
     """Build the checked config from composed values; ValueError naming every key that does not fit.
@@ -40,8 +38,8 @@ def build_config(loaded: LoadedConfig, warn: Callable[[str], None] = lambda text
             value, default = value[part], default[part]
         return not isinstance(value, dict) and value == default
 
-    if loaded.typed.get("training.steps") == "num_iterations" and _OF_TRL & {*loaded.typed.values()}:
-        warn("num_iterations sets training.steps; TRL's, updates with the same completions, is training.ppo_epochs")
+    for note in loaded.notes:
+        warn(note)
     report_unused([*find_unused(config), *unused, *unlooked], loaded, same, warn)
     return config
 

@@ -55,7 +55,8 @@ class LoadedConfig:
     `values` is fully resolved; `raw` keeps what depends on the environment as `${...}` and may be written to disk.
     `origin` says of each dotted key which file set it, or "cli". `timed` are the keys that depend on `${now:...}`.
     `typed` holds the flat key or the alias under which a key was given; `unused` the aliases without effect, with their
-    origin and the reason (by `rlvr.config.alias_translation`).
+    origin and the reason (by `rlvr.config.alias_translation`). `trl_words` are the words of TRL's in it, and `notes`
+    what to tell the user of what they mean here.
     """
 
     values: dict[str, Any]
@@ -65,6 +66,8 @@ class LoadedConfig:
     timed: tuple[str, ...] = ()
     typed: dict[str, str] = field(default_factory=dict[str, str])
     unused: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    trl_words: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def keep_key(key: str) -> str:

@@ -32,6 +32,7 @@ _QUANTIZED = (
     "save memory give model.lora.rank and model.dtype=bfloat16"
 )
 _TRACKERS = "the trackers are tracking.wandb, tracking.mlflow and tracking.tensorboard"
+SCALES = {"group": "group_normalized", "batch": "group_mean_batch_std", "none": "group_mean"}
 _VERIFY = (
     "several weighted rewards are reward.type=composite with reward.kwargs.rewards (docs/train/your-own-reward.md)"
 )
@@ -127,13 +128,7 @@ TRL: tuple[Alias, ...] = (
         "scale_rewards",
         "algorithm.advantage",
         "group is group_normalized, batch is group_mean_batch_std, none is group_mean",
-        choose(
-            group="group_normalized",
-            true="group_normalized",
-            batch="group_mean_batch_std",
-            none="group_mean",
-            false="group_mean",
-        ),
+        choose(**SCALES, true=SCALES["group"], false=SCALES["none"]),
     ),
     *words(
         "importance_sampling_level",

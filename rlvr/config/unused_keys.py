@@ -54,7 +54,10 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
         chosen = variants.find(options.name) if options.name else type(getattr(spec, part))
         for option in list_given(options):
             key, taken = f"algorithm.{part}.{option}", {one.name for one in fields(chosen)}
-            if option not in (*taken, "name"):
+            if option == "kwargs":
+                if variants.is_built_in(chosen.name):
+                    dropped[key] = f"the {part} {chosen.name} has its options beside its name"
+            elif option not in (*taken, "name"):
                 takers = ", ".join(variants.list_takers(option))
                 dropped[key] = f"the {part} {chosen.name} has no {option}, an option of {takers}"
     if config.training.completions == "given" and given.advantage.threshold is not None:

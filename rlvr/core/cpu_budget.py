@@ -2,7 +2,8 @@
 
 Torch's threads and the sandbox's workers run at the same time, since completions are verified during sampling. If both
 took all cores, torch would wait in every operation for its slowest thread, and a program under test would get less of
-its time limit than on a quiet machine. So `split_cores` divides the cores once, before a run.
+its time limit than on a quiet machine. So `split_cores` divides the cores once, before a run. A run without
+`engine.threads` takes as many threads as OMP_NUM_THREADS says (`split_by_settings`).
 
 `limit_spinning` makes torch's waiting threads sleep: spinning is faster on an idle machine and far slower beside a busy
 process. It sets environment variables that torch's library reads when it is loaded. Left out on purpose: pinning to
@@ -15,20 +16,25 @@ import math
 import os
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+SETTING, VARIABLE = "engine.threads", "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
 class CoreShares:
-    """Torch's threads and the sandbox's workers out of `cores`. `concurrent`: they run at the same time."""
+    """Torch's threads and the sandbox's workers out of `cores`. `concurrent`: they run at the same time.
+
+    `given_by` is the setting that the number of threads comes from, if one does.
+    """
 
     cores: int
     threads: int
     workers: int
     concurrent: bool = False
+    given_by: str = field(default="", compare=False)
 
     @property
     def warning(self) -> str:
@@ -38,15 +44,14 @@ class CoreShares:
         workers = f" and {self.workers} sandbox workers (reward.kwargs.sandbox.workers)" if self.concurrent else ""
         cost = ", and an answer gets less of its time limit than alone" if self.concurrent else ""
         return (
-            f"engine.threads={self.threads}{workers} share {self.cores} cores: torch's threads wait for each other"
-            f"{cost}. Leave these settings out, or lower them"
+            f"{self.given_by or SETTING}={self.threads}{workers} share {self.cores} cores: torch's threads wait for "
+            f"each other{cost}. Leave these settings out, or lower them"
         )
 
     def __str__(self) -> str:
-        if not self.concurrent:
-            return f"{self.threads} of {self.cores} for torch"
-        workers = f"{self.workers} sandbox worker{'s' if self.workers > 1 else ''}"
-        return f"{self.threads} of {self.cores} for torch, {workers} beside it"
+        workers = f", {self.workers} sandbox worker{'s' if self.workers > 1 else ''} beside it"
+        origin = f" ({VARIABLE})" if self.given_by == VARIABLE else ""
+        return f"{self.threads} of {self.cores} for torch{origin}{workers if self.concurrent else ''}"
 
 
 def split_cores(
@@ -63,6 +68,21 @@ def split_cores(
     if not threads:
         threads = max(1, cores - workers) if workers and not device else 1 if device else (cores + 1) // 2
     return CoreShares(cores, threads, workers or max(1, cores - threads), True)
+
+
+def split_by_settings(
+    cores: int, threads: int = 0, workers: int = 0, *, concurrent: bool, device: bool = False
+) -> CoreShares:
+    """`split_cores` by a run's own settings; where `threads` is 0, OMP_NUM_THREADS counts."""
+    asked = threads or read_thread_variable()
+    shares = split_cores(cores, asked, workers, concurrent=concurrent, device=device)
+    return replace(shares, given_by=SETTING if threads else VARIABLE if asked else "")
+
+
+def read_thread_variable() -> int:
+    """The number of threads in OMP_NUM_THREADS, of a list (for nested parallelism) the first; 0 without one."""
+    first = os.environ.get(VARIABLE, "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() else 0
 
 
 def available_cores(group: Path = CGROUP) -> int:

@@ -217,14 +217,30 @@ class Variants(Generic[V]):
     def vary(self, now: V, name: str | None, flat: Mapping[str, Any]) -> V:
         """`now`, or the variant `name`, with the options of the flat keys; null takes the default.
 
+        The options of a variant that does not come with the package may be together in the key `kwargs` of its kind.
         ValueError for a key that belongs to another variant.
         """
         variant = type(now) if name in (None, now.name) else self.find(name or "")
         kept = now.options if variant is type(now) else variant.inherit(now)
+        flat = dict(flat)
+        kwargs = flat.pop(self.kwargs_key(), None)
         others = [key for key, value in flat.items() if value is not None and key not in variant.flat_names().values()]
         if others:
             raise ValueError(self.about_other(others[0], flat[others[0]], variant))
-        return variant(**variant.read_flat(flat, kept))
+        options = variant.read_flat(flat, kept)
+        if not kwargs:
+            return variant(**options)
+        what = f"{variant.kind} {variant.name!r}"
+        if self.is_built_in(variant.name):
+            raise ValueError(
+                f"{variant.full_key(self.kwargs_key())}={kwargs} has no effect: the {what} has its options beside its "
+                "name"
+            )
+        return make_variant(what, variant, {**options, **kwargs})
+
+    def kwargs_key(self) -> str:
+        """The flat key of the options of a variant that does not come with the package."""
+        return f"{self.base.place()}.{_KWARGS[0]}"
 
     def about_other(self, key: str, value: Any, variant: type[V]) -> str:
         """What is wrong with the option of another variant."""
@@ -345,11 +361,16 @@ def make_section(
 
 
 def make_overrides(name: str, variants: Iterable[type[Variant]], *, named: bool = True) -> Any:
-    """A dataclass with every option of the variants, null by default: what else has them (a spec) is overridden."""
+    """A dataclass with every option of the variants, null by default: what else has them (a spec) is overridden.
+
+    A `named` choice may be of a variant that does not come with the package, whose options are in `kwargs`.
+    """
     options: dict[str, Any] = {"name": str} if named else {}
     for variant in variants:
         hints = get_type_hints(variant)
         for option in fields(variant):
             options.setdefault(option.name, hints[option.name])
+    if named:
+        options[_KWARGS[0]] = _KWARGS[1]
     made = [(option, Optional[kind], None) for option, kind in options.items()]  # noqa: UP045
     return make_dataclass(name, made, frozen=True, namespace={"variants": tuple(variants)})

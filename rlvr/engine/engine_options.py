@@ -35,9 +35,9 @@ class EngineLimits:
     computed (4 bytes each, twice in training). `tree`: datums of a training call share prefixes, so a group's prompt is
     computed once. `pack`: datums lie end to end instead of padded side by side. Both apply only where the model can and
     where they save work. `gradient_checkpointing`: keep only the input of each layer and recompute the rest in the
-    backward pass, for a third more work (Chen et al. 2016, arXiv:1604.06174). `threads`: torch's share of the cores, 0
-    for all that this process may use, or half of them if programs are verified at the same time
-    (`rlvr.core.cpu_budget`). A resumed run keeps its bits only with the same number.
+    backward pass, for a third more work (Chen et al. 2016, arXiv:1604.06174). `threads`: torch's share of the cores; 0
+    for OMP_NUM_THREADS, or without that variable all that this process may use, or half of them if programs are
+    verified at the same time (`rlvr.core.cpu_budget`). A resumed run keeps its bits only with the same number.
     """
 
     max_rows: int = 512

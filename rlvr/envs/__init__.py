@@ -13,9 +13,9 @@ from rlvr.envs import small_tasks as small_tasks
 from rlvr.envs import sorting as sorting
 from rlvr.envs import toy as toy
 from rlvr.envs.agent import agent_source as agent_source
-from rlvr.envs.prompt import PromptEnv
+from rlvr.envs.prompt import PromptEnv, encode_prompt
 from rlvr.envs.registry import known_environments, register_environment, resolve_environment
 from rlvr.envs.tools import tool_arithmetic as tool_arithmetic
 from rlvr.envs.tools import tool_source as tool_source
 
-__all__ = ["PromptEnv", "known_environments", "register_environment", "resolve_environment"]
+__all__ = ["PromptEnv", "encode_prompt", "known_environments", "register_environment", "resolve_environment"]

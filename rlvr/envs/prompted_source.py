@@ -8,6 +8,7 @@ An option that the tokenizer's template or the environment's episodes cannot mee
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -68,16 +69,21 @@ def write_prompt(source: TaskSource, writer: PromptWriter, task: Task) -> Task:
     return writer.write(task, source.chat_messages(task) if is_asked else None)
 
 
-def apply_prompt_options(source: TaskSource, tokenizer: Any, options: PromptOptions) -> TaskSource:
+def apply_prompt_options(
+    source: TaskSource, tokenizer: Any, options: PromptOptions, warn: Callable[[str], None] = lambda text: None
+) -> TaskSource:
     """The source as the model will read it, tried on its first task; ValueError where the options cannot be met, or
-    where such prompts have no episodes (a template without tools, say)."""
-    made = _apply(source, tokenizer, options)
+    where such prompts have no episodes (a template without tools, say).
+
+    Where episodes encode prompts of their own, `chat=auto` leaves the source as it is, and `warn` says so.
+    """
+    made = _apply(source, tokenizer, options, warn)
     if not made.group_builder:
         made.env(_first_task(made), tokenizer)
     return made
 
 
-def _apply(source: TaskSource, tokenizer: Any, options: PromptOptions) -> TaskSource:
+def _apply(source: TaskSource, tokenizer: Any, options: PromptOptions, warn: Callable[[str], None]) -> TaskSource:
     keys = [*options.needs_template, *(["prompt.examples"] if options.examples else [])]
     if options.needs_template and not has_template(tokenizer):
         raise ValueError(
@@ -97,6 +103,9 @@ def _apply(source: TaskSource, tokenizer: Any, options: PromptOptions) -> TaskSo
         _try_template(source, task, tokenizer, options)
     for key in keys:
         _check_effect(source, task, tokenizer, options, key)
+    if not keys and (said := _describe_own_prompts(source, task, tokenizer, options)):
+        warn(said)
+        return source
     return cast(TaskSource, PromptedSource(source, make_writer(source, tokenizer, options)))
 
 
@@ -232,8 +241,7 @@ def _check_effect(source: TaskSource, task: Task, tokenizer: Any, options: Promp
             other = replace(options, **{name: getattr(PromptOptions(), name)})
     shown = [write_prompt(source, make_writer(source, tokenizer, each), task) for each in (options, other)]
     if encode_prompt(shown[0], tokenizer) != encode_prompt(shown[1], tokenizer):
-        seen = [run_to_end(_observe(source.env(each, tokenizer))) for each in shown]
-        if seen[0] == seen[1]:
+        if _observe(source, shown[0], tokenizer) == _observe(source, shown[1], tokenizer):
             raise ValueError(
                 f"{key} has no effect: the episodes of this environment encode their own prompts; leave it out"
             )
@@ -244,6 +252,32 @@ def _check_effect(source: TaskSource, task: Task, tokenizer: Any, options: Promp
         )
 
 
-async def _observe(env: Env) -> list[int] | None:
+def _describe_own_prompts(source: TaskSource, task: Task, tokenizer: Any, options: PromptOptions) -> str:
+    """What to say where `chat=auto` changes the prompt of a task, and yet not what an episode shows; else ""."""
+    plain = write_prompt(source, make_writer(source, tokenizer, PromptOptions(chat="off")), task)
+    shown = write_prompt(source, make_writer(source, tokenizer, options), task)
+    encoded = encode_prompt(shown, tokenizer)
+    if encode_prompt(plain, tokenizer) == encoded:
+        return ""
+    try:
+        seen = _observe(source, shown, tokenizer)
+        if seen in (None, encoded) or seen != _observe(source, plain, tokenizer):
+            return ""
+    except Exception:  # of a trial beside the run, whose own episodes raise it with their task
+        return ""
+    is_plain = seen == encode_prompt(plain, tokenizer)
+    how = ", as text without the tokenizer's chat template" if is_plain else ""
+    return (
+        f"prompt.chat=auto has no effect: the episodes of this environment encode their own prompts{how}; use "
+        "rlvr.envs.encode_prompt(task, tokenizer) in them for a chat model, or give prompt.chat=off if it is meant so"
+    )
+
+
+def _observe(source: TaskSource, task: Task, tokenizer: Any) -> list[int] | None:
+    """The tokens that an episode of the task shows the model first."""
+    return run_to_end(_begin(source.env(task, tokenizer)))
+
+
+async def _begin(env: Env) -> list[int] | None:
     given = await env.initial_observation()
     return given[0].to_ints() if isinstance(given, tuple) else None

@@ -20,7 +20,7 @@ from rlvr.algorithms import Algorithm
 from rlvr.clients.local_engine import build_sampler
 from rlvr.clients.registry import ClientRequest, ClientSpec, resolve_client
 from rlvr.config.schema import RunConfig
-from rlvr.core.cpu_budget import CoreShares, available_cores, set_default_workers, split_cores
+from rlvr.core.cpu_budget import CoreShares, available_cores, set_default_workers, split_by_settings
 from rlvr.core.protocols import TaskSource, TrainingClient
 from rlvr.core.ray_cluster import LOCAL
 from rlvr.envs import resolve_environment
@@ -71,7 +71,7 @@ class Assembly:
         concurrent = self.spec.capabilities.runs_in_process and not is_elsewhere and waits
         workers = max((n for sandbox in sandboxes if isinstance(n := sandbox.get("workers"), int)), default=0)
         device = concurrent and uses_device(config)
-        return split_cores(total, config.engine.threads, workers, concurrent=concurrent, device=device)
+        return split_by_settings(total, config.engine.threads, workers, concurrent=concurrent, device=device)
 
     def start_rewards(self) -> None:
         """Start what the verifiers depend on, such as a sandbox; ValueError if this machine does not support it."""

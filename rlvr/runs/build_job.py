@@ -37,7 +37,7 @@ def build_job(assembly: Assembly, folder: Path, say: Callable[[str], None], warn
     trackers = build_trackers(config, folder, say, warn)
     client = assembly.build_client(folder / CHECKPOINTS, say, warn)
     options = prompt_options(config, folder)
-    source = apply_prompt_options(assembly.source, client.get_tokenizer(), options)
+    source = apply_prompt_options(assembly.source, client.get_tokenizer(), options, warn)
     if isinstance(source, PromptedSource):
         say(f"the model reads each prompt {source.writer}")
     elif options != config.prompt and has_template(client.get_tokenizer()):

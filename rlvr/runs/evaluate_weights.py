@@ -158,7 +158,8 @@ def show_prompts(
 ) -> TaskSource:
     """The source as the model reads it, without prompts that are too long."""
     tokenizer = sampler.get_tokenizer()
-    return fit_prompts(config, apply_prompt_options(source, tokenizer, options), tokenizer, console.note)
+    shown = apply_prompt_options(source, tokenizer, options, console.warn)
+    return fit_prompts(config, shown, tokenizer, console.note)
 
 
 def _evaluate(

@@ -34,7 +34,7 @@ from rlvr.clients.client_options import ModelOptions
 from rlvr.clients.registry import ClientRequest, close_client, make_options, resolve_client
 from rlvr.config.choices import ClientSection
 from rlvr.core import rng
-from rlvr.core.cpu_budget import available_cores, limit_spinning, split_cores
+from rlvr.core.cpu_budget import available_cores, limit_spinning, split_by_settings
 from rlvr.core.files import check_name, write_atomic
 from rlvr.core.messages import AdamParams, SamplingParams
 from rlvr.core.protocols import SamplingClient, TaskSource, TrainingClient
@@ -217,7 +217,7 @@ class Loop:
         write_atomic(self.folder / LOOP_SETTINGS, json.dumps(self._settings, indent=2))
         self.journal = self._stack.enter_context(Journal(self.folder))
         self.reward.start()
-        cores = split_cores(available_cores(), self._threads, concurrent=self.reward.waits_for == "processes")
+        cores = split_by_settings(available_cores(), self._threads, concurrent=self.reward.waits_for == "processes")
         request = ClientRequest(
             self._model, self.source, "", self.seed, EngineLimits(threads=self._threads),
             make_options(self._client_name, {}, {}), resolve_start, cores, self.folder / CHECKPOINTS, warn=_warn,

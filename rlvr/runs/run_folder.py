@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlvr.algorithms.losses.custom import FunctionLoss
 from rlvr.clients.registry import CLIENTS
 from rlvr.clients.samplers import SAMPLERS
 from rlvr.config import LoadedConfig, difference, dump, load, read
@@ -174,10 +173,9 @@ def prompt_options(config: RunConfig, folder: Path) -> PromptOptions:
 
 def _hash_custom_loss(config: RunConfig) -> dict[str, list[str]]:
     """The SHA-256 of each file in which a loss of the user's is written: a resumed run must compute the same loss."""
-    loss = config.algorithm.resolve().loss
-    if config.training.mode != "rlvr" or not isinstance(loss, FunctionLoss):
+    path = config.algorithm.resolve().loss.name
+    if config.training.mode != "rlvr" or ":" not in path:
         return {}
-    path = loss.name
     function = inspect.unwrap(load_path("algorithm.loss", path))
     module = getattr(sys.modules.get(path.partition(":")[0]), "__file__", None)
     files = {module, getattr(getattr(function, "__code__", None), "co_filename", None)}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.algorithms.capabilities import check_supported
+from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.losses.custom import FunctionLoss
 from rlvr.algorithms.optimizers import AdamW
 from rlvr.algorithms.terms.importance import Importance
@@ -25,6 +26,7 @@ from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.config.schema import RunConfig
 from rlvr.config.validate import load_settings
+from rlvr.core.cpu_budget import VARIABLE
 from rlvr.core.machine import free_memory
 from rlvr.engine.capacity import (
     KNOWN_MODELS,
@@ -69,7 +71,8 @@ def plan(assembly: Assembly) -> dict[str, str]:
         check_supported(algorithm, assembly.spec.capabilities)
         check_temperatures(t, assembly.spec.capabilities)
         check_teacher(assembly)
-        if isinstance(algorithm.loss, FunctionLoss):
+        is_own = not LOSSES.is_built_in(algorithm.loss.name) and not algorithm.loss.needs_whole_step
+        if isinstance(algorithm.loss, FunctionLoss) or (is_own and assembly.spec.capabilities.is_remote):
             try_custom_loss(algorithm)
     check_completions(config, source)
     completions = t.prompts_per_step * t.group_size
@@ -99,7 +102,8 @@ def plan(assembly: Assembly) -> dict[str, str]:
         lines["sampler"] = (
             f"{config.sampler_options.title} at {', '.join(servers)}; sampler against trainer: {correction}"
         )
-    if (share := assembly.core_shares).concurrent:
+    share = assembly.core_shares
+    if share.concurrent or (share.given_by == VARIABLE and assembly.spec.capabilities.runs_in_process):
         lines["cores"] = str(share)
     if t.mode == "rlvr":
         lines |= {

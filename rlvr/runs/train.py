@@ -13,6 +13,7 @@ from typing import Any
 from rlvr.clients.registry import close_client
 from rlvr.config import LoadedConfig
 from rlvr.config.schema import RunConfig
+from rlvr.config.trl_defaults import list_differences
 from rlvr.core.ray_cluster import LOCAL
 from rlvr.core.weights_place import CHECKPOINTS
 from rlvr.runs.assembly import Assembly, assemble
@@ -51,7 +52,7 @@ def train_config(loaded: LoadedConfig, settings: RunConfig, console: RunConsole)
         assembly.start_rewards()
     if settings.training.mode == "rlvr":
         check_reward(assembly.reward, assembly.source, settings.seed)
-    lines = masked_plan(assembly)  # a config that is refused here leaves no folder
+    lines = {**masked_plan(assembly), **list_differences(loaded, settings)}  # what is refused here leaves no folder
     folder, finished = open_run(loaded, settings, assembly.source)
     with console:
         if finished:

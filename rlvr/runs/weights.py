@@ -136,7 +136,7 @@ def _check_there(key: str, given: str, note: Callable[[str], None]) -> None:
     if place.folder.exists() or place.kind not in (WeightsKind.HUB, WeightsKind.UNKNOWN):
         return
     near = find_near_folder(place.folder)
-    if place.kind is WeightsKind.UNKNOWN and (place.is_written_as_path or "/" in given):
+    if place.kind is WeightsKind.UNKNOWN and (place.is_written_as_path or "/" in given or "\\" in given):
         raise ValueError(
             f"{key}={given}: no such folder{near}; give a folder that `save_pretrained` wrote, or a hub name"
         )

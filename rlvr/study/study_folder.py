@@ -83,7 +83,7 @@ def _check_stored(plan: StudyPlan) -> None:
         if variant.name not in variants:
             continue
         environment, config, _ = variants[variant.name]
-        changed = difference(variant.config, add_defaults(config), ignore=["tracking", *CONNECTION_KEYS])
+        changed = difference(variant.config, add_defaults(config), ignore=["tracking", "callbacks", *CONNECTION_KEYS])
         changed += [f"--environment {key}" for key in difference(variant.environment, environment)]
         if changed:
             raise ValueError(

@@ -122,7 +122,7 @@ def find_changes(plan: StudyPlan, run: StudyRun) -> list[str]:
     expected = run.variant.config
     if start := plan.find_start(run.seed):
         expected = {**expected, "model": {**expected["model"], "start_from": start}}
-    return difference(expected, stored, ignore=["seed", "run", "tracking", *CONNECTION_KEYS])
+    return difference(expected, stored, ignore=["seed", "run", "tracking", "callbacks", *CONNECTION_KEYS])
 
 
 def find_alarms(folder: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

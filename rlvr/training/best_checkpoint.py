@@ -11,6 +11,7 @@ does, so a run that falls back to it has lost nothing.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -22,7 +23,17 @@ from rlvr.training.interim import InterimResult, find_best, read_interim_results
 from rlvr.training.metric_values import Rows, select_rl_rows
 
 BEST = "best"
-LAST = "done-000000"  # the checkpoint after the last step of training
+_FINAL = re.compile(r"final-\d{6,}|done-0{6}")  # the second of older runs
+
+
+def name_final(steps: int) -> str:
+    """The name of the checkpoint after the last step of training, which has made that many."""
+    return f"final-{steps:06d}"
+
+
+def is_final_name(name: str) -> bool:
+    """Whether a checkpoint has the name of one after the last step, in this version or an older one."""
+    return _FINAL.fullmatch(name) is not None
 
 
 class BestCheckpoint:
@@ -35,14 +46,15 @@ class BestCheckpoint:
         self.results: list[InterimResult] = []
         self._folder, self._tasks, self._save = folder / CHECKPOINTS, tasks, save
         self._saved: list[InterimResult] = []  # those whose weights are on disk
-        self._last_step = 0  # of reinforcement learning, once it is over
+        self._last_step, self._final = 0, ""  # of reinforcement learning, once it is over, and its checkpoint
 
-    def restore(self, rows: Rows, is_over: bool, warn: Callable[[str], None]) -> None:
-        """Take up the rows of earlier attempts that still stand. `is_over`: reinforcement learning has ended."""
+    def restore(self, rows: Rows, final: str, warn: Callable[[str], None]) -> None:
+        """Take up the rows of earlier attempts that still stand. `final` is the checkpoint after the last step of
+        reinforcement learning, "" before it has ended."""
         self.results, steps = read_interim_results(rows), [int(row["step"]) + 1 for row in select_rl_rows(rows)]
-        self._last_step = steps[-1] if is_over and steps else 0
+        self._last_step, self._final = (steps[-1], final) if final and steps else (0, "")
         self._saved = [
-            r for r in self.results if self._name(r) == LAST or not find_damage(self._folder / self._name(r))
+            r for r in self.results if r.step == self._last_step or not find_damage(self._folder / self._name(r))
         ]
         best = find_best(self.results)
         if self._save and best is not None and best not in self._saved:
@@ -60,7 +72,7 @@ class BestCheckpoint:
             if self._save is None or find_best([*self._saved, result]) is not result:
                 continue
             if is_last:
-                self._last_step = result.step
+                self._last_step, self._final = result.step, name_final(result.step)
             else:
                 self._save(self._name(result))
             self._saved.append(result)
@@ -87,7 +99,7 @@ class BestCheckpoint:
         return {**where, "pass_rate": rate, "tasks": self._tasks}
 
     def _name(self, result: InterimResult) -> str:
-        return LAST if result.step == self._last_step else f"{BEST}-{result.step:06d}"
+        return self._final if result.step == self._last_step else f"{BEST}-{result.step:06d}"
 
 
 def resolve_best(place: Path) -> Path:

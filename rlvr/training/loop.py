@@ -84,8 +84,7 @@ class TrainingLoop:
         position = self.checkpoints.restore(self.console.note, self.console.warn)
         self._discard_later_results(position)
         rows = self.log.rows()
-        is_over = "rl" in self.phases[: position.phase]
-        self.best.restore(rows, is_over, self.console.warn)
+        self.best.restore(rows, self.checkpoints.final, self.console.warn)
         self.best.publish(self.checkpoints.kept_steps())
         folder = self.job.folder
         self.job.trainer.monitor.restore(rows, lambda step: stored_groups(folder, step), lambda: read_form(folder))
@@ -134,7 +133,7 @@ class TrainingLoop:
         name = self.phases[phase]
         if first < steps and self.callbacks.end_reason:  # said at the evaluation before
             self.console.note(f"{name} is left out: {self.callbacks.end_reason}")
-            return self._save(Position(phase + 1, 0))
+            return self._save(Position(phase + 1, 0), first)
         if first < steps:
             self.console.phase(name, steps, first)
         for step in range(first, steps):
@@ -158,7 +157,7 @@ class TrainingLoop:
             self.best.save(row, is_last=last)
             saves = last or self.stop_requested or self.callbacks.failure is not None
             if saves or (step + 1) % self.job.options.checkpoint_every == 0:
-                self._save(Position(phase + 1, 0) if last else Position(phase, step + 1))
+                self._save(Position(phase + 1, 0) if last else Position(phase, step + 1), step + 1)
             self.callbacks.raise_failure()
             if last:
                 if name == "sft":
@@ -203,9 +202,9 @@ class TrainingLoop:
         elif rate < options.until:
             self.console.note(f"{text} (sft.until={options.until:g} was not reached)")
 
-    def _save(self, position: Position) -> None:
+    def _save(self, position: Position, made: int = 0) -> None:
         self.log.sync()
-        self.checkpoints.save(position)
+        self.checkpoints.save(position, made)
         self.best.publish(self.checkpoints.kept_steps())
 
     def _sft_step(self, step: int) -> dict[str, float]:

@@ -14,6 +14,7 @@ from typing import Any
 from rlvr.core.files import find_damage
 from rlvr.core.futures import Future
 from rlvr.core.messages import SaveWeightsResponse
+from rlvr.training.best_checkpoint import is_final_name, name_final
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.errors import TrainingStoppedError
 from rlvr.training.journal import (
@@ -45,6 +46,7 @@ class RunCheckpoints:
     ) -> None:
         self.job, self.journal = job, journal
         self.phases, self.steps = [*phases, "done"], [*phases.values(), 0]
+        self.final = ""  # the checkpoint after the last step of training, once it is made
         self.sft_curriculum, self.schedule = sft_curriculum, schedule
         self._present = ""  # the checkpoint with the weights that the client has now
         self._began = time.perf_counter()
@@ -62,6 +64,7 @@ class RunCheckpoints:
         if checkpoint:
             self._check(checkpoint)
             self._present = Path(checkpoint.path).name
+            self.final = self._present if self._is_over(position) else ""
             self.reload()
             self.sft_curriculum.restore(checkpoint.state["sft"])
             self.job.trainer.restore(checkpoint.state["rl"])
@@ -76,7 +79,10 @@ class RunCheckpoints:
         weights = weights_path(self.journal.resolve(f"checkpoints/{self._present}"))
         self.job.parts.client.load_state_with_optimizer(weights).result()
 
-    def save(self, position: Position) -> None:
+    def save(self, position: Position, made: int = 0) -> None:
+        """Save at a position. If no step of training follows it, `made` is how many the last phase has made."""
+        if self._is_over(position) and not self.final:
+            self.final = name_final(made)
         name = self._name(position)
         inflight = self.schedule.store_inflight(name) if position.step else ""
         if name != self._present:
@@ -135,10 +141,19 @@ class RunCheckpoints:
 
     def _name(self, position: Position) -> str:
         """The checkpoint of a position: at the end of a phase, of the next one that changes weights."""
-        phase, done = position.phase, len(self.phases) - 1
-        while phase < done and self.steps[phase] == 0:
+        phase = self._next_phase(position)
+        return self.final if self._is_over(position) else f"{self.phases[phase]}-{position.step:06d}"
+
+    def _next_phase(self, position: Position) -> int:
+        """The phase of a position, or the next one that changes weights."""
+        phase = position.phase
+        while phase < len(self.phases) - 1 and self.steps[phase] == 0:
             phase += 1
-        return f"{self.phases[phase]}-{position.step:06d}"
+        return phase
+
+    def _is_over(self, position: Position) -> bool:
+        """Whether no step of training follows."""
+        return self._next_phase(position) == len(self.phases) - 1
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint stores beside the weights, without the state of callbacks."""
@@ -151,17 +166,19 @@ class RunCheckpoints:
         at, name = checkpoint.position, Path(checkpoint.path).name
         stored = {name: value for name, value in checkpoint.state.items() if name != CALLBACKS}
         problem = describe_mismatch(stored, self._state())
-        if (
-            at.phase >= len(self.phases)
-            or at.step > self.steps[at.phase]
-            or name not in (self._name(at), f"{self.phases[at.phase]}-{at.step:06d}")  # the second of older versions
-        ):
+        if at.phase >= len(self.phases) or at.step > self.steps[at.phase] or not self._may_be_named(at, name):
             problem = f"phase {at.phase}, step {at.step} is not where this run saved {name[:80]}"
         if problem:
             raise ValueError(
                 f"{self.journal.folder / 'journal.jsonl'}, line {checkpoint.line}: {problem}; restore the line, or "
                 "delete it to go on from the checkpoint before"
             )
+
+    def _may_be_named(self, at: Position, name: str) -> bool:
+        """Whether a run of this version, or an older one, names the checkpoint of a position so."""
+        if self._is_over(at):
+            return is_final_name(name)
+        return name in (self._name(at), f"{self.phases[at.phase]}-{at.step:06d}")  # the second of older versions
 
     def rl_steps(self, at: Position) -> int:
         """Steps of RL that are done at a position of the run."""

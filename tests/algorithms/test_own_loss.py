@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,17 @@ from typing import Any
 import numpy as np
 import own_losses
 import pytest
+from own_losses import Leash
 
+import rlvr
 from rlvr.algorithms import resolve_algorithm
 from rlvr.algorithms.capabilities import check_supported
+from rlvr.algorithms.loss_specs import LOSS_SPECS
 from rlvr.cli.main import run
 from rlvr.clients.custom_loss import try_custom_loss
 from rlvr.clients.mock.mock_client import MockTrainingClient
+from rlvr.config import load
+from rlvr.config.build_config import build_config
 from rlvr.core.protocols import Feature
 from rlvr.training.journal import newest_checkpoint
 from rlvr.training.schedules.sync import Synchronous
@@ -227,3 +233,74 @@ def test_a_client_that_takes_no_function_is_refused() -> None:
     check_supported(algorithm, able)
     with pytest.raises(ValueError, match=r"algorithm.loss=own_losses:ppo_form is not supported by client=mock"):
         check_supported(algorithm, replace(able, features=able.features - {Feature.OWN_LOSS}))
+
+
+# --- a class with settings ---------------------------------------------------------------------------------------
+
+
+def read_loss(*words: str) -> Any:
+    return build_config(load(None, write_config(), words)).algorithm.resolve().loss
+
+
+@pytest.mark.parametrize("name", ["own_losses:Leash", "leash_of_tests"])
+def test_a_class_takes_its_settings_from_the_command_line(name: str, folder: Path) -> None:
+    rlvr.register(Leash)
+    loss = read_loss(f"algorithm.loss={name}")
+    assert isinstance(loss, Leash) and (loss.name, loss.strength, loss.config()) == (name, 0.1, {"strength": 0.1})
+    loss = read_loss(f"algorithm.loss.name={name}", "algorithm.loss.kwargs.strength=0.3")
+    assert loss.config() == {"strength": 0.3} and loss == type(loss)(strength=0.3)
+    assert LOSS_SPECS[name] is Leash.spec
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algorithm.loss.name=own_losses:Leash", "algorithm.loss.kwargs.strenth=1"], ["'strenth'", "strength"]),
+        (["algorithm.loss.name=own_losses:Leash", "algorithm.loss.kwargs.strength=-1"], ["strength=-1", "at least 0"]),
+        (["algorithm.loss.name=own_losses:Leash", "algorithm.loss.kwargs.strength=much"], ["strength='much'"]),
+        (["algorithm.loss.name=own_losses:Leash", "algorithm.loss.beta=1"], ["no beta"]),
+        (["algorithm.loss.name=ppo", "algorithm.loss.kwargs.strength=1"], ["loss.kwargs", "beside its name"]),
+        (["algorithm.loss.kwargs.strength=1"], ["own_losses:ppo_form", "strength"]),
+    ],
+)
+def test_settings_that_a_loss_does_not_have_are_refused(
+    words: list[str], said: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", f"--config={write_config()}", *words]) == 2
+    told = capsys.readouterr().err
+    assert all(part in told for part in said), told
+
+
+def test_a_class_trains_alike_from_python_from_the_command_line_and_after_a_kill(folder: Path) -> None:
+    """Its settings matter, and every way gives the same bits."""
+    rlvr.register(Leash)
+    file = write_config("own_losses:Leash")
+    words = ("algorithm.loss.kwargs.strength=0.3", "training.ppo_epochs=2", "training.optimizer.learning_rate=0.5")
+    ends = {"typed": attempt(file, *words, "run.name=typed")["weights_sha256"]}
+    with pytest.raises(RunKilled):
+        attempt(file, *words, "run.name=killed", killed_at=3)
+    ends["resumed"] = attempt(file, *words, "run.name=killed")["weights_sha256"]
+    made = rlvr.train(
+        config=file, loss=Leash(strength=0.3), training={"ppo_epochs": 2, "optimizer.learning_rate": 0.5}, quiet=True
+    )
+    ends["python"] = made.summary["weights_sha256"]
+    assert made.settings["algorithm"]["loss"]["kwargs"] == {"strength": 0.3}
+    ends["named"] = attempt(file, *words, "algorithm.loss=leash_of_tests", "run.name=named")["weights_sha256"]
+    assert len(set(ends.values())) == 1
+    assert attempt(file, *words[1:], "run.name=other")["weights_sha256"] != ends["typed"]
+
+
+def test_the_engine_in_this_process_learns_by_a_class_at_a_path(folder: Path) -> None:
+    file = write_config(name="tiny.yaml", text=TINY)
+    words = ("reward.type=own_losses:count_words", "sft.steps=0", "training.steps=1")
+    attempt(file, *words, "algorithm.loss.name=own_losses:Leash", "algorithm.loss.kwargs.strength=0.3")
+    (row,) = stored_steps(folder / "runs" / "tiny")
+    assert row["updates"] == 1 and row["grad_norm"] > 0.01
+
+
+def test_the_name_in_a_request_follows_no_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server looks names up in the same table: only what its own process has loaded is in it."""
+    monkeypatch.syspath_prepend(folder)
+    (folder / "never_imported.py").write_text("raise SystemExit('imported')")
+    assert "never_imported:Loss" not in LOSS_SPECS and "own_losses:DoublePpo" not in LOSS_SPECS
+    assert "never_imported" not in sys.modules

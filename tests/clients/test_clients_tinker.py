@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import own_losses
 import pytest
+from own_losses import DoublePpo, Leash
 
+import rlvr
 from tests.kit.rounding import close_logprobs, close_norm
 
 pytest.importorskip("tinker")
@@ -20,6 +26,7 @@ pytest.importorskip("fastapi")
 
 from rlvr.algorithms import resolve_algorithm
 from rlvr.algorithms.capabilities import check_supported
+from rlvr.algorithms.losses.loss import Loss
 from rlvr.cli.main import run
 from rlvr.clients.custom_loss import build_named_loss
 from rlvr.clients.tinker import TinkerTrainingClient, connect
@@ -104,6 +111,32 @@ def test_a_server_gives_the_results_of_the_in_process_engine(
         known = gradients(here)
         norms = [c.optim_step(ADAM).result().metrics["grad_norm"] for c in (here, there)]
         assert norms[1] == close_norm(known)
+
+
+@pytest.mark.parametrize(("loss", "config"), [(Leash, {"strength": 0.3}), (DoublePpo, {"clip_low_threshold": 0.9})])
+def test_a_loss_that_was_registered_is_computed_here(
+    remote: Callable[..., Any], client: Callable[..., Any], loss: type[Loss], config: dict[str, float]
+):
+    """The server does not know its name, also where it is a subclass of one that it knows: two passes."""
+    rlvr.register(loss)
+    rows, here, there = select(data(), *POLICY), client(lora=LORA, seed=3), remote(seed=3)
+    ours, theirs = (c.forward_backward(rows, loss.name, config).result() for c in (here, there))
+    assert theirs.metrics["loss:sum"] == pytest.approx(ours.metrics["loss:sum"], rel=1e-4, abs=1e-4)
+    norms = [c.optim_step(ADAM).result().metrics["grad_norm"] for c in (here, there)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
+
+
+def test_losses_registered_before_the_client_is_loaded_are_none_of_the_protocols():
+    code = (
+        "import rlvr, own_losses\n"
+        "for loss in (own_losses.Leash, own_losses.DoublePpo): rlvr.register(loss)\n"
+        "from rlvr.clients.tinker import TinkerTrainingClient\n"
+        "print(*sorted(TinkerTrainingClient.named_losses))"
+    )
+    places = os.pathsep.join(str(Path(own_losses.__file__).parents[depth]) for depth in (0, 2))
+    environment = {**os.environ, "PYTHONPATH": places}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["cispo", "cross_entropy", "dro", "gspo", "importance_sampling", "ppo"]
 
 
 def test_a_custom_loss_gives_the_gradient_of_the_named_one(remote: Callable[..., Any]):
@@ -310,7 +343,31 @@ def test_our_loop_learns_at_a_server_and_its_weights_evaluate_alike(here: Path, 
 
 
 def last_state(folder: Path) -> str:
-    return json.loads((folder / "checkpoints" / "done-000000" / "remote.json").read_text())["path"]
+    (last,) = (folder / "checkpoints").glob("final-*")
+    return json.loads((last / "remote.json").read_text())["path"]
+
+
+def test_a_run_learns_by_a_loss_of_ones_own_at_a_server(here: Path):
+    """By its name and by its path, each with its setting: one step, in which it used to break."""
+    rlvr.register(Leash)
+    sizes = ("training.steps=1", "evaluation.tasks=2", "evaluation.samples=1")
+    for number, name in enumerate(("leash_of_tests", "own_losses:Leash", "own_losses:DoublePpo")):
+        clip = ("algorithm.clip_low=0.2", "algorithm.clip_high=0.28")
+        own = ("algorithm.loss.kwargs.strength=0.3",) if "eash" in name else clip
+        attempt(*sizes, "algorithm.name=ppo", f"algorithm.loss.name={name}", *own, f"run.name=own-{number}")
+        (row,) = [row for row in steps(here / "runs" / f"own-{number}") if row["phase"] == "rl"]
+        assert row["updates"] == 1 and row["grad_norm"] > 0
+
+
+def test_a_loss_without_terms_in_torch_is_refused_before_anything_is_loaded(
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """No server is asked: none is there."""
+    monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:9")
+    assert run(["train", "--config=run.yaml", "algorithm.loss=own_losses:InNumpyAlone"]) == 2
+    said = capsys.readouterr().err
+    assert "algorithm.loss=own_losses:InNumpyAlone" in said and "torch_terms" in said
+    assert not (here / "runs").exists()
 
 
 @pytest.mark.slow

@@ -288,12 +288,3 @@ def test_the_page_has_every_word() -> None:
     page = (ROOT / "docs" / "reference" / "coming-from.md").read_text(encoding="utf-8")
     words = {f"`{alias.word}`" for alias in FOREIGN.values()}
     assert not [word for word in words if word not in page] and dataclasses.is_dataclass(TRL[0])
-
-
-def test_the_two_meanings_of_num_iterations_are_told_apart() -> None:
-    """TRL's are updates with the same completions; here, as in the seeds, it is the number of steps."""
-    warnings: list[str] = []
-    build_config(compose_base("", "num_iterations=2"), warnings.append)
-    assert warnings == []
-    build_config(compose_base("", "num_iterations=2", "num_generations=4"), warnings.append)
-    assert len(warnings) == 1 and "training.ppo_epochs" in warnings[0]

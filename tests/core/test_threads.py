@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import rlvr
 import rlvr.core.cpu_budget
 from rlvr.config import load
 from rlvr.config.build_config import build_config
@@ -20,6 +21,7 @@ from rlvr.core.cpu_budget import CoreShares, available_cores, quota, set_default
 from rlvr.runs.assembly import assemble
 from rlvr.runs.run_plan import plan
 from rlvr.sandbox import Sandbox
+from tests.kit.tiny_run import TINY
 
 
 @pytest.fixture
@@ -76,8 +78,9 @@ def config(*words: str, name: str = "mini_mbpp") -> RunConfig:
     return build_config(load(name, None, [*words, "model.device=cpu"]), lambda text: None)
 
 
-def test_a_run_splits_the_cores_by_its_reward_and_shows_it() -> None:
+def test_a_run_splits_the_cores_by_its_reward_and_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Explicit `engine.threads` and sandbox workers are kept; without processes torch has all cores."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
     def split_of(*words: str, name: str = "mini_mbpp") -> tuple[int, int]:
         asked = config("engine.threads=0", *words, name=name)
@@ -97,6 +100,43 @@ def test_a_run_splits_the_cores_by_its_reward_and_shows_it() -> None:
     assert plan(assemble(asked))["cores"] == f"2 of {available_cores()} for torch, {workers}"
     plain = config(name="arithmetic")
     assert "cores" not in plan(assemble(plain))
+
+
+@pytest.mark.parametrize(("variable", "threads"), [("3", 3), ("2,1", 2), ("", 8), ("many", 8), ("0", 8)])
+def test_a_run_without_a_setting_has_the_threads_of_the_environment(
+    variable: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    shares = assemble(config("engine.threads=0", name="arithmetic")).divide_cores(8)
+    assert (shares.threads, shares.workers) == (threads, 8)
+    assert assemble(config("engine.threads=5", name="arithmetic")).divide_cores(8).threads == 5
+    beside = assemble(config("engine.threads=0")).divide_cores(8)
+    assert (beside.threads, beside.workers) == ((threads, 8 - threads) if threads < 8 else (4, 4))
+
+
+def test_the_plan_and_a_warning_say_that_the_environment_gave_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in ("arithmetic", "mini_mbpp"):
+        lines = plan(assemble(config("engine.threads=0", name=name)))
+        assert lines["cores"].startswith(f"1 of {available_cores()} for torch (OMP_NUM_THREADS)")
+        assert "OMP_NUM_THREADS" not in plan(assemble(config("engine.threads=1", name=name))).get("cores", "")
+    assert "cores" not in plan(assemble(build_config(load("train_rlvr_test"))))  # client=mock computes without torch
+    monkeypatch.setenv("OMP_NUM_THREADS", "9")
+    crowded = assemble(config("engine.threads=0", name="arithmetic")).divide_cores(8)
+    assert crowded.warning.startswith("OMP_NUM_THREADS=9")
+
+
+def test_a_run_computes_with_the_threads_of_the_environment(tmp_path: Path) -> None:
+    """The journal of a run keeps what it computes with."""
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    program = "import sys; from rlvr.cli.main import run; sys.exit(run(sys.argv[1:]))"
+    words = ["train", "--config=tiny.yaml", "engine.threads=0", "training.steps=1", "sft.steps=0", "run.name=own"]
+    place = {**os.environ, "OMP_NUM_THREADS": "3", "PYTHONPATH": str(Path(rlvr.__file__).parents[1])}
+    command = [sys.executable, "-c", program, *words]
+    done = subprocess.run(command, cwd=tmp_path, env=place, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert '"threads": 3' in (tmp_path / "runs" / "own" / "journal.jsonl").read_text()
+    assert "(OMP_NUM_THREADS)" in done.stdout + done.stderr
 
 
 def test_a_sandbox_without_a_setting_uses_the_remaining_cores(given_back: None) -> None:

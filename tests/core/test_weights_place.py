@@ -28,7 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     files = {
         f"runs/mine/{SETTINGS}": "seed: 1\n",
-        f"runs/mine/{CHECKPOINTS}/done-000001/{MODEL_CONFIG}": "{}",
+        f"runs/mine/{CHECKPOINTS}/final-000001/{MODEL_CONFIG}": "{}",
         f"model/{MODEL_CONFIG}": json.dumps({"architectures": ["Qwen3ForCausalLM"]}),
         f"judge/{MODEL_CONFIG}": json.dumps({"architectures": ["Qwen3ForSequenceClassification"]}),
         f"adapter/{ADAPTER_CONFIG}": json.dumps({"base_model_name_or_path": "model"}),
@@ -49,7 +49,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("runs/mine", WeightsKind.RUN, "runs/mine"),
         ("./runs/mine", WeightsKind.RUN, "runs/mine"),
-        ("runs/mine/checkpoints/done-000001", WeightsKind.CHECKPOINT, "runs/mine"),
+        ("runs/mine/checkpoints/final-000001", WeightsKind.CHECKPOINT, "runs/mine"),
         ("runs/mine/checkpoints/best", WeightsKind.CHECKPOINT, "runs/mine"),
         ("model", WeightsKind.MODEL, None),
         ("adapter", WeightsKind.ADAPTER, None),
@@ -74,7 +74,7 @@ def test_a_checkpoint_belongs_to_a_run_only_in_its_folder_of_checkpoints(here: P
 
 
 def test_a_checkpoint_holds_a_model_too(here: Path) -> None:
-    place = WeightsPlace.of("runs/mine/checkpoints/done-000001")
+    place = WeightsPlace.of("runs/mine/checkpoints/final-000001")
     assert place.is_model and not place.is_adapter
 
 

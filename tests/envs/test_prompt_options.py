@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from rlvr.config import load
 from rlvr.config.build_config import build_config, resolved_values
 from rlvr.core.types import Task
-from rlvr.envs import resolve_environment
+from rlvr.envs import PromptEnv, resolve_environment
 from rlvr.envs.code_tasks import CodeSource
 from rlvr.envs.prompt import PromptOptions, encode_prompt
 from rlvr.envs.prompted_source import apply_prompt_options
@@ -253,7 +254,46 @@ def test_an_option_without_effect_on_the_episodes_is_refused(kind: type[RowSourc
     for options, key in (({"chat": "on"}, r"prompt\.chat=on"), ({"system": BRIEF}, r"prompt\.system")):
         with pytest.raises(ValueError, match=f"^{key} has no effect"):
             apply_prompt_options(source, CHAT, PromptOptions(**options))
-    apply_prompt_options(source, CHAT, PromptOptions())  # and `auto` leaves them alone
+    assert apply_prompt_options(source, CHAT, PromptOptions()) is source  # and `auto` leaves them alone
+
+
+class Framed(RowSource):
+    """Its episodes write a template of their own."""
+
+    def env(self, task: Task, tokenizer: Any) -> Any:
+        return PromptEnv(replace(task, shown_prompt=f"[user] {task.prompt} [model]"), tokenizer)
+
+
+class Unready(RowSource):
+    """Its episodes need what is not there yet."""
+
+    def env(self, task: Task, tokenizer: Any) -> Any:
+        class Later(PromptEnv):
+            async def initial_observation(self) -> Any:
+                raise OSError("no server yet")
+
+        return Later(task, tokenizer)
+
+
+def test_auto_says_where_episodes_encode_their_own_prompts() -> None:
+    """A message, no refusal: the prompts stay what the episodes make of them, also for supervised fine-tuning."""
+    said: list[str] = []
+    for kind, is_plain in ((OwnWords, True), (Framed, False)):
+        source = kind("own", [Task("t", "2 + 2?")], [], "exact_match")
+        assert apply_prompt_options(source, CHAT, PromptOptions(), said.append) is source
+        text = said.pop()
+        assert text.startswith("prompt.chat=auto has no effect") and "encode_prompt" in text and said == []
+        assert ("without the tokenizer's chat template" in text) == is_plain
+        for options, tokenizer in ((PromptOptions("off"), CHAT), (PromptOptions(), PLAIN)):
+            apply_prompt_options(source, tokenizer, options, said.append)
+        assert said == []
+
+
+def test_auto_says_nothing_of_episodes_that_read_it_or_cannot_be_tried() -> None:
+    unready = Unready("own", [Task("t", "2 + 2?")], [], "exact_match")
+    messages = rows([{"role": "user", "content": "2 + 2?"}])
+    for source in (rows(), messages, unready, Grouped("own", [Task("t", "2 + 2?")], [], "exact_match")):
+        apply_prompt_options(source, CHAT, PromptOptions(), pytest.fail)
 
 
 def test_code_tasks_without_text_keep_their_messages() -> None:

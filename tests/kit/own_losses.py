@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+
+from rlvr.algorithms.losses.clipped import Ppo
+from rlvr.algorithms.losses.loss import Loss, LossSpec
+from rlvr.core.variants import setting
 
 SEEN: list[list[set[str]]] = []
 
@@ -78,3 +84,49 @@ def text_metric(data: Any, logprobs: Any) -> Any:
 
 def taken_name(data: Any, logprobs: Any) -> Any:
     return torch.cat(logprobs).sum(), {"loss:sum": 1.0}
+
+
+@dataclass(frozen=True)
+class Leash(Loss):
+    """The gain (p - q) A with a quadratic pull to the sampler: a class with a setting of its own."""
+
+    name = "leash_of_tests"
+    spec = LossSpec("-A (p - q) + strength |A| (p - q)^2 / 2", config={"strength": 0.1})
+
+    strength: float = setting(0.1, low=0, expected="at least 0")
+
+    @staticmethod
+    def torch_terms(p: Any, inputs: Any, config: Any, row_N: Any) -> Any:
+        d, a = p - inputs["logprobs"], inputs["advantages"]
+        return -a * d + config["strength"] * a.abs() * d.square() / 2
+
+    @staticmethod
+    def numpy_terms(p: Any, inputs: Any, config: Any, row_N: Any) -> tuple[Any, Any]:
+        d, a = p - inputs["logprobs"], inputs["advantages"]
+        return -a * d + config["strength"] * np.abs(a) * d**2 / 2, -a + config["strength"] * np.abs(a) * d
+
+    def config(self) -> dict[str, float]:
+        return {"strength": self.strength}
+
+
+@dataclass(frozen=True)
+class DoublePpo(Ppo):
+    """Twice ppo: a subclass of a loss that servers know."""
+
+    name = "double_ppo_of_tests"
+
+    @staticmethod
+    def torch_terms(p: Any, inputs: Any, config: Any, row_N: Any) -> Any:
+        return 2 * Ppo.torch_terms(p, inputs, config, row_N)
+
+
+@dataclass(frozen=True)
+class InNumpyAlone(Loss):
+    """Without its terms in torch."""
+
+    name = "in_numpy_alone_of_tests"
+    spec = LossSpec("-A (p - q)")
+
+    @staticmethod
+    def numpy_terms(p: Any, inputs: Any, config: Any, row_N: Any) -> tuple[Any, Any]:
+        return -inputs["advantages"] * (p - inputs["logprobs"]), -inputs["advantages"]

@@ -87,12 +87,12 @@ def test_a_mistyped_folder_is_named_before_the_hub_is_asked(
 
 
 def test_a_run_with_a_damaged_last_checkpoint_is_evaluated_with_a_warning(home: Path, capsys: Any) -> None:
-    Path("runs/tiny/checkpoints/done-000000/model.safetensors").write_bytes(b"")
+    Path("runs/tiny/checkpoints/final-000003/model.safetensors").write_bytes(b"")
     capsys.readouterr()
     assert run(["evaluate", "runs/tiny"]) == 0
     said = capsys.readouterr()
-    assert "done-000000 is damaged" in said.err and "older" in said.err
-    assert not json.loads(said.out)["checkpoint"].endswith("done-000000")
+    assert "final-000003 is damaged" in said.err and "older" in said.err
+    assert not json.loads(said.out)["checkpoint"].endswith("final-000003")
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_what_is_no_model_is_said(home: Path, capsys: Any) -> None:
         (["./model", "--like", "runs/tiny", "gsm8k"], "--like out"),
         (["runs/tiny", "--like", "runs/tiny"], "leave the option --like out"),
         (["runs/tiny", "--config=tiny.yaml"], "leave the config out"),
-        (["runs/tiny/checkpoints/done-000000", "--config-name=gsm8k"], "leave the config out"),
+        (["runs/tiny/checkpoints/final-000003", "--config-name=gsm8k"], "leave the config out"),
         (["./model", "--config=tiny.yaml", "model.name=./model"], "model.name has no effect here"),
         (["./model", "--config=tiny.yaml", "lora_r=4"], "model.lora.rank has no effect here"),
         (["./model", "--config=tiny.yaml", "--out", "gone/report.json"], "the folder gone does not exist"),

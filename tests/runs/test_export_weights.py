@@ -221,7 +221,7 @@ def test_the_best_weights_are_those_that_the_run_names(copy: rlvr.Run, tmp_path:
     shutil.copytree(copy.checkpoints[0], kept)
     (kept.parent / "best.json").write_text(json.dumps({"checkpoint": kept.name}))
     assert copy.export(best=True) == (copy.folder / "exports" / "best-000001-merged").resolve()
-    assert copy.export() == (copy.folder / "exports" / "done-000000-merged").resolve()
+    assert copy.export() == (copy.folder / "exports" / "final-000002-merged").resolve()
     assert run_command(["export", str(kept.parent / "best"), "--to", str(tmp_path / "named")]) == 0
     (kept / "adapter_model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match=r"best checkpoint .* is damaged.*`best` out"):
@@ -244,7 +244,7 @@ def test_the_best_weights_are_those_that_the_run_names(copy: rlvr.Run, tmp_path:
         (["full"], "full: it holds no weights that are known here; expected a run folder"),
         (["model"], "model: a model folder, not a run"),
         (["tinker://a/b"], "the weights are at a server"),
-        (["copy/checkpoints/done-000000", "--best"], "leave the option `best` out"),
+        (["copy/checkpoints/final-000002", "--best"], "leave the option `best` out"),
     ],
 )
 def test_a_mistake_is_said_and_nothing_is_written(

@@ -64,5 +64,5 @@ def test_two_full_steps_on_grade_school_mathematics(rows: Path, model: Path, tmp
     assert [m["step"] for m in metrics] == [0, 1]
     assert all(m["updates"] == 1 and m["grad_norm"] > 0 for m in metrics)
     assert all(m["sampling/sampling_logp_difference/max"] < 1e-4 for m in metrics)
-    adapter = tmp_path / "runs" / "gsm8k" / "checkpoints" / "done-000000" / "adapter_config.json"
+    adapter = tmp_path / "runs" / "gsm8k" / "checkpoints" / "final-000002" / "adapter_config.json"
     assert json.loads(adapter.read_text())["peft_type"] == "LORA"

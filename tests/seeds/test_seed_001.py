@@ -133,9 +133,9 @@ def test_start_from_checkpoint_begins_where_the_supervised_run_ended(model: Path
     assert run([*words, *sft]) == 0
     keep = "run.keep_checkpoints=9"
     assert run(small(model, rows, "start_from_checkpoint=runs/sft", "run.name=rl", keep)) == 0
-    ended, began, trained = (weights(f"runs/{place}") for place in ("sft/done", "rl/rl", "rl/done"))
+    ended, began, trained = (weights(f"runs/{place}") for place in ("sft/final", "rl/rl", "rl/final"))
     assert ended == began != weights("runs/sft/sft") and trained == began  # equal rewards taught nothing
-    checkpoint = Path("runs/sft/checkpoints/done-000000")
+    checkpoint = Path("runs/sft/checkpoints/final-000003")
     assert run(small(model, rows, f"start_from_checkpoint={checkpoint}", "run.name=again", keep)) == 0
     assert weights("runs/again/rl") == ended
 
@@ -152,19 +152,20 @@ def test_a_whole_model_to_start_from_takes_the_place_of_the_base(model: Path, he
     sft += ["training.mode=sft", "sft.steps=2", "sft.batch_size=4", "run.name=sft", "model.lora=null"]
     assert run(sft) == 0
     assert run(words("start_from_checkpoint=runs/sft", "run.name=rl", "model.lora=null")) == 0
-    assert weights("runs/rl/rl") == weights("runs/sft/done") != weights("runs/sft/sft")
+    assert weights("runs/rl/rl") == weights("runs/sft/final") != weights("runs/sft/sft")
     assert run(words("start_from_checkpoint=runs/sft", "run.name=under", "model.lora.rank=2")) == 0
-    assert "checkpoints/done-000000, LoRA rank 2" in capsys.readouterr().out
-    config = json.loads(Path("runs/under/checkpoints/done-000000/adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == "runs/sft/checkpoints/done-000000"
+    assert "checkpoints/final-000002, LoRA rank 2" in capsys.readouterr().out
+    config = json.loads(Path("runs/under/checkpoints/final-000002/adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "runs/sft/checkpoints/final-000002"
     assert run(words("start_from_checkpoint=runs/under", "run.name=refused", "model.lora=null")) == 2
     assert "this run trains all weights: set model.lora" in capsys.readouterr().err
 
 
 def weights(place: str) -> str:
-    """The hash of the weights saved before the phase at `runs/NAME/PHASE` began."""
+    """The hash of the weights saved before the phase at `runs/NAME/PHASE` began, or after the last step (`final`)."""
     folder, _, phase = place.rpartition("/")
-    return json.loads(Path(folder, "checkpoints", f"{phase}-000000", "policy.json").read_text())["weights_sha256"]
+    (place,) = Path(folder, "checkpoints").glob("final-*" if phase == "final" else f"{phase}-000000")
+    return json.loads((place / "policy.json").read_text())["weights_sha256"]
 
 
 @pytest.mark.parametrize(

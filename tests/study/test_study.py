@@ -87,6 +87,31 @@ def test_a_run_that_another_process_works_at_is_waited_for(folder: Path, capfd: 
     assert run(studied("seeds=1")) == 0
 
 
+WATCHING = """
+class Watch:
+    def __init__(self, limit=1):
+        self.limit = limit
+
+    def on_step(self, phase, step, metrics):
+        return {"watch/limit": 10 / self.limit}
+"""
+
+
+def test_callbacks_of_a_study_are_called_in_every_run_and_may_be_corrected(folder: Path, capfd: Any) -> None:
+    """As those of a run: the same study goes on with a callback that has been given other options."""
+    Path("watching.py").write_text(WATCHING)
+    words = ["seeds=1,2", "training.steps=1", "--jobs=1"]
+    callback = "callbacks=[{{name: 'watching:Watch', kwargs: {{limit: {}}}}}]"
+    assert run(studied(*words, callback.format(0))) == 1
+    told = capfd.readouterr()
+    assert "callback Watch: on_step raised ZeroDivisionError" in told.out + told.err
+    assert run(studied(*words, callback.format(2))) == 0
+    for seed in (1, 2):
+        rows = (folder / "runs" / "mock-study" / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
+        assert "watch/limit" not in json.loads(rows[0]) or json.loads(rows[0])["watch/limit"] == 5
+        assert (folder / "runs" / "mock-study" / f"seed-{seed}" / "summary.json").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_study_grows_by_seeds_and_its_runs_are_those_of_rlvr_train(folder: Path, capfd: Any) -> None:

@@ -95,7 +95,10 @@ def test_a_variable_is_there_while_the_config_of_its_variant_is_read(folder: Pat
         planned(*words)
 
 
-def test_runs_at_a_time_are_the_cores_over_the_threads_of_a_run() -> None:
+def test_runs_at_a_time_are_the_cores_over_the_threads_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_variable = read_plan(["seeds=1", "engine.threads=0"], [], None, config_name="arithmetic")
+    assert (by_variable.threads, by_variable.jobs) == (1, available_cores())  # OMP_NUM_THREADS=1 in all tests
+    monkeypatch.delenv("OMP_NUM_THREADS")
     one = read_plan(["seeds=1"], [], None, config_name="arithmetic")
     assert (one.threads, one.jobs) == (1, available_cores())
     all_cores = read_plan(["seeds=1", "engine.threads=0"], [], None, config_name="arithmetic")

@@ -65,7 +65,7 @@ def test_a_folder_holds_the_weights_without_their_optimizer_and_the_card(home: P
     from rlvr.engine.policy import tensors_sha256
 
     assert run(["push", "runs/tiny", "./out"]) == 0
-    assert "done-000000 of runs/tiny and its model card are at out" in capsys.readouterr().out
+    assert "final-000003 of runs/tiny and its model card are at out" in capsys.readouterr().out
     names = {path.name for path in (home / "out").iterdir()}
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= names
     assert not {"optimizer.safetensors", "policy.json", "checksums.json"} & names
@@ -111,7 +111,7 @@ def card_of(home: Path, **changes: Any) -> str:
     for key, value in changes.items():
         section, _, name = key.partition("_")
         settings[section][name] = value
-    return model_card(CardSource("tiny", settings, None, folder / "checkpoints" / "done-000000", "math"), "me/it")
+    return model_card(CardSource("tiny", settings, None, folder / "checkpoints" / "final-000003", "math"), "me/it")
 
 
 def test_a_base_model_of_the_hub_is_named_and_a_local_one_is_not_in_the_front_matter(home: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_run_without_a_summary_says_that_nothing_was_measured(home: Path) -> N
 def test_the_best_checkpoint_is_the_one_that_its_pointer_names(home: Path, capsys: Any) -> None:
     assert "this run has no best checkpoint" in refusal(capsys, "runs/tiny", "./out", "--checkpoint", "best")
     checkpoints = home / "runs" / "tiny" / "checkpoints"
-    [other] = [path for path in checkpoints.iterdir() if path.name not in ("done-000000", "best.json")]
+    [other] = [path for path in checkpoints.iterdir() if path.name not in ("final-000003", "best.json")]
     (checkpoints / "best.json").write_text(json.dumps({"checkpoint": other.name}))
     assert run(["push", "runs/tiny", "./out", "--checkpoint", "best"]) == 0
     card = (home / "out" / "README.md").read_text()
@@ -165,7 +165,7 @@ def test_a_card_says_that_its_numbers_are_of_other_weights(home: Path) -> None:
     (home / "tiny.yaml").write_text(TINY)
     assert run(["train", "--config=tiny.yaml", *words]) == 0
     checkpoints = home / "runs" / "sft" / "checkpoints"
-    earlier = next(path for path in sorted(checkpoints.iterdir()) if path.is_dir() and path.name != "done-000000")
+    earlier = next(path for path in sorted(checkpoints.iterdir()) if path.is_dir() and path.name != "final-000003")
     (checkpoints / "best.json").write_text(json.dumps({"checkpoint": earlier.name}))
     sums = [json.loads((path / "policy.json").read_text())["weights_sha256"] for path in checkpoints.glob("*-*/")]
     assert len(set(sums)) == len(sums) > 1, "each step changed the weights"
@@ -177,9 +177,9 @@ def test_a_card_says_that_its_numbers_are_of_other_weights(home: Path) -> None:
 
 def test_a_damaged_last_checkpoint_is_refused_and_named(home: Path, capsys: Any) -> None:
     """There is an older one, which must not be pushed in its place."""
-    (home / "runs" / "tiny" / "checkpoints" / "done-000000" / "model.safetensors").write_bytes(b"")
+    (home / "runs" / "tiny" / "checkpoints" / "final-000003" / "model.safetensors").write_bytes(b"")
     text = refusal(capsys, "runs/tiny", "./out")
-    assert "done-000000 is damaged" in text and "--checkpoint best" in text and "resume" in text
+    assert "final-000003 is damaged" in text and "--checkpoint best" in text and "resume" in text
     assert not (home / "out").exists()
 
 
@@ -202,7 +202,7 @@ def test_a_run_older_than_the_names_of_algorithms_has_the_algorithm_it_trained_w
 def test_a_pushed_adapter_names_its_base_without_folders(home: Path, base: str | None, public: str | None) -> None:
     from rlvr.core.files import sha256
 
-    folder = home / "runs" / "tiny" / "checkpoints" / "done-000000"
+    folder = home / "runs" / "tiny" / "checkpoints" / "final-000003"
     (folder / "adapter_config.json").write_text(json.dumps({"r": 4, "base_model_name_or_path": base}))
     sums = json.loads((folder / "checksums.json").read_text())
     sums["adapter_config.json"] = sha256(folder / "adapter_config.json")
@@ -251,8 +251,8 @@ def test_weights_at_a_server_are_refused_with_their_address(home: Path, capsys: 
     from rlvr.training.journal import store_remote_path
 
     checkpoints = home / "runs" / "tiny" / "checkpoints"
-    shutil.rmtree(checkpoints / "done-000000")
-    store_remote_path(checkpoints / "done-000000", "tinker://run/weights/7")
+    shutil.rmtree(checkpoints / "final-000003")
+    store_remote_path(checkpoints / "final-000003", "tinker://run/weights/7")
     assert "tinker://run/weights/7" in refusal(capsys, "runs/tiny", "./out")
 
 
@@ -372,7 +372,7 @@ def test_the_hub_gets_the_files_and_the_card(home: Path, hubs: list[FakeHub]) ->
     assert f"{hub.url}/me/it" in done.stdout
     assert hub.created["name"] == "it" and hub.created["organization"] == "me"
     assert hub.created["visibility"] == "private" and hub.yaml_checked
-    checkpoint = home / "runs" / "tiny" / "checkpoints" / "done-000000"
+    checkpoint = home / "runs" / "tiny" / "checkpoints" / "final-000003"
     assert hub.files["model.safetensors"] == (checkpoint / "model.safetensors").read_bytes()
     assert hub.files["tokenizer.json"] == (checkpoint / "tokenizer.json").read_bytes()
     assert b'from_pretrained("me/it")' in hub.files["README.md"] and "optimizer.safetensors" not in hub.files

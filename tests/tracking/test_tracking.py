@@ -315,7 +315,7 @@ paired test: p = 0.0312, [95% interval], 1,024 held-out tasks x 8 samples, 4:43
 
 def test_an_evaluation_by_itself_shows_every_interval_and_level():
     result: dict[str, Any] = {
-        "checkpoint": "runs/a/checkpoints/done-000000",
+        "checkpoint": "runs/a/checkpoints/final-000003",
         "pass@1": estimate(0.42, 0.4, 0.44),
         "mean_reward": estimate(-0.15, -0.2, -0.1),
         "by_level": {"2": {"pass@1": estimate(1, 0.95, 1)}},
@@ -329,7 +329,7 @@ def test_an_evaluation_by_itself_shows_every_interval_and_level():
         "Mean Reward           -0.150 [-0.200, -0.100]",
         "pass@1, level 2       100.0% [95.0, 100.0]",
         "-" * 46,
-        "1,024 held-out tasks, weights runs/a/checkpoints/done-000000",
+        "1,024 held-out tasks, weights runs/a/checkpoints/final-000003",
         "3 completions could not be judged and are left out",
     ]
 

@@ -15,6 +15,7 @@ from rlvr.cli.main import run
 from rlvr.core.files import find_damage, new_folder
 from rlvr.training.best_checkpoint import BestCheckpoint, resolve_best
 from rlvr.training.initial_weights import newest_weights
+from rlvr.training.journal import newest_checkpoint
 from tests.kit.tiny_run import RunKilled, stored_steps
 from tests.kit.tiny_run import attempt as attempt_at
 
@@ -98,7 +99,7 @@ def test_the_best_of_a_kept_checkpoint_stays_and_a_run_that_falls_back_finds_it(
     best.publish([20, 30])
     assert folders(tmp_path) == ["best-000020", "best-000030"]
     again, said = keeper(tmp_path), list[str]()
-    again.restore([row(10, 0.25), row(20, 0.375)], False, said.append)
+    again.restore([row(10, 0.25), row(20, 0.375)], "", said.append)
     again.publish([20])
     assert folders(tmp_path) == ["best-000020"] and not said
     assert json.loads((tmp_path / "checkpoints" / "best.json").read_text())["step"] == 20
@@ -110,10 +111,12 @@ def test_the_last_step_as_the_best_is_the_last_checkpoint(tmp_path: Path) -> Non
     best.publish([])
     assert folders(tmp_path) == []
     again, said = keeper(tmp_path), list[str]()
-    again.restore([row(10, 0.25), row(20, 0.5)], True, said.append)
+    again.restore([row(10, 0.25), row(20, 0.5)], "final-000020", said.append)
     assert again.describe() == best.describe() and not said
     described = best.describe()
-    assert described is not None and described["checkpoint"] == "done-000000"
+    assert described is not None and described["checkpoint"] == "final-000020"
+    again.restore([row(10, 0.25), row(20, 0.5)], "done-000000", said.append)  # of an older run
+    assert again.describe() == {**described, "checkpoint": "done-000000"} and not said
 
 
 def test_a_damaged_best_is_said_and_the_next_best_takes_its_place(tmp_path: Path) -> None:
@@ -121,7 +124,7 @@ def test_a_damaged_best_is_said_and_the_next_best_takes_its_place(tmp_path: Path
     evaluate_steps(best, 0.25, 0.5)
     (tmp_path / "checkpoints" / "best-000020" / "weights").write_text("spoiled")
     again, said = keeper(tmp_path), list[str]()
-    again.restore([row(10, 0.25), row(20, 0.5)], False, said.append)
+    again.restore([row(10, 0.25), row(20, 0.5)], "", said.append)
     again.publish([])
     assert len(said) == 1 and "best-000020" in said[0] and folders(tmp_path) == ["best-000010"]
     again.collect(row(30, 0.375))
@@ -166,7 +169,7 @@ def test_a_run_keeps_the_best_and_evaluate_takes_it(whole: Path, capsys: Any) ->
     assert list(seen) == [2, 4, 6, 8, 10, 12] and best["step"] == max(seen, key=seen.__getitem__) < 12
     assert best["pass_rate"]["value"] == max(seen.values()) and summary["best"] == best and summary["report"] == "last"
     assert sorted(p.name for p in (whole / "checkpoints").iterdir()) == [
-        f"best-{best['step']:06d}", "best.json", "done-000000", "rl-000008"
+        f"best-{best['step']:06d}", "best.json", "final-000012", "rl-000008"
     ]  # fmt: skip
     told = evaluate(capsys, str(whole / "checkpoints" / "best"))
     assert Path(told["checkpoint"]).name == best["checkpoint"] and told["tasks"] == 12
@@ -286,25 +289,48 @@ def test_the_checkpoint_before_the_last_evaluation_is_the_one_after_it(toy: Path
     attempt("run.keep_checkpoints=9", "run.keep_best=false")
     folder = toy / "runs" / "toy"
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == [
-        "done-000000", "rl-000000", "rl-000004", "rl-000008"
+        "final-000012", "rl-000000", "rl-000004", "rl-000008"
     ]  # fmt: skip
     lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
     saved = [(e["phase"], e["step"], e["path"]) for e in lines if e["event"] == "checkpoint"]
-    assert saved[-2:] == [(3, 0, "checkpoints/done-000000"), (4, 0, "checkpoints/done-000000")]
+    assert saved[-2:] == [(3, 0, "checkpoints/final-000012"), (4, 0, "checkpoints/final-000012")]
 
 
-def test_a_run_of_an_older_version_goes_on_from_its_names(toy: Path) -> None:
-    """Its checkpoint before the last evaluation was `final-000000`."""
+def rename_final(folder: Path, name: str) -> list[str]:
+    """Give a run's last checkpoint the name that an older version gave it; the lines of its journal."""
+    shutil.move(folder / "checkpoints" / "final-000012", folder / "checkpoints" / name)
+    for file in ("journal.jsonl", "checkpoints/best.json", "summary.json"):
+        if (place := folder / file).exists():
+            place.write_text(place.read_text().replace("final-000012", name))
+    return (folder / "journal.jsonl").read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", ["done-000000", "final-000000"])
+def test_a_run_of_an_older_version_goes_on_from_its_names(toy: Path, name: str) -> None:
+    """Its last checkpoint was `done-000000`, and before the last evaluation `final-000000` once: it keeps the name."""
     attempt()
     folder = toy / "runs" / "toy"
     before = read(folder / "summary.json")
-    shutil.move(folder / "checkpoints" / "done-000000", folder / "checkpoints" / "final-000000")
-    lines = (folder / "journal.jsonl").read_text().replace("done-000000", "final-000000").splitlines()
+    lines = rename_final(folder, name)
     last = max(i for i, line in enumerate(lines) if '"phase": 3' in line)
     (folder / "journal.jsonl").write_text("\n".join(lines[: last + 1]) + "\n")
     (folder / "summary.json").unlink()
-    assert {**attempt(), "seconds": 0} == {**before, "seconds": 0}
-    assert not find_damage(folder / "checkpoints" / "done-000000")
+    again = attempt()
+    assert {**again, "seconds": 0} == {**json.loads(json.dumps(before).replace("final-000012", name)), "seconds": 0}
+    assert not find_damage(folder / "checkpoints" / name) and newest_checkpoint(folder) == folder / "checkpoints" / name
+    assert not list((folder / "checkpoints").glob("final-000012"))
+
+
+def test_a_finished_run_of_an_older_version_is_evaluated_exported_and_extended(toy: Path, capsys: Any) -> None:
+    attempt("evaluation.report=best")
+    folder = toy / "runs" / "toy"
+    summary = read(folder / "summary.json")
+    rename_final(folder, "done-000000")
+    assert evaluate(capsys, "runs/toy/checkpoints/done-000000")["pass@1"] == evaluate(capsys, "runs/toy")["pass@1"]
+    if summary["best"]["step"] == 12:
+        assert resolve_best(folder / "checkpoints" / "best") == folder / "checkpoints" / "done-000000"
+    attempt("evaluation.report=best", "training.steps=14")
+    assert newest_checkpoint(folder) == folder / "checkpoints" / "final-000014"
 
 
 def test_a_run_without_training_is_evaluated_once_and_has_one_column(toy: Path, capsys: Any) -> None:
@@ -315,7 +341,7 @@ def test_a_run_without_training_is_evaluated_once_and_has_one_column(toy: Path, 
     folder = toy / "runs" / "toy"
     summary = read(folder / "summary.json")
     assert summary["steps"] == 0 and summary["baseline"] == summary["final"] and summary["report"] == "last"
-    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["done-000000"]
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["final-000000"]
     assert run(["train", "--config=toy.yaml", "training.steps=0"]) == 0
     assert re.search(r"^Metric +Baseline$", capsys.readouterr().out, re.MULTILINE)
     assert evaluate(capsys, "runs/toy")["pass@1"] == summary["final"]["pass@1"]

@@ -81,6 +81,7 @@ class Ppo(DualClippedLoss):
     """The clipped surrogate objective."""
 
     name = "ppo"
+    is_in_protocol = True
     spec = LossSpec(
         "-min(min(r, c) A, clip(r, lo, hi) A). Schulman et al. 2017, arXiv:1707.06347, eq. 7, with c = "
         "`dual_clip_threshold`, by default none: where A is negative, the term is at most c |A| and has no gradient "
@@ -105,6 +106,7 @@ class Gspo(DualClippedLoss):
     """The clip on the ratio of the whole completion."""
 
     name = "gspo"
+    is_in_protocol = True
     spec = LossSpec(
         "PPO's clip, with its c, on the sequence ratio s = exp(mean over `sequence_ratio_mask` of (sg(p) - q)), "
         "with s_t = s exp(p - sg(p)). GSPO, arXiv:2507.18071, eq. 5 and 14.",
@@ -137,6 +139,7 @@ class Cispo(ClippedLoss):
     """The clipped ratio as a weight, so no token loses its gradient."""
 
     name = "cispo"
+    is_in_protocol = True
     spec = LossSpec(
         "-sg(clip(r, lo, hi)) p A: the weight is clipped, no token loses its gradient. MiniMax-M1, arXiv:2506.13585.",
         config={"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},

@@ -17,6 +17,7 @@ class Dro(Loss):
     """`beta` weighs the quadratic term."""
 
     name = "dro"
+    is_in_protocol = True
     spec = LossSpec(
         "-(p A - b beta (p - q)^2 / 2), b = `beta_weights`; if absent, b is 0 where q and A are both exactly 0, as "
         "clients send them on a prompt, and 1 elsewhere. Direct reward optimisation, arXiv:2405.19107, with A as the "

@@ -91,20 +91,21 @@ class Loss(Part):
     """It takes an estimate of the policy's divergence from the reference (`of_rows`)."""
     clips_at_any_advantage: ClassVar[bool] = False
     """A clipped token keeps its gradient, of a clipped weight, whatever the sign of its advantage."""
-    is_in_protocol: ClassVar[bool] = True
-    """Servers of the Tinker protocol know it by its name; others are computed in two passes there."""
+    is_in_protocol: ClassVar[bool] = False
+    """Servers of the Tinker protocol know it by its name; others are computed in two passes there. It counts for the
+    package's own classes alone."""
     needs: ClassVar[tuple[Feature, ...]] = ()
     """What a client must have for it beside the loss itself."""
 
     @staticmethod
     def torch_terms(p: Any, inputs: Inputs, config: Settings, row_N: Any) -> Any:
         """The terms [N] of tensors; their gradient is that of `p`."""
-        raise NotImplementedError
+        raise NotImplementedError("this loss has no torch_terms(p, inputs, config, row_N)")
 
     @staticmethod
     def numpy_terms(p: Any, inputs: Inputs, config: Settings, row_N: Any) -> tuple[Any, Any]:
         """The terms [N] of arrays and their derivatives in p [N]."""
-        raise NotImplementedError
+        raise NotImplementedError("this loss has no numpy_terms(p, inputs, config, row_N), which client=mock computes")
 
     def config(self) -> dict[str, float]:
         """The settings that a call gets (`loss_fn_config`), where the options differ from the spec's defaults."""

@@ -14,6 +14,7 @@ class CrossEntropy(Loss):
     """-w p, with the advantages as weights."""
 
     name = "cross_entropy"
+    is_in_protocol = True
     spec = LossSpec(
         "-w p; with K targets per token (a teacher's distribution, for example) -sum_k w_k p_k.",
         inputs=("weights",),
@@ -38,6 +39,7 @@ class ImportanceSampling(Loss):
     """-r A: the policy gradient corrected for the sampler's weights, unclipped."""
 
     name = "importance_sampling"
+    is_in_protocol = True
     spec = LossSpec(
         "-r A: the policy gradient corrected for the sampler's weights, unclipped. On-policy it is REINFORCE."
     )

@@ -27,8 +27,6 @@ class Sapo(Loss):
         config={"positive_temperature": 1.0, "negative_temperature": 1.05},
     )
 
-    is_in_protocol = False
-
     positive_temperature: float = setting(1.0, low=_ABOVE_0, expected=_EXPECTED)
     negative_temperature: float = setting(1.05, low=_ABOVE_0, expected=_EXPECTED)
 
