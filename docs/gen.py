@@ -74,7 +74,7 @@ def choices() -> dict[str, tuple[str, ...]]:
 
 
 def results() -> str:
-    """The table of the main job, as the README shows it."""
+    """The table of the run `arithmetic`, as the README shows it."""
     blocks = re.findall(r"^```text\n.*?^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
     return next(block for block in blocks if "FINAL RESULTS" in block)
 
