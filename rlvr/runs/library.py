@@ -33,6 +33,7 @@ from rlvr.tracking.metrics_log import MetricsLog
 from rlvr.tracking.notebook_views import CompletionView, run_to_html, split_tokens
 from rlvr.tracking.pictures import plot_entropy, plot_groups, plot_lengths
 from rlvr.tracking.run_report import describe_test, draw_curve, format_rate, plot_curve, stored_summary
+from rlvr.tracking.picture_files import PicturePath, to_picture_path
 from rlvr.training.journal import list_checkpoints, read_stop_reason
 
 if TYPE_CHECKING:
@@ -159,7 +160,10 @@ class Run:
             raise ValueError(f"{self.folder} is a loop of your own, which has no {method}; use {instead}")
 
     def plot(self, file: str | Path | None = None) -> Path:
-        """Draw the reward curve with the pass rates on held-out tasks; the PNG file, by default `curve.png`."""
+        """Draw the reward curve with the pass rates on held-out tasks; the file, by default `curve.png`.
+
+        The name of a picture ends in `.png` or `.svg`, here and below. A notebook shows the picture.
+        """
         place = self._picture(file, "curve.png")
         plot_curve(self.metrics, place, self.folder.name, self._ends())
         return place
@@ -220,8 +224,8 @@ class Run:
                 return load_tokenizer(str(folder))
         raise ValueError(f"no checkpoint of {self.folder} has a tokenizer, so the text of single tokens is not known")
 
-    def _picture(self, file: str | Path | None, name: str) -> Path:
-        return Path(file) if file is not None else self.folder / name
+    def _picture(self, file: str | Path | None, name: str) -> PicturePath:
+        return to_picture_path(file if file is not None else self.folder / name)
 
     def _ends(self) -> list[float]:
         """The pass rates before and after; none while it is not finished."""
