@@ -118,7 +118,7 @@ def settings_of(
 
 def _error(text: str) -> ValueError:
     """The error of a mistake in a call, which begins with the name of the function that was called."""
-    found = re.fullmatch(r"rlvr\.(\w+)\(\.\.\.\)", CALLER.get())
+    found = re.fullmatch(r"(?:rlvr|Run)\.(\w+)\(\.\.\.\)", CALLER.get())
     return ValueError(f"{found[1] if found else 'train'}: {text}")
 
 
