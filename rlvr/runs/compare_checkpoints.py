@@ -80,7 +80,8 @@ def compare_checkpoints(
     pairs = zip(*(judged[name] for name in names), strict=True)
     return CompletionComparison(
         f"{run.name}: {names[0]} and {names[1]}",
-        *names,
+        names[0],
+        names[1],
         [
             compare_completions(*both, assembly.reward.name, sample)
             for one, other in pairs
