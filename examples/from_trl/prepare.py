@@ -33,7 +33,7 @@ Qwen3ForCausalLM(
         num_key_value_heads=1,
         head_dim=32,
         max_position_embeddings=2048,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=special.index("<|im_end|>"),
     )
 ).save_pretrained("tiny-model")
 rows = [{"prompt": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(8) for b in range(8)]
