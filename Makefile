@@ -1,6 +1,6 @@
 # make setup   an environment in .venv for training: the package and what the extra `train` needs
 # make setup-dev   the same environment with everything: every extra, tests, documentation, peers to compare with
-# make train   the main job, rlvr train --config-name=arithmetic: one and a half to four minutes on one core
+# make train   arithmetic from random weights, rlvr train --config-name=arithmetic: one and a half to four minutes on one core
 # make test    ruff, pyright, the lines of each package and the tests that are not marked `slow`: ten to fifteen minutes on
 #              two cores
 # make test-slow   the tests marked `slow`: kill loops, attacks, the documentation's commands, a browser, learning:

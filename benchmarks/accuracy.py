@@ -1,6 +1,6 @@
-"""Held-out accuracy over time, of this package and of TRL's `GRPOTrainer`, on the main job.
+"""Held-out accuracy over time, of this package and of TRL's `GRPOTrainer`, on the run `arithmetic`.
 
-Both sides start from the weights that the main job's supervised fine-tuning made with a seed, and train for equal times
+Both sides start from the weights that `arithmetic`'s supervised fine-tuning made with a seed, and train for equal times
 with the same problems, reward, batch, loss and learning rate (`benchmarks.step_shape` has what they share). Training
 stops for each measurement: the weights are saved, and `transformers` samples one completion of each of 1,200 held-out
 problems at temperature 1, with the same random draws for both; its seconds do not count. (Greedy completions say little
@@ -55,7 +55,7 @@ def case(setting: BenchSettings, seed: int, fine_tuning: int, parts: int, second
     return BenchmarkCase(
         name=f"seed {seed}",
         unit="samples",
-        work=f"the main job, {shape.groups} prompts x {shape.size} completions a step, {seconds:g} s of training "
+        work=f"the config arithmetic, {shape.groups} prompts x {shape.size} completions a step, {seconds:g} s of training "
         "before each evaluation",
         ours=partial(side, ours),
         peers={"trl": partial(side, trl_peer.peer)},

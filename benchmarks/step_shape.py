@@ -35,7 +35,7 @@ BETA1, BETA2 = 0.9, 0.95
 class StepShape:
     """One comparison: `groups` prompts of `prompt` tokens (0: sums) x `size` answers of at most `answer` tokens.
 
-    With a `seed` the tasks are the main job's, and the model is the one that its supervised fine-tuning made. With a
+    With a `seed` the tasks are those of the run `arithmetic`, and the model is the one that its supervised fine-tuning made. With a
     `model` that is pretrained one as `model.name` names it, which reads the tasks as a chat.
 
     After 150 `fine_tuning_steps` nine groups of ten have a signal. After 600 nine completions of ten are right, as late
@@ -92,7 +92,7 @@ def pretrained_folder(name: str) -> Path:
 
 
 def main_job_start(setting: BenchSettings, shape: StepShape) -> Path:
-    """The folder with the weights that the main job has after its supervised fine-tuning with this seed."""
+    """The folder with the weights that the run `arithmetic` has after its supervised fine-tuning with this seed."""
     name = f"main-job-{shape.seed}"
     run = setting.scratch / name
     if not (run / "summary.json").exists():

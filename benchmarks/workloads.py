@@ -116,12 +116,12 @@ def chat_sums(tokenizer: Any) -> list[Task]:
 
 
 def main_job() -> RPNArithmetic:
-    """The main job's task source."""
+    """The task source of `arithmetic`."""
     return RPNArithmetic(p=13, complexity=(1, 3))
 
 
 def main_job_tasks(seed: int, count: int = 1 << 15) -> list[Task]:
-    """Training problems of the main job, its levels in turn; as one level, so that both sides keep the order."""
+    """Training problems of `arithmetic`, its levels in turn; as one level, so that both sides keep the order."""
     source = main_job()
     tasks = (source.train(seed, index, source.levels[index % len(source.levels)]) for index in range(count))
     return [replace(task, level="") for task in tasks]

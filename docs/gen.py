@@ -13,7 +13,9 @@ machine: nothing is read from the environment, and what has no order of its own 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
+import itertools
 import json
 import re
 import sys
@@ -74,7 +76,7 @@ def choices() -> dict[str, tuple[str, ...]]:
 
 
 def results() -> str:
-    """The table of the main job, as the README shows it."""
+    """The table of the run `arithmetic`, as the README shows it."""
     blocks = re.findall(r"^```text\n.*?^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
     return next(block for block in blocks if "FINAL RESULTS" in block)
 
@@ -464,13 +466,33 @@ def _load_study() -> dict[str, Any]:
     return load_results(ROOT / "benchmarks" / "results" / "algorithms-study" / "results.json")
 
 
+def side_by_side(name: str) -> str:
+    """A script of TRL and the same one of ours, line beside line; equal lines are in one row."""
+    sides: list[list[str]] = []
+    for side in ("trl", "rlvr"):
+        text = (ROOT / "examples" / "from_trl" / f"{name}_{side}.py").read_text(encoding="utf-8")
+        sides.append([line for line in text.splitlines() if line.strip()])
+    rows: list[list[str]] = []
+    plain = ([line.strip() for line in side] for side in sides)
+    for _, a, b, c, d in difflib.SequenceMatcher(None, *plain, autojunk=False).get_opcodes():
+        pairs = itertools.zip_longest(sides[0][a:b], sides[1][c:d], fillvalue="")
+        rows += [[_code(line) for line in pair] for pair in pairs]
+    return _table([f"TRL, {len(sides[0])} lines", f"rlvr, {len(sides[1])} lines"], rows)
+
+
+def _code(line: str) -> str:
+    """A line of a program in a cell, with no-break spaces for its indentation; nothing for an empty one."""
+    bare = line.lstrip()
+    return f"`{chr(160) * (len(line) - len(bare))}{bare}`" if bare else ""
+
+
 PARTS: dict[str, Callable[..., str]] = {
     part.__name__: part
     for part in (
         results, algorithms, advantages, reductions, loss, preferences, gae, critic_loss, kl_penalty, options,
         capabilities, rewards, environments, settings, service_settings, engine_server_settings, spellings, sections,
         configs, foreign_words, refused_words, models, memory, known_models, published, cluster_settings,
-        reasoning_gym_audit, algorithms_study, study_differences, api,
+        reasoning_gym_audit, algorithms_study, study_differences, side_by_side, api,
     )
 }  # fmt: skip
 

@@ -30,7 +30,7 @@ def export(
         str | None, typer.Option("--base", metavar="MODEL", help="An adapter's base model, if it has moved.")
     ] = None,
     llama_cpp: Annotated[
-        Path | None, typer.Option("--llama-cpp", metavar="DIR", help="The folder of llama.cpp, with its converter.")
+        Path | None, typer.Option("--llama-cpp", metavar="DIR", help="The folder of llama.cpp's converter.")
     ] = None,
 ) -> None:
     """Write a run's weights for other programs: a merged model, an adapter or a GGUF file.

@@ -63,7 +63,11 @@ def setting(
     is_secret: bool = False,
     may_be_infinite: bool = False,
 ) -> Any:
-    """A field of a variant with what it may be (`Setting`)."""
+    """A field of a variant, an option: its default, and what it may be.
+
+    That is a number from `low` to `high`, in words `expected`, or one of `choices`; None too if that is the default.
+    `flat` is a second key of it in the section of its kind. What `is_secret` is never written down.
+    """
     declared = Setting(low, high, choices, expected, flat, is_secret, may_be_infinite)
     return field(default=default, repr=not is_secret, metadata={"setting": declared})
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from rlvr.core.messages import Datum
 
 # Queries of an attention block. More if datums are long, or their ancestors would be copied too often; fewer if all are
-# short, or most keys of a block would be masked (a step of the main job: an eighth less time).
+# short, or most keys of a block would be masked (a step of the run `arithmetic`: an eighth less time).
 BLOCK, SHORT_BLOCK, SHORT = 128, 64, 32
 PADDING = -1
 

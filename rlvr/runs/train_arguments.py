@@ -69,6 +69,8 @@ class TrainArguments(TypedDict, total=False):
     tracking: Keys
     run: RunOptions | Keys
     # Words of TRL.
+    max_steps: int
+    per_device_train_batch_size: int
     num_generations: int
     max_completion_length: int
     beta: float

@@ -1,4 +1,5 @@
-"""Shows a run while it works: drawn in place in a terminal, else (pipes, CI) as plain lines every few seconds.
+"""Shows a run while it works: drawn in place in a terminal or a notebook, else (pipes, CI) as plain lines every few
+seconds.
 
 Text of a model is untrusted: it is shown shortened, without markup and control characters.
 """
@@ -20,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from rlvr.tracking.notebook_progress import NotebookProgress, is_in_notebook
 from rlvr.tracking.run_report import duration, final_table
 
 
@@ -71,8 +73,9 @@ def _number(value: Any) -> float | None:
 
 
 class RunConsole:
-    """The view of a run. `live` draws in place (by default when `stream` is a terminal); else plain lines are written,
-    at most one every `interval` seconds. A context manager: leaving it, by Ctrl-C too, gives the terminal back."""
+    """The view of a run. `live` draws in place (by default when `stream` is a terminal, and in a notebook); else plain
+    lines are written, at most one every `interval` seconds. A context manager: leaving it, by Ctrl-C too, gives the
+    terminal back."""
 
     def __init__(
         self,
@@ -82,14 +85,17 @@ class RunConsole:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         out: IO[str] = stream if stream is not None else sys.stdout
+        self._is_in_notebook = stream is None and is_in_notebook()
         terminal = out.isatty() and os.environ.get("TERM", "") not in ("dumb", "")
-        self.live = terminal if live is None else live
+        self.live = (terminal or self._is_in_notebook) if live is None else live
+        is_drawn = self.live and not self._is_in_notebook  # by control characters, which a notebook does not read
         self.interval, self.clock = interval, clock
         self.rich = RichConsole(
             file=out,
-            force_terminal=self.live,
-            color_system="auto" if self.live else None,
-            width=None if self.live else 120,
+            force_terminal=is_drawn,
+            force_jupyter=False,
+            color_system="auto" if is_drawn else None,
+            width=None if is_drawn else 120,
             highlight=False,
             markup=False,
             emoji=False,
@@ -102,7 +108,7 @@ class RunConsole:
         self._sample_written = -float("inf")
         self._activity: dict[str, str] = {}
         self._pending = False
-        self._view: Live | None = None
+        self._view: Live | NotebookProgress | None = None
 
     def __enter__(self) -> RunConsole:
         return self
@@ -205,9 +211,14 @@ class RunConsole:
             self._sample, self._sample_written = None, self._written
 
     def _draw(self) -> None:
-        if self._view is None:
+        if self._view is None and self._is_in_notebook:
+            self._view = NotebookProgress(self._render)
+            self._view.start()
+        elif self._view is None:
             self._view = Live(console=self.rich, get_renderable=self._render, refresh_per_second=4, transient=True)
             self._view.start()
+        elif isinstance(self._view, NotebookProgress):
+            self._view.refresh()
 
     def _render(self) -> Group:
         left = self.remaining_seconds()

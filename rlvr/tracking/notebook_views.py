@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-_BOX = "background:#ffffff;color:#111111;padding:8px;display:inline-block;font-family:sans-serif;font-size:13px"
-_TEXT = "white-space:pre-wrap;background:#ffffff"
+BOX = "background:#ffffff;color:#111111;padding:8px;display:inline-block;font-family:sans-serif;font-size:13px"
+TEXT = "white-space:pre-wrap;background:#ffffff"
 _UNLIKELY = -6.0  # nats, at which the colour is full: a token of 1 in 400
 _UNFINISHED = "\ufffd"  # what a tokenizer decodes a part of a character to
 
@@ -45,9 +45,9 @@ class CompletionView:
             for p in (1, 0.5, 0.1, 0.01)
         )
         return (
-            f'<div style="{_BOX}"><div><b>{escape(self.title)}</b> &nbsp; probability of a token: {scale}</div>'
-            f'<pre style="{_TEXT};color:#666666;margin:6px 0">{escape(self.prompt)}</pre>'
-            f'<pre style="{_TEXT};color:#111111;margin:0">{spans}</pre></div>'
+            f'<div style="{BOX}"><div><b>{escape(self.title)}</b> &nbsp; probability of a token: {scale}</div>'
+            f'<pre style="{TEXT};color:#666666;margin:6px 0">{escape(self.prompt)}</pre>'
+            f'<pre style="{TEXT};color:#111111;margin:0">{spans}</pre></div>'
         )
 
 
@@ -86,6 +86,6 @@ def run_to_html(name: str, cells: Mapping[str, str], curve: bytes | None) -> str
         data = base64.b64encode(curve).decode()
         picture = f'<img alt="reward curve" width="560" src="data:image/png;base64,{data}">'
     return (
-        f'<div style="{_BOX}"><b>{escape(name)}</b>'
+        f'<div style="{BOX}"><b>{escape(name)}</b>'
         f'<table style="border-collapse:collapse;margin:6px 0;font-size:13px">{rows}</table>{picture}</div>'
     )

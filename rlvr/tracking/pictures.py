@@ -1,12 +1,11 @@
 """Pictures of a run beside its reward curve: rewards inside groups, lengths against rewards, entropy and divergence.
 
-Each function draws one PNG from stored rows; ValueError if these do not hold what it draws. Two colours that readers
-with colour-blindness tell apart (Okabe and Ito) stand for all marks; what matters is told by shape or place too.
+Each function draws one picture from stored rows, a PNG or SVG file by the end of its name; ValueError if the rows do
+not hold what it draws. What matters is told by shape or place, and not by colour alone.
 """
 
 from __future__ import annotations
 
-import io
 import itertools
 import statistics
 from collections import Counter
@@ -14,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.core.files import write_atomic
+from rlvr.tracking.picture_files import BLUE, GREY, RED, begin_figure, clean_axes, write_figure
 
 Rollouts = Sequence[Mapping[str, Any]]
 
-BLUE, RED, GREY = "#0072b2", "#d55e00", "#777777"
 _MOST_NUMBERED = 24  # groups up to which counts are written into the marks
 _BINS = 8  # of the lengths, with about as many completions in each
 _PANELS = (
@@ -40,7 +38,7 @@ def plot_groups(rollouts: Rollouts, path: Path, title: str) -> None:
     if not groups:
         raise ValueError("these rollouts have no reward, so there is nothing to draw")
     ordered = sorted(groups.values(), key=lambda rewards: (statistics.fmean(rewards), max(rewards)))
-    figure, axes = _begin(title)
+    figure, axes = begin_figure(title)
     for place, rewards in enumerate(ordered, 1):
         colour = BLUE if len(set(rewards)) > 1 else GREY
         axes.plot([place, place], [min(rewards), max(rewards)], color=colour, linewidth=1.2, alpha=0.5, zorder=1)
@@ -68,7 +66,7 @@ def plot_groups(rollouts: Rollouts, path: Path, title: str) -> None:
     if len(ordered) <= _MOST_NUMBERED:
         axes.set_xticks(range(1, len(ordered) + 1))
     axes.grid(False, axis="x")
-    _write(figure, path)
+    write_figure(figure, path)
 
 
 def plot_lengths(rollouts: Mapping[int, Rollouts], path: Path, title: str) -> None:
@@ -81,7 +79,7 @@ def plot_lengths(rollouts: Mapping[int, Rollouts], path: Path, title: str) -> No
     ]
     if not points:
         raise ValueError("these rollouts have no completion with tokens and a reward, so there is nothing to draw")
-    figure, axes = _begin(title)
+    figure, axes = begin_figure(title)
     steps = [point[2] for point in points]
     levels, lengths = sorted({point[1] for point in points}), [point[0] for point in points]
     # Equal points would hide each other: they are spread, by less than what lies between two rewards or two lengths.
@@ -105,7 +103,7 @@ def plot_lengths(rollouts: Mapping[int, Rollouts], path: Path, title: str) -> No
     axes.legend(frameon=False, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     axes.set_xlabel("completion (tokens)")
     axes.set_ylabel("reward (equal points are spread)")
-    _write(figure, path)
+    write_figure(figure, path)
 
 
 def _spread(number: int, step: float) -> float:
@@ -139,33 +137,18 @@ def plot_entropy(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> N
     series = {label: points for label, points in series.items() if points}
     if "entropy" not in {key for row in steps for key in row}:
         raise ValueError("these metrics have no step with an entropy, which reinforcement learning records")
-    figure, _ = _begin(title, 1.2 + 1.7 * len(series), axes=False)
+    figure, _ = begin_figure(title, 1.2 + 1.7 * len(series), has_axes=False)
     panels = figure.subplots(len(series), sharex=True, squeeze=False)[:, 0]
     for axes, (label, points), colour in zip(panels, series.items(), (BLUE, RED, "#009e73"), strict=False):
         x, y = zip(*points, strict=True)
         axes.plot(x, y, color=colour, linewidth=1.8, marker="o" if len(x) <= 40 else "", markersize=3)
         axes.set_ylabel(label, fontsize=9)
         axes.ticklabel_format(axis="y", scilimits=(-3, 4), useOffset=False)
-        _clean(axes)
+        clean_axes(axes)
     panels[-1].set_xlabel("step")
     panels[-1].xaxis.get_major_locator().set_params(integer=True)
     figure.align_ylabels()
-    _write(figure, path)
-
-
-def _begin(title: str, height: float = 4.5, *, axes: bool = True) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, height), dpi=150, layout="constrained")
-    figure.suptitle(title, fontsize=11, x=0.01, ha="left", parse_math=False)
-    return figure, _clean(figure.add_subplot()) if axes else None
-
-
-def _clean(axes: Any) -> Any:
-    axes.grid(True, color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes
+    write_figure(figure, path)
 
 
 def _add_key(axes: Any, *marks: dict[str, Any]) -> None:
@@ -173,11 +156,3 @@ def _add_key(axes: Any, *marks: dict[str, Any]) -> None:
     for mark in marks:
         axes.plot([], [], **{"linestyle": "none", "markersize": 7, **mark})
     axes.legend(frameon=False, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(marks))
-
-
-def _write(figure: Any, path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
-    write_atomic(path, buffer.getvalue())

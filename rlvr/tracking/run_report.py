@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import re
@@ -10,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.core.files import read_json, write_atomic
+from rlvr.core.files import read_json
+from rlvr.tracking.picture_files import render_figure, write_figure
 
 _WIDTHS = (22, 24, 24, 12)
 _LABELS = {"pass@1": "Pass Rate (pass@1)", "mean_reward": "Mean Reward"}
@@ -177,18 +177,21 @@ _WATCHED_COLOURS = ("#aa3377", "#777777", "#66ccee")
 def plot_curve(
     rows: list[dict[str, Any]], path: str | os.PathLike[str], title: str, ends: Sequence[float] = ()
 ) -> None:
-    """The reward curve as PNG: reward and pass rate of training, watching verifiers, held-out pass rate.
+    """The reward curve as PNG or SVG: reward and pass rate of training, watching verifiers, held-out pass rate.
 
     Rows of another phase than the last (supervised fine-tuning) are drawn before step 0 on a grey ground, scaled to a
     seventh of the width. Without interim evaluations, the held-out pass rate is a line between `ends`, the pass rates
     before and after the last phase.
     """
-    write_atomic(Path(path), draw_curve(rows, title, ends))
+    write_figure(_draw_figure(rows, title, ends), Path(path))
 
 
 def draw_curve(rows: list[dict[str, Any]], title: str, ends: Sequence[float] = ()) -> bytes:
     """The bytes of the PNG that `plot_curve` writes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    return render_figure(_draw_figure(rows, title, ends))
+
+
+def _draw_figure(rows: list[dict[str, Any]], title: str, ends: Sequence[float]) -> Any:
     from matplotlib.figure import Figure
 
     last = next((row.get("phase") for row in reversed(rows) if "step" in row), None)
@@ -196,7 +199,6 @@ def draw_curve(rows: list[dict[str, Any]], title: str, ends: Sequence[float] = (
     after = [row for row in rows if "step" in row and row.get("phase") == last]
     scale = max([row["step"] for row in after], default=1) / 7 / max(len(before), 1)
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     names = sorted({match[1] for row in after for key in row if (match := _WATCHED.fullmatch(key))})
     names = [n for n in names if any(row.get(f"rewards/{n}/mean") != row.get("reward") for row in after)]
@@ -225,9 +227,7 @@ def draw_curve(rows: list[dict[str, Any]], title: str, ends: Sequence[float] = (
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, loc="best", fontsize=9)
-    buffer = io.BytesIO()
-    canvas.print_png(buffer)
-    return buffer.getvalue()
+    return figure
 
 
 def _drawable(value: Any) -> bool:

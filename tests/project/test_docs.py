@@ -225,6 +225,18 @@ def test_the_api_reference_has_every_exported_name_and_its_imports_work() -> Non
         assert getattr(importlib.import_module(home), name).__name__ == name, f"from {home} import {name}"
 
 
+def test_the_api_reference_has_every_class_that_a_plug_in_may_subclass() -> None:
+    """Those that the page of plug-ins names, and the base class of every kind of options."""
+    from rlvr.config.register import TABLES
+
+    page = (ROOT / "docs" / "api" / "rlvr.md").read_text(encoding="utf-8")
+    extending = (ROOT / "docs" / "train" / "extending.md").read_text(encoding="utf-8")
+    table = extending.partition("## Names of your own")[2].partition("[API page]")[0]
+    named = {*re.findall(r"`([A-Z]\w+)`", table), *(kind.base.__name__ for kind in TABLES)}
+    assert {"Callback", "ClientSpec", "LevelChoice"} <= named, "the table is read"
+    assert not [name for name in named if f"\n### `{name}`\n" not in page]
+
+
 def test_the_page_of_losses_has_every_loss_and_input() -> None:
     page = (ROOT / "docs" / "loss-functions.md").read_text(encoding="utf-8")
     inputs = {name for spec in LOSS_SPECS.values() for name in (*spec.required, *spec.optional)}

