@@ -55,8 +55,8 @@ def case(setting: BenchSettings, seed: int, fine_tuning: int, parts: int, second
     return BenchmarkCase(
         name=f"seed {seed}",
         unit="samples",
-        work=f"the config arithmetic, {shape.groups} prompts x {shape.size} completions a step, {seconds:g} s of training "
-        "before each evaluation",
+        work=f"the config arithmetic, {shape.groups} prompts x {shape.size} completions a step, {seconds:g} s of "
+        "training before each evaluation",
         ours=partial(side, ours),
         peers={"trl": partial(side, trl_peer.peer)},
         curve="held-out accuracy",
