@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rlvr.chat.tool_calls import ToolCall
+from rlvr.chat.call_parts import ToolCall
 from rlvr.core.messages import SampledSequence
 from rlvr.engine.scheduler import SampledToken
 from rlvr.tinker_server.http.dependencies import MAX_PARTS, MAX_VALUES
@@ -306,7 +306,7 @@ class ChatStream(AnswerStream):
         if self._has_tools:
             if not is_last:
                 return None
-            said, calls = self._text.tool_calls.split(self._whole[index])
+            said, calls = self._text.tool_calls.split(self._whole[index], self._body.tools or ())
             reason = "tool_calls" if calls else reason
         delta: Json = {"content": said} if said else {}
         if calls:

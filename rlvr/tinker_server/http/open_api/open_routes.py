@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from rlvr.chat.tool_calls import ToolCallFormat
+from rlvr.chat.call_parts import TemplateCallFormat
 from rlvr.core.messages import SampledSequence, SampleResponse
 from rlvr.core.types import StopReason
 from rlvr.tinker_server.backend.storage.server_store import Row
@@ -148,7 +148,7 @@ async def chat(body: ChatRequest, caller: CallerDep) -> Response:
     text = await caller.compute(served_text, caller, row)
     tools = (body.tools or []) if body.tool_choice != "none" else []
 
-    def read() -> tuple[list[int], ToolCallFormat | None]:
+    def read() -> tuple[list[int], TemplateCallFormat | None]:
         calls = text.tool_calls if tools else None
         try:
             messages = replies.template_messages(body.messages)
@@ -179,10 +179,10 @@ async def chat(body: ChatRequest, caller: CallerDep) -> Response:
 
 
 def _chat_choice(
-    body: ChatRequest, index: int, sequence: SampledSequence, text: ServedText, calls: ToolCallFormat | None
+    body: ChatRequest, index: int, sequence: SampledSequence, text: ServedText, calls: TemplateCallFormat | None
 ) -> Json:
     said = replies.answer_text(sequence, text, body.stop_strings, body.skip_special_tokens)
-    said, found = calls.split(said) if calls else (said, [])
+    said, found = calls.split(said, body.tools or ()) if calls else (said, [])
     message: Json = {"role": "assistant", "content": said if said or not found else None}
     if found:
         message["tool_calls"] = replies.tool_call_fields(found)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from rlvr.chat.call_parts import TemplateCallFormat, write_arguments
 from rlvr.chat.chat_template import has_template, list_variables
 from rlvr.chat.tool_calls import ToolCallFormat
 from rlvr.tinker_server.protocol.errors import UserError
@@ -78,6 +79,8 @@ class ServedText:
                 f"chat_template_kwargs: {', '.join(unknown)[:200]} is not read by this model's chat template, which "
                 f"takes {', '.join(sorted(self._variables)) or 'none'}"
             )
+        if any(message.get("tool_calls") for message in messages) and self._takes_text:
+            messages = write_arguments(messages, self.tool_calls)
         with self._lock:
             try:
                 written = self._tokenizer.apply_chat_template(
@@ -97,8 +100,16 @@ class ServedText:
         return list_variables(self._tokenizer)
 
     @cached_property
-    def tool_calls(self) -> ToolCallFormat:
-        """How the chat template writes calls of tools; UserError if it has no tools, or a form that is not JSON."""
+    def _takes_text(self) -> bool:
+        """Whether the template takes the arguments of calls as text; a template that takes no calls does not."""
+        try:
+            return self.tool_calls.has_text_arguments
+        except UserError:
+            return False
+
+    @cached_property
+    def tool_calls(self) -> TemplateCallFormat:
+        """How the chat template writes calls of tools; UserError if it has no tools, or a form that is not known."""
         if not has_template(self._tokenizer) or "tools" not in self._variables:
             raise UserError("tools: this model's chat template has no tools; leave them out, or use another model")
         try:

@@ -1,0 +1,139 @@
+"""What the forms of calls of tools share: a call, the protocol of a form, and what reads values."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+MOST_MALFORMED = 100  # openings without a call; each costs a look at all the text before it
+UNREADABLE = "your call could not be read"
+_BLANKS = re.compile(r"\s*")
+_WORDS = {"True": True, "False": False, "None": None}  # as a template writes them that uses no JSON
+_JSON_TYPES = {"string": str, "boolean": bool, "object": dict, "array": list, "null": type(None)}
+
+
+class ToolCall(NamedTuple):
+    """`arguments` by name; a list of words in their order, where a call is written as words."""
+
+    name: str
+    arguments: dict[str, Any] | list[str]
+
+
+class CallFormat(Protocol):
+    """A form in which a policy writes calls of tools."""
+
+    def split(self, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, list[ToolCall]]:
+        """The text without its calls, and the calls. What looks like one and is not well formed stays in the text.
+
+        `tools` as a chat template takes them: their schemas tell text from numbers where a form writes both alike.
+        """
+        ...
+
+    def find_malformed(self, text: str, tools: Collection[str]) -> str:
+        """Describe the malformed call in a text from which the valid calls were taken; "" if there is none."""
+        ...
+
+
+class TemplateCallFormat(CallFormat, Protocol):
+    """A form that a chat template writes."""
+
+    @property
+    def has_text_arguments(self) -> bool:
+        """Whether the template takes the arguments of a call as JSON text, and not as an object."""
+        ...
+
+    def write_id(self, name: str, number: int) -> str:
+        """The id of a call: of nine letters and digits, or what the template shows in place of the name."""
+        ...
+
+
+def write_arguments(messages: Sequence[Mapping[str, Any]], calls: TemplateCallFormat) -> list[dict[str, Any]]:
+    """The messages with the arguments of their calls as the template takes them."""
+    if not calls.has_text_arguments:
+        return [dict(message) for message in messages]
+
+    def write(call: Mapping[str, Any]) -> dict[str, Any]:
+        given = call["function"]["arguments"]
+        text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        return {**call, "function": {**call["function"], "arguments": text}}
+
+    return [
+        {**message, "tool_calls": [write(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else dict(message)
+        for message in messages
+    ]
+
+
+def list_properties(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The schema of each argument, by the names of the tool and of the argument. What has none is left out."""
+    found: dict[str, dict[str, Any]] = {}
+    for tool in tools:
+        function = tool.get("function")
+        parameters = function.get("parameters") if isinstance(function, Mapping) else None
+        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(properties, Mapping):
+            found[str(function.get("name"))] = dict(properties)
+    return found
+
+
+def read_value(text: str, schema: Any) -> Any:
+    """The value that a text is by a JSON schema; the text itself where the schema says so, or nothing else fits."""
+    types = _list_types(schema)
+    if types == {"string"}:
+        return text
+    word = text.strip()
+    try:
+        value = _WORDS[word] if word in _WORDS else json.loads(word, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return text
+    return value if not types or any(_has_type(value, one) for one in types) else text
+
+
+def _list_types(schema: Any) -> set[str]:
+    """The JSON types that a schema allows; empty if it says nothing about them."""
+    if not isinstance(schema, Mapping):
+        return set()
+    given = schema.get("type")
+    if given is not None:
+        return {str(one) for one in (given if isinstance(given, list) else [given])}
+    if isinstance(values := schema.get("enum"), list) and values:
+        return {"string"} if all(isinstance(value, str) for value in values) else set()
+    parts = schema.get("anyOf") or schema.get("oneOf")
+    found = [_list_types(part) for part in parts] if isinstance(parts, list) else []
+    return set().union(*found) if all(found) else set()
+
+
+def _has_type(value: Any, name: str) -> bool:
+    if name in ("integer", "number"):
+        return not isinstance(value, bool) and isinstance(value, int if name == "integer" else (int, float))
+    return isinstance(value, _JSON_TYPES.get(name, object))
+
+
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")
+
+
+def find_json_error(text: str) -> str:
+    """Why a text does not begin with JSON; "" if it does."""
+    try:
+        json.JSONDecoder().raw_decode(text.lstrip())
+    except json.JSONDecodeError as error:
+        return f"{error.msg} at character {error.pos}"
+    except (ValueError, RecursionError) as error:  # a number of many digits; lists in lists
+        return f"{error!s:.100}"
+    return ""
+
+
+def common_end(one: str, other: str) -> str:
+    pairs = enumerate(zip(reversed(one), reversed(other), strict=False))
+    size = next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return one[len(one) - size :]
+
+
+def skip_blanks(text: str, position: int) -> int:
+    blanks = _BLANKS.match(text, position)
+    assert blanks is not None
+    return blanks.end()
