@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -86,7 +87,7 @@ def read_value(text: str, schema: Any) -> Any:
         return text
     word = text.strip()
     try:
-        value = _WORDS[word] if word in _WORDS else json.loads(word, parse_constant=_refuse)
+        value = _WORDS[word] if word in _WORDS else json.loads(word, parse_constant=_refuse, parse_float=_read_float)
     except (ValueError, RecursionError):
         return text
     return value if not types or any(_has_type(value, one) for one in types) else text
@@ -110,6 +111,10 @@ def _has_type(value: Any, name: str) -> bool:
     if name in ("integer", "number"):
         return not isinstance(value, bool) and isinstance(value, int if name == "integer" else (int, float))
     return isinstance(value, _JSON_TYPES.get(name, object))
+
+
+def _read_float(word: str) -> float:
+    return float(word) if math.isfinite(float(word)) else _refuse(word)
 
 
 def _refuse(word: str) -> NoReturn:

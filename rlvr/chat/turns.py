@@ -63,10 +63,14 @@ def render_after(
     next one, if `messages` come in between. LostTurn for a template that leaves the turn out."""
     said: dict[str, Any] = {"role": "assistant", "content": _TURN}
     told = [{**message, "content": str(message.get("content") or "").replace(_TURN, "")} for message in messages]
+    has_results = bool(told) and told[0].get("role") == "tool"
     try:
+        if has_results and any(message.get("tool_calls") for message in before):
+            # A template that takes results only after a call would take these for those of an earlier call.
+            render_chat([{"role": "user", "content": "?"}, said, *told], tokenizer, arguments)
         rendered = render_chat([*before, said, *told], tokenizer, arguments)
     except Exception:  # a template may raise any error of its own
-        if not (told and told[0].get("role") == "tool"):
+        if not has_results:
             raise
         return _render_results(before, told, tokenizer, arguments, action, called)
     _, found, after = rendered.rpartition(_TURN)
