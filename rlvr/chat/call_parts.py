@@ -45,27 +45,37 @@ class TemplateCallFormat(CallFormat, Protocol):
         """Whether the template takes the arguments of a call as JSON text, and not as an object."""
         ...
 
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the template writes the id of a call, `functions.NAME:NUMBER`, in place of its name."""
+        ...
+
     def write_id(self, name: str, number: int) -> str:
-        """The id of a call: of nine letters and digits, or what the template shows in place of the name."""
+        """The id of a call of a conversation, numbered from 0. Otherwise nine letters and digits, as all templates take
+        them."""
         ...
 
 
-def write_arguments(messages: Sequence[Mapping[str, Any]], calls: TemplateCallFormat) -> list[dict[str, Any]]:
-    """The messages with the arguments of their calls as the template takes them."""
-    if not calls.has_text_arguments:
+def adapt_messages(messages: Sequence[Mapping[str, Any]], form: TemplateCallFormat) -> list[dict[str, Any]]:
+    """The messages of a conversation with the arguments and the ids of their calls as the template takes them."""
+    if not (form.has_text_arguments or form.is_numbered):
         return [dict(message) for message in messages]
-
-    def write(call: Mapping[str, Any]) -> dict[str, Any]:
-        given = call["function"]["arguments"]
-        text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        return {**call, "function": {**call["function"], "arguments": text}}
-
-    return [
-        {**message, "tool_calls": [write(call) for call in message["tool_calls"]]}
-        if message.get("tool_calls")
-        else dict(message)
-        for message in messages
-    ]
+    ids, count, found = dict[str, str](), 0, list[dict[str, Any]]()
+    for message in messages:
+        made = list[dict[str, Any]]()
+        for call in message.get("tool_calls") or ():
+            function, one = dict(call["function"]), dict(call)
+            if form.has_text_arguments and not isinstance(function["arguments"], str):
+                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+            if form.is_numbered:
+                one["id"] = ids[str(call.get("id"))] = form.write_id(function["name"], count)
+            made.append({**one, "function": function})
+            count += 1
+        adapted = {**message, "tool_calls": made} if made else dict(message)
+        if (given := message.get("tool_call_id")) is not None:
+            adapted["tool_call_id"] = ids.get(str(given), given)
+        found.append(adapted)
+    return found
 
 
 def list_properties(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

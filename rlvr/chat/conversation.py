@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from rlvr.chat.call_parts import TemplateCallFormat, ToolCall, write_arguments
+from rlvr.chat.call_parts import TemplateCallFormat, ToolCall, adapt_messages
 from rlvr.chat.chat_template import has_template, list_variables, render_chat
 from rlvr.chat.dialects.forms import ChatCall, Json
 from rlvr.chat.special_tokens import blank_special, special_token_texts
@@ -80,7 +80,7 @@ class ChatTemplate:
 
     def encode(self, messages: Sequence[Json], tools: Sequence[Json]) -> list[int]:
         """The ids of a whole conversation, up to where the policy speaks; TemplateError for one that is refused."""
-        given = self._write_arguments(messages)
+        given = self._adapt(messages)
         return self._encode(self._render(lambda more: render_chat(given, self.tokenizer, more), tools))
 
     def encode_after(
@@ -88,19 +88,20 @@ class ChatTemplate:
     ) -> list[int]:
         """The ids between the policy's `turn`, which was the last of the messages `before`, and where it speaks again
         after `messages`."""
-        earlier, later = self._write_arguments(before[:-1]), self._write_arguments(messages)
+        given = self._adapt([*before, *messages])
+        earlier, later = given[: len(before) - 1], given[len(before) :]
         calls = before[-1].get("tool_calls") or ()
         called = calls[0]["function"]["name"] if calls else ""
         return self._encode(
             self._render(lambda more: render_after(earlier, later, self.tokenizer, more, turn, called), tools)
         )
 
-    def _write_arguments(self, messages: Sequence[Json]) -> list[Json]:
-        """The messages with the arguments of calls as text, where the template takes nothing else."""
+    def _adapt(self, messages: Sequence[Json]) -> list[Json]:
+        """The messages with their calls as the template takes them."""
         if not any(message.get("tool_calls") for message in messages):
             return list(messages)
         try:
-            return write_arguments(messages, self.tool_calls)
+            return adapt_messages(messages, self.tool_calls)
         except TemplateError:  # a template without calls shows none
             return list(messages)
 
@@ -145,7 +146,7 @@ class ChatTemplate:
             named = enumerate(calls[:1] if call.one_call else calls, first_id)
             message["tool_calls"] = [
                 {
-                    "id": self.tool_calls.write_id(one.name, number),
+                    "id": f"call{number:05d}",
                     "type": "function",
                     "function": {"name": one.name, "arguments": one.arguments},
                 }

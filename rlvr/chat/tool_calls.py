@@ -153,6 +153,10 @@ class ToolCallFormat:
     def has_text_arguments(self) -> bool:
         return False
 
+    @property
+    def is_numbered(self) -> bool:
+        return False
+
     def write_id(self, name: str, number: int) -> str:
         return f"call{number:05d}"
 

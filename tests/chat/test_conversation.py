@@ -197,7 +197,7 @@ def test_every_sampled_token_is_kept_where_tools_are_called(name: str) -> None:
     seen: list[int] = []
     for turn in range(3):
         function = {"name": "add", "arguments": {"a": turn}}
-        made = {"id": template.tool_calls.write_id("add", turn + 1), "type": "function", "function": function}
+        made = {"id": f"call{turn + 1:05d}", "type": "function", "function": function}
         said = {"role": "assistant", "content": "", "tool_calls": [made]}
         prompt = tokenizer.decode(template.encode([user("?")], [TOOL]))
         written = tokenizer.decode(template.encode([user("?"), said], [TOOL])).removeprefix(prompt)
@@ -216,5 +216,8 @@ def test_every_sampled_token_is_kept_where_tools_are_called(name: str) -> None:
     shown = tokenizer.decode(conversation.encode(ask(*messages, tools=[TOOL])))
     assert all(f"is {turn}" in shown for turn in range(3)) and shown.startswith(tokenizer.decode(seen))
     assert template.encode(messages, [TOOL]), "a history that is not known is rendered, calls and all"
+    if name == "kimi":
+        again = tokenizer.decode(template.encode(messages, [TOOL]))
+        assert (shown.count("functions.add:2"), again.count("functions.add:2")) == (1, 2), "a result, and its call"
     if name == "harmony":
         assert shown.count("<|call|><|start|>functions.add to=assistant") == 3

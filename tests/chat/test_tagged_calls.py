@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers", reason="the extra [train] is not installed")
 
-from rlvr.chat.call_parts import MOST_MALFORMED, ToolCall, read_value, write_arguments
+from rlvr.chat.call_parts import MOST_MALFORMED, ToolCall, adapt_messages, read_value
 from rlvr.chat.tagged_calls import TaggedCallFormat
 from rlvr.chat.tool_calls import ToolCallFormat
 from tests.kit.call_templates import HARMONY, KIMI, QWEN_CODER, TAGGED
@@ -55,7 +55,7 @@ def write(name: str, calls: list[ToolCall], said: str = "") -> str:
         for place, call in enumerate(calls)
     ]
     user = {"role": "user", "content": "?"}
-    whole = write_arguments([user, {"role": "assistant", "content": said, "tool_calls": made}], form)
+    whole = adapt_messages([user, {"role": "assistant", "content": said, "tool_calls": made}], form)
     prompt = tokenizer.apply_chat_template([user], tools=TOOLS, add_generation_prompt=True, tokenize=False)
     text = tokenizer.apply_chat_template(whole, tools=TOOLS, tokenize=False)
     return text.removeprefix(prompt).removesuffix("\n").removesuffix("<|im_end|>")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.chat.call_parts import write_arguments
+from rlvr.chat.call_parts import adapt_messages
 from rlvr.chat.tool_calls import ToolCallFormat
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.core.messages import Datum, SamplingParams
@@ -310,7 +310,7 @@ def test_a_call_between_tags_is_answered_in_the_templates_own_form(rows: str, na
     def call(tool: str, **arguments: Any) -> str:
         function = {"name": tool, "arguments": arguments}
         one = {"id": form.write_id(tool, 0), "type": "function", "function": function}
-        said = write_arguments([{"role": "assistant", "content": "", "tool_calls": [one]}], form)
+        said = adapt_messages([{"role": "assistant", "content": "", "tool_calls": [one]}], form)
         more = {**asked, "add_generation_prompt": False}
         text = tokenizer.apply_chat_template([*task.model_prompt, *said], **more).removeprefix(prompt)
         return text.split("<|im_end|>")[0].split("<|call|>")[0]

@@ -60,7 +60,7 @@ class ToolEnv:
         self._budget, self._environment, self._special = budget, environment, special_token_texts(tokenizer)
         self._schemas = [tool.schema for tool in toolbox.tools]
         self._seen: list[int] = []
-        self._seconds_left = budget.seconds
+        self._seconds_left, self._written = budget.seconds, 0  # results
         self._counts = Counter[str]()
         self.ended = ""
 
@@ -123,9 +123,15 @@ class ToolEnv:
         known = {tool.name for tool in self._toolbox.tools}  # what else a model calls a tool may be anything
         names = [call.name if call.name in known else "unknown" for call in calls] + ["unknown"] * len(results)
         messages = [
-            {"role": "tool", "name": name, "tool_call_id": self._format.write_id(name, place), "content": result}
+            {
+                "role": "tool",
+                "name": name,
+                "tool_call_id": self._format.write_id(name, self._written + place),
+                "content": result,
+            }
             for place, (name, result) in enumerate(zip(names, results, strict=False))
         ]
+        self._written += len(messages)
         return render_between(self.task, self._tokenizer, action, messages, names[0])
 
     async def _end(self, why: str) -> StepResult:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rlvr.chat.call_parts import TemplateCallFormat, write_arguments
+from rlvr.chat.call_parts import TemplateCallFormat, ToolCall, adapt_messages
 from rlvr.chat.chat_template import has_template, list_variables
 from rlvr.chat.tool_calls import ToolCallFormat
 from rlvr.tinker_server.protocol.errors import UserError
@@ -79,8 +79,8 @@ class ServedText:
                 f"chat_template_kwargs: {', '.join(unknown)[:200]} is not read by this model's chat template, which "
                 f"takes {', '.join(sorted(self._variables)) or 'none'}"
             )
-        if any(message.get("tool_calls") for message in messages) and self._takes_text:
-            messages = write_arguments(messages, self.tool_calls)
+        if any(message.get("tool_calls") for message in messages):
+            messages = self._adapt(messages)
         with self._lock:
             try:
                 written = self._tokenizer.apply_chat_template(
@@ -99,13 +99,22 @@ class ServedText:
     def _variables(self) -> set[str]:
         return list_variables(self._tokenizer)
 
-    @cached_property
-    def _takes_text(self) -> bool:
-        """Whether the template takes the arguments of calls as text; a template that takes no calls does not."""
+    def split_calls(
+        self, said: str, tools: Sequence[Mapping[str, Any]], *, skip_special: bool
+    ) -> tuple[str, list[ToolCall]]:
+        """The text of an answer without its calls of tools, and the calls. `said` has its special tokens, since many
+        forms of calls are made of them; those of the rest are left out if `skip_special`."""
+        rest, calls = self.tool_calls.split(said, tools)
+        if skip_special:
+            for special in filter(None, getattr(self._decoder, "all_special_tokens", ())):
+                rest = rest.replace(special, "")
+        return rest.strip() if calls else rest, calls
+
+    def _adapt(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         try:
-            return self.tool_calls.has_text_arguments
-        except UserError:
-            return False
+            return adapt_messages(messages, self.tool_calls)
+        except UserError:  # a template without calls shows none
+            return messages
 
     @cached_property
     def tool_calls(self) -> TemplateCallFormat:
