@@ -90,8 +90,8 @@ def _render_results(
     action: Sequence[int],
     called: str,
 ) -> str:
-    """The same for results of tools, where the template takes them only after a call (gpt-oss). LostTurn for a template
-    that does not write the call before them."""
+    """The same for results of tools, where the template takes them only after a call (gpt-oss, MiniMax M2). LostTurn
+    for a template that does not write the call before them."""
     function = {"name": called or "unknown", "arguments": {"turn": _TURN}}
     call = {"id": "call00001", "type": "function", "function": function}
     said = {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -99,10 +99,14 @@ def _render_results(
     whole = render_chat([*before, said, *results], tokenizer, arguments)
     if _TURN not in alone or not whole.startswith(alone):
         raise LostTurn("the tokenizer's chat template does not write a call of a tool before its results")
-    end = alone.rpartition(_TURN)[2].partition("}")[2]
-    text = tokenizer.decode(list(action), skip_special_tokens=False)
-    is_ended = text.endswith(end) or list(action[-1:]) == [tokenizer.eos_token_id]
-    return ("" if is_ended else end) + whole[len(alone) :]
+    tail, eos = alone.rpartition(_TURN)[2], getattr(tokenizer, "eos_token", None) or ""
+    # The turn ends with its end token, or with a token of its own after the JSON of the call.
+    end = tail[tail.rindex(eos) :] if eos and eos in tail else tail.partition("}")[2]
+    if list(action[-1:]) == [tokenizer.eos_token_id]:  # the policy ended its turn itself
+        end = end.removeprefix(eos) if eos and end.startswith(eos) else ""
+    elif end and tokenizer.decode(list(action), skip_special_tokens=False).endswith(end):
+        end = ""
+    return end + whole[len(alone) :]
 
 
 def encode_between(task: Task, tokenizer: Any, text: str) -> list[int]:

@@ -326,6 +326,8 @@ def test_a_call_between_tags_is_answered_in_the_templates_own_form(rows: str, na
     assert "LookupError: no 5 here" in seen[3][len(seen[2]) :], "the text 5 stays text where the tool takes text"
     assert (t.metadata["tool_calls"], t.metadata["tool_errors"], t.answer) == (2, 2, "7")
     assert written_by(t, 1) == "".join(f"{turn}<|im_end|>" for turn in turns)
+    if name != "harmony":
+        assert seen[1][len(seen[0] + turns[0]) :].startswith("<|im_end|>\n<|im_start|>tool\n")
 
 
 LLAMA_CALL = json.dumps({"name": "add", "parameters": {"a": 2, "b": 5}})

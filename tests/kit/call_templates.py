@@ -37,7 +37,9 @@ MINIMAX = _template(
     '\n<minimax:tool_call>\n{% for call in message.tool_calls %}<invoke name="{{ call.function.name }}">\n'
     '{% for key, value in call.function.arguments.items() %}<parameter name="{{ key }}">'
     "{{ value if value is string else value | tojson }}</parameter>\n{% endfor %}</invoke>\n{% endfor %}"
-    "</minimax:tool_call>"
+    "</minimax:tool_call>",
+    "{% if not messages | selectattr('tool_calls', 'defined') | list %}"
+    "{{ raise_exception('a result without a call before it') }}{% endif %}{{ message.content }}",
 )
 # The id stands in place of the name.
 KIMI = _template(
