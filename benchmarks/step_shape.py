@@ -36,7 +36,7 @@ class StepShape:
     """One comparison: `groups` prompts of `prompt` tokens (0: sums) x `size` answers of at most `answer` tokens.
 
     With a `seed` the tasks are those of the run `arithmetic`, and the model is the one that its supervised fine-tuning
-    made. With a `model` that is pretrained one as `model.name` names it, which reads the tasks as a chat.
+    made. With a `model` it is the pretrained one that `model.name` names, which reads the tasks as a chat.
 
     After 150 `fine_tuning_steps` nine groups of ten have a signal. After 600 nine completions of ten are right, as late
     in a run, and in half of the groups all are.

@@ -21,9 +21,8 @@ def has_template(tokenizer: Any) -> bool:
 
 def render_chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, arguments: Mapping[str, Any]) -> str:
     """The messages as the text that a completion goes on from. A template may raise any error of its own."""
-    return str(
-        tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False, **dict(arguments))
-    )
+    more = {"add_generation_prompt": True, **arguments}
+    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **more))
 
 
 def list_variables(tokenizer: Any) -> set[str]:

@@ -19,10 +19,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from rlvr.chat.call_parts import TemplateCallFormat, ToolCall, adapt_messages
 from rlvr.chat.chat_template import has_template, list_variables, render_chat
 from rlvr.chat.dialects.forms import ChatCall, Json
 from rlvr.chat.special_tokens import blank_special, special_token_texts
-from rlvr.chat.tool_calls import ToolCall, ToolCallFormat
+from rlvr.chat.tool_calls import ToolCallFormat
 from rlvr.chat.turns import LostTurn, decode_turn, render_after
 
 # The contents one after the other, for tokenizers without a template of their own.
@@ -49,7 +50,7 @@ class ChatTemplate:
         self._special = [text for text in getattr(tokenizer, "all_special_tokens", []) if text.strip()]
 
     @cached_property
-    def tool_calls(self) -> ToolCallFormat:
+    def tool_calls(self) -> TemplateCallFormat:
         """How the template writes calls of tools; TemplateError if it has no tools, or a form that is not known."""
         if not self.has_own or "tools" not in list_variables(self.tokenizer):
             raise TemplateError("tools: this model's chat template has no tools; leave them out, or use another model")
@@ -79,15 +80,30 @@ class ChatTemplate:
 
     def encode(self, messages: Sequence[Json], tools: Sequence[Json]) -> list[int]:
         """The ids of a whole conversation, up to where the policy speaks; TemplateError for one that is refused."""
-        return self._encode(self._render(lambda more: render_chat(messages, self.tokenizer, more), tools))
+        given = self._adapt(messages)
+        return self._encode(self._render(lambda more: render_chat(given, self.tokenizer, more), tools))
 
     def encode_after(
         self, before: Sequence[Json], messages: Sequence[Json], tools: Sequence[Json], turn: Sequence[int]
     ) -> list[int]:
-        """The ids between the policy's `turn`, which answered `before`, and where it speaks again after `messages`."""
+        """The ids between the policy's `turn`, which was the last of the messages `before`, and where it speaks again
+        after `messages`."""
+        given = self._adapt([*before, *messages])
+        earlier, later = given[: len(before) - 1], given[len(before) :]
+        calls = before[-1].get("tool_calls") or ()
+        called = calls[0]["function"]["name"] if calls else ""
         return self._encode(
-            self._render(lambda more: render_after(before, messages, self.tokenizer, more, turn), tools)
+            self._render(lambda more: render_after(earlier, later, self.tokenizer, more, turn, called), tools)
         )
+
+    def _adapt(self, messages: Sequence[Json]) -> list[Json]:
+        """The messages with their calls as the template takes them."""
+        if not any(message.get("tool_calls") for message in messages):
+            return list(messages)
+        try:
+            return adapt_messages(messages, self.tool_calls)
+        except TemplateError:  # a template without calls shows none
+            return list(messages)
 
     def _render(self, render: Any, tools: Sequence[Json]) -> str:
         if tools:
@@ -122,7 +138,7 @@ class ChatTemplate:
             text = text.removesuffix(stop)
         calls: list[ToolCall] = []
         if call.tools:
-            text, calls = self.tool_calls.split(text)
+            text, calls = self.tool_calls.split(text, call.tools)
         for special in self._special:
             text = text.replace(special, "")
         message: Json = {"role": "assistant", "content": text}
@@ -158,7 +174,7 @@ class Conversation:
                 continue
             prompt, turn = known
             try:
-                added = self.template.encode_after(messages[: place - 1], messages[place:], call.tools, turn)
+                added = self.template.encode_after(messages[:place], messages[place:], call.tools, turn)
             except TemplateError as error:
                 if isinstance(error.__cause__, LostTurn):  # such a template shows the policy one turn only
                     break

@@ -2,17 +2,29 @@
 
 A template is asked once, with a call whose parts are known, and what it writes around the call's JSON tells the form:
 `<tool_call>{"name": ..., "arguments": ...}</tool_call>` (Qwen, Hermes), bare JSON with `parameters` (Llama 3),
-`[TOOL_CALLS][{...}]` (Mistral). Left out on purpose: forms of templates that are not JSON, which are refused before
-sampling. Models without a template write calls as words (`WordCallFormat`).
+`[TOOL_CALLS][{...}]` (Mistral). Templates that write the name or the arguments between tags have a form of
+`tagged_calls`; any other form is refused before sampling. Models without a template write calls as words
+(`WordCallFormat`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
+
+from rlvr.chat.call_parts import (
+    MOST_MALFORMED,
+    UNREADABLE,
+    TemplateCallFormat,
+    ToolCall,
+    common_end,
+    find_json_error,
+    skip_blanks,
+)
+from rlvr.chat.tagged_calls import find_tagged_format
 
 _NAME, _KEY, _VALUE = "name_of_the_probe", "key_of_the_probe", "value_of_the_probe"
 _PROBE = {
@@ -28,19 +40,9 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}},
     },
 }
-MOST_MALFORMED = 100  # openings without a call; each costs a look at all the text before it
-_UNREADABLE = "your call could not be read"
 _NAME_KEYS = ("name", "function", "tool")  # under which models name a tool, whatever their template says
 _BARE_OPENING = re.compile(r"\s*(?:<\|python_tag\|>|```(?:json)?)?\s*(?=[{\[])")  # what Llama 3 writes before JSON, too
-_BLANKS = re.compile(r"\s*")
 _USER, _SAID = {"role": "user", "content": "What is it?"}, "Wait."
-
-
-class ToolCall(NamedTuple):
-    """`arguments` by name; a list of words in their order, where a call is written as words."""
-
-    name: str
-    arguments: dict[str, Any] | list[str]
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class WordCallFormat:
     def words(self) -> list[str]:
         return [self.begin, self.end, self.result_begin, self.result_end, *([self.failure] if self.failure else [])]
 
-    def split(self, text: str) -> tuple[str, list[ToolCall]]:
+    def split(self, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, list[ToolCall]]:
         """What is opened and not closed, or has no name, stays in the text."""
         kept, calls, position = "", list[ToolCall](), 0
         while (at := text.find(self.begin, position)) >= 0:
@@ -82,7 +84,7 @@ class WordCallFormat:
 
     def find_malformed(self, text: str, tools: Collection[str]) -> str:
         """Describe the malformed call in a text from which the valid calls were taken; "" if there is none."""
-        return f"{_UNREADABLE}: write {self.begin} name arguments {self.end}" if self.begin in text else ""
+        return f"{UNREADABLE}: write {self.begin} name arguments {self.end}" if self.begin in text else ""
 
     def write_results(self, results: Sequence[str]) -> str:
         return "".join(f" {self.result_begin} {result} {self.result_end} " for result in results)
@@ -98,8 +100,8 @@ class ToolCallFormat:
     arguments_key: str
 
     @classmethod
-    def of_template(cls, tokenizer: Any) -> ToolCallFormat:
-        """The form of a tokenizer's chat template; ValueError if it writes no calls, or not as JSON.
+    def of_template(cls, tokenizer: Any) -> TemplateCallFormat:
+        """The form of a tokenizer's chat template; ValueError if it writes no calls, or in a form that is not known.
 
         The call is written after nothing and after a word: what stands before its JSON in both is how it begins. What
         depends on the text, as Qwen 3's empty block of thinking does, is no part of it.
@@ -110,41 +112,64 @@ class ToolCallFormat:
                 tokenizer.apply_chat_template(list(messages), tools=[_TOOL], add_generation_prompt=ask, tokenize=False)
             )
 
-        def turn_of(said: str) -> str:
+        def write_turn(said: str, calls: Sequence[Mapping[str, Any]]) -> str:
             """The text that the template writes for the assistant's turn, without what the prompt of the turn has."""
-            whole = render(_USER, {"role": "assistant", "content": said, "tool_calls": [_PROBE]})
+            prompt = render(_USER, ask=True)
+            whole = render(_USER, {"role": "assistant", "content": said, "tool_calls": list(calls)})
             shared = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
             return whole[min(shared, len(prompt)) :]
 
+        refusal: Exception | None = None
         try:
-            prompt = render(_USER, ask=True)
-            turns = [turn_of(""), turn_of(_SAID)]
+            if found := cls._of_turns(write_turn("", [_PROBE]), write_turn(_SAID, [_PROBE])):
+                return found
         except Exception as error:  # a template may raise any error of its own
-            raise ValueError(f"the chat template cannot write a call of a tool ({error!s:.200})") from error
+            refusal = error
+        if tagged := find_tagged_format(write_turn):
+            return tagged
+        if refusal:
+            raise ValueError(f"the chat template cannot write a call of a tool ({refusal!s:.200})") from refusal
+        raise ValueError(
+            "the chat template writes no calls of tools, or writes them in a form other than JSON or a name and "
+            "arguments between tags, which is not supported"
+        )
+
+    @classmethod
+    def _of_turns(cls, *turns: str) -> ToolCallFormat | None:
+        """The form of a turn and of the same turn after a word; None if the call is not JSON."""
         (start, size, value), (later, _, _) = (next(_json_values(turn, _NAME), (0, 0, None)) for turn in turns)
         call = value[0] if isinstance(value, list) and value else value
         call = call.get("function", call) if isinstance(call, dict) else None
         names = [key for key, held in call.items() if held == _NAME] if isinstance(call, dict) else []
         arguments = [key for key, held in call.items() if held == {_KEY: _VALUE}] if isinstance(call, dict) else []
         if len(names) != 1 or len(arguments) != 1:
-            raise ValueError(
-                "the chat template writes calls of tools in a form other than JSON, which is not supported"
-            )
-        begin = _common_end(turns[0][:start], turns[1][:later]).strip()
+            return None
+        begin = common_end(turns[0][:start], turns[1][:later]).strip()
         after = turns[0][start + size :].lstrip()
         closing = after.split("\n")[0].split("<|")[0].strip()
         return cls(begin, closing if begin else "", names[0], arguments[0])
 
-    def split(self, text: str) -> tuple[str, list[ToolCall]]:
+    @property
+    def has_text_arguments(self) -> bool:
+        return False
+
+    @property
+    def is_numbered(self) -> bool:
+        return False
+
+    def write_id(self, name: str, number: int) -> str:
+        return f"call{number:05d}"
+
+    def split(self, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, list[ToolCall]]:
         """The text without its calls, and the calls. What looks like one and is not well formed stays in the text."""
         calls: list[ToolCall] = []
         if not self.begin:
-            found = self._read(text, _skip_blanks(text, 0))
-            return ("", found[1]) if found and _skip_blanks(text, found[0]) == len(text) else (text, [])
+            found = self._read(text, skip_blanks(text, 0))
+            return ("", found[1]) if found and skip_blanks(text, found[0]) == len(text) else (text, [])
         kept, position, malformed = list[str](), 0, 0
         while malformed < MOST_MALFORMED and (at := text.find(self.begin, position)) >= 0:
             body = at + len(self.begin)
-            found = self._read(text, _skip_blanks(text, body))
+            found = self._read(text, skip_blanks(text, body))
             kept.append(text[position : body if found is None else at])
             position = body
             if found is None:
@@ -152,7 +177,7 @@ class ToolCallFormat:
                 continue
             position, more = found
             calls += more
-            ending = _skip_blanks(text, position)
+            ending = skip_blanks(text, position)
             if self.end and text.startswith(self.end, ending):
                 position = ending + len(self.end)
         return ("".join(kept) + text[position:]).strip() if calls else text, calls
@@ -172,12 +197,12 @@ class ToolCallFormat:
         if re.search(rf"""["'](?:{keys})["']\s*:\s*["'](?:{called})["']""", body):
             return self._explain(body)
         has_keys = all(re.search(rf"""["']{re.escape(k)}["']\s*:""", body) for k in (self.name_key, self.arguments_key))
-        return self._explain(body) if has_keys and _find_json_error(body) else ""
+        return self._explain(body) if has_keys and find_json_error(body) else ""
 
     def _explain(self, body: str) -> str:
         """Why there is no call at the beginning of a text."""
-        reason = _find_json_error(body) or "it is JSON, but not such an object alone"
-        return f'{_UNREADABLE}: {reason}; expected {{"{self.name_key}": ..., "{self.arguments_key}": {{...}}}}'
+        reason = find_json_error(body) or "it is JSON, but not such an object alone"
+        return f'{UNREADABLE}: {reason}; expected {{"{self.name_key}": ..., "{self.arguments_key}": {{...}}}}'
 
     def _read(self, text: str, start: int) -> tuple[int, list[ToolCall]] | None:
         """(where it ends, calls) of the JSON at a place of a text; None if there is no call."""
@@ -196,32 +221,6 @@ class ToolCallFormat:
             return None
         name, arguments = value.get(self.name_key), value.get(self.arguments_key)
         return ToolCall(name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
-
-
-CallFormat = ToolCallFormat | WordCallFormat
-
-
-def _find_json_error(text: str) -> str:
-    """Why a text does not begin with JSON; "" if it does."""
-    try:
-        json.JSONDecoder().raw_decode(text.lstrip())
-    except json.JSONDecodeError as error:
-        return f"{error.msg} at character {error.pos}"
-    except (ValueError, RecursionError) as error:  # a number of many digits; lists in lists
-        return f"{error!s:.100}"
-    return ""
-
-
-def _common_end(one: str, other: str) -> str:
-    pairs = enumerate(zip(reversed(one), reversed(other), strict=False))
-    size = next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
-    return one[len(one) - size :]
-
-
-def _skip_blanks(text: str, position: int) -> int:
-    blanks = _BLANKS.match(text, position)
-    assert blanks is not None
-    return blanks.end()
 
 
 def _json_values(text: str, holding: str) -> Iterator[tuple[int, int, Any]]:

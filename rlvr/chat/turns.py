@@ -31,11 +31,16 @@ def decode_turn(action: Sequence[int], tokenizer: Any) -> str:
     return tokenizer.decode(tokens, skip_special_tokens=False)
 
 
-def render_between(task: Task, tokenizer: Any, action: Sequence[int], messages: Sequence[dict[str, Any]]) -> str:
-    """What the chat template writes after the policy's turn: its end, these messages, and the opening of the next."""
+def render_between(
+    task: Task, tokenizer: Any, action: Sequence[int], messages: Sequence[dict[str, Any]], called: str = ""
+) -> str:
+    """What the chat template writes after the policy's turn: its end, these messages, and the opening of the next.
+
+    `called` is the tool that the turn called first, if messages are results of tools.
+    """
     assert not isinstance(task.model_prompt, str)
     try:
-        return render_after(task.model_prompt, messages, tokenizer, task.template_arguments, action)
+        return render_after(task.model_prompt, messages, tokenizer, task.template_arguments, action, called)
     except LostTurn as error:
         raise ValueError(
             f"task {task.id!r}: {error}, so an episode can have one turn only; use max_turns=1, or another template"
@@ -52,12 +57,22 @@ def render_after(
     tokenizer: Any,
     arguments: Mapping[str, Any],
     action: Sequence[int],
+    called: str = "",
 ) -> str:
     """What the chat template writes between the policy's turn `action`, which answered the messages `before`, and its
     next one, if `messages` come in between. LostTurn for a template that leaves the turn out."""
-    said = {"role": "assistant", "content": _TURN}
+    said: dict[str, Any] = {"role": "assistant", "content": _TURN}
     told = [{**message, "content": str(message.get("content") or "").replace(_TURN, "")} for message in messages]
-    rendered = render_chat([*before, said, *told], tokenizer, arguments)
+    has_results = bool(told) and told[0].get("role") == "tool"
+    try:
+        if has_results and any(message.get("tool_calls") for message in before):
+            # A template that takes results only after a call would take these for those of an earlier call.
+            render_chat([{"role": "user", "content": "?"}, said, *told], tokenizer, arguments)
+        rendered = render_chat([*before, said, *told], tokenizer, arguments)
+    except Exception:  # a template may raise any error of its own
+        if not has_results:
+            raise
+        return _render_results(before, told, tokenizer, arguments, action, called)
     _, found, after = rendered.rpartition(_TURN)
     if not found:
         raise LostTurn("the tokenizer's chat template leaves out earlier assistant messages")
@@ -65,6 +80,33 @@ def render_after(
     if end and list(action[-1:]) == [tokenizer.eos_token_id]:  # the policy ended its turn itself
         after = after.removeprefix(end)
     return after
+
+
+def _render_results(
+    before: Sequence[Mapping[str, Any]],
+    results: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    arguments: Mapping[str, Any],
+    action: Sequence[int],
+    called: str,
+) -> str:
+    """The same for results of tools, where the template takes them only after a call (gpt-oss, MiniMax M2). LostTurn
+    for a template that does not write the call before them."""
+    function = {"name": called or "unknown", "arguments": {"turn": _TURN}}
+    call = {"id": "call00001", "type": "function", "function": function}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    alone = render_chat([*before, said], tokenizer, {**arguments, "add_generation_prompt": False})
+    whole = render_chat([*before, said, *results], tokenizer, arguments)
+    if _TURN not in alone or not whole.startswith(alone):
+        raise LostTurn("the tokenizer's chat template does not write a call of a tool before its results")
+    tail, eos = alone.rpartition(_TURN)[2], getattr(tokenizer, "eos_token", None) or ""
+    # The turn ends with its end token, or with a token of its own after the JSON of the call.
+    end = tail[tail.rindex(eos) :] if eos and eos in tail else tail.partition("}")[2]
+    if list(action[-1:]) == [tokenizer.eos_token_id]:  # the policy ended its turn itself
+        end = end.removeprefix(eos) if eos and end.startswith(eos) else ""
+    elif end and tokenizer.decode(list(action), skip_special_tokens=False).endswith(end):
+        end = ""
+    return end + whole[len(alone) :]
 
 
 def encode_between(task: Task, tokenizer: Any, text: str) -> list[int]:

@@ -12,12 +12,14 @@ pytest.importorskip("transformers", reason="the extra [train] is not installed")
 from rlvr.chat.conversation import ChatTemplate, Conversation, TemplateError
 from rlvr.chat.dialects.forms import ChatCall, Json
 from rlvr.core.turn_tree import join_turns
+from tests.kit.call_templates import HARMONY, TAGGED
 from tests.kit.chat_rows import TEMPLATE as QWEN_TEMPLATE
 from tests.kit.code_rows import chat_tokenizer
 from tests.kit.open_server import LLAMA_TEMPLATE, MISTRAL_TEMPLATE, TOOLS_TEMPLATE
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
 TEMPLATES = {"qwen": QWEN_TEMPLATE, "tools": TOOLS_TEMPLATE, "llama": LLAMA_TEMPLATE, "mistral": MISTRAL_TEMPLATE}
+TEMPLATES |= {**TAGGED, "harmony": HARMONY}
 
 
 def make(template: str | None = TOOLS_TEMPLATE, **arguments: Any) -> Conversation:
@@ -204,3 +206,38 @@ def test_every_sampled_token_is_kept_whatever_the_policy_says(name: str) -> None
 @pytest.mark.timeout(600)
 def test_no_token_in_ten_thousand_turns_is_another_one_than_was_sampled() -> None:
     assert sum(replay(name, 10_000 // len(TEMPLATES) + 1) for name in TEMPLATES) == 0
+
+
+@pytest.mark.parametrize("name", sorted({*TEMPLATES} - {"qwen", "llama"}))
+def test_every_sampled_token_is_kept_where_tools_are_called(name: str) -> None:
+    """Calls as the template writes them, sampled in other tokens than an encoding gives; a result follows each."""
+    conversation = make(TEMPLATES[name])
+    template, tokenizer = conversation.template, conversation.template.tokenizer
+    messages: list[Json] = [user("2 + 5?")]
+    seen: list[int] = []
+    for turn in range(3):
+        function = {"name": "add", "arguments": {"a": turn}}
+        made = {"id": f"call{turn + 1:05d}", "type": "function", "function": function}
+        said = {"role": "assistant", "content": "", "tool_calls": [made]}
+        prompt = tokenizer.decode(template.encode([user("?")], [TOOL]))
+        written = tokenizer.decode(template.encode([user("?"), said], [TOOL])).removeprefix(prompt)
+        text = written.split("<|im_end|>")[0].split("<|call|>")[0]
+        tokens = [token for letter in text for token in ids(conversation, letter, ends=False)]
+        if name != "harmony":
+            tokens.append(tokenizer.eos_token_id)
+        call = ask(*messages, tools=[TOOL])
+        prompt = conversation.encode(call)
+        answer, _ = template.read_answer(tokens, call, turn + 1)
+        conversation.record(call, prompt, answer, tokens)
+        assert prompt[: len(seen)] == seen and answer["tool_calls"] == [made]
+        seen = [*prompt, *tokens]
+        result = {"role": "tool", "name": "add", "tool_call_id": answer["tool_calls"][0]["id"], "content": f"is {turn}"}
+        messages = [*messages, answer, result]
+    shown = tokenizer.decode(conversation.encode(ask(*messages, tools=[TOOL])))
+    assert all(f"is {turn}" in shown for turn in range(3)) and shown.startswith(tokenizer.decode(seen))
+    assert template.encode(messages, [TOOL]), "a history that is not known is rendered, calls and all"
+    if name == "kimi":
+        again = tokenizer.decode(template.encode(messages, [TOOL]))
+        assert (shown.count("functions.add:2"), again.count("functions.add:2")) == (1, 2), "a result, and its call"
+    if name == "harmony":
+        assert shown.count("<|call|><|start|>functions.add to=assistant") == 3

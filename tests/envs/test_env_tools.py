@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlvr.chat.call_parts import adapt_messages
+from rlvr.chat.tool_calls import ToolCallFormat
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.core.messages import Datum, SamplingParams
 from rlvr.core.types import Trajectory
@@ -17,6 +20,7 @@ from rlvr.envs.prompted_source import apply_prompt_options
 from rlvr.envs.registry import resolve_environment
 from rlvr.envs.tools.tool_source import ToolSource
 from rlvr.rollout import open_groups, rollout
+from tests.kit.call_templates import HARMONY, TAGGED
 from tests.kit.code_rows import chat_tokenizer
 from tests.kit.open_server import LLAMA_TEMPLATE, TOOLS_TEMPLATE
 from tests.kit.rounding import assert_gradients_close
@@ -291,6 +295,39 @@ def test_an_answer_in_json_is_no_call(rows: str, answer: str) -> None:
     text = bare_tokenizer()
     t, _ = play(source(rows, tokenizer=text), answer, tokenizer=text)
     assert t.metadata["answered"] == 1 and t.metadata["tool_errors"] == 0 and t.response == answer
+
+
+@pytest.mark.parametrize("name", sorted({**TAGGED, "harmony": HARMONY}))
+def test_a_call_between_tags_is_answered_in_the_templates_own_form(rows: str, name: str) -> None:
+    """The policy says what the template writes for a call; then a malformed call, one that fails, and an answer."""
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = {**TAGGED, "harmony": HARMONY}[name]
+    made = source(rows, tokenizer=tokenizer, max_turns=5)
+    task, form = made.train(0, 0, ""), ToolCallFormat.of_template(tokenizer)
+    asked = {"add_generation_prompt": True, "tokenize": False, "tools": [tool.schema for tool in made.toolbox.tools]}
+    prompt = tokenizer.apply_chat_template(task.model_prompt, **asked)
+
+    def call(tool: str, **arguments: Any) -> str:
+        function = {"name": tool, "arguments": arguments}
+        one = {"id": form.write_id(tool, 0), "type": "function", "function": function}
+        said = adapt_messages([{"role": "assistant", "content": "", "tool_calls": [one]}], form)
+        more = {**asked, "add_generation_prompt": False}
+        text = tokenizer.apply_chat_template([*task.model_prompt, *said], **more).removeprefix(prompt)
+        return text.split("<|im_end|>")[0].split("<|call|>")[0]
+
+    good = call("add", a=2, b=5)
+    broken = good[: good.index("add") + 3] + " )"
+    turns = [good, broken, call("fail", what="5"), "7"]
+    t, sampler = play(made, *turns, tokenizer=tokenizer)
+    seen = [tokenizer.decode(one) for one in sampler.prompts]
+    assert all(later.startswith(earlier) for earlier, later in pairwise(seen)), "nothing is rendered again"
+    assert "7" in seen[1][len(seen[0] + turns[0]) :]
+    assert "your call could not be read" in seen[2][len(seen[1]) :]
+    assert "LookupError: no 5 here" in seen[3][len(seen[2]) :], "the text 5 stays text where the tool takes text"
+    assert (t.metadata["tool_calls"], t.metadata["tool_errors"], t.answer) == (2, 2, "7")
+    assert written_by(t, 1) == "".join(f"{turn}<|im_end|>" for turn in turns)
+    if name != "harmony":
+        assert seen[1][len(seen[0] + turns[0]) :].startswith("<|im_end|>\n<|im_start|>tool\n")
 
 
 LLAMA_CALL = json.dumps({"name": "add", "parameters": {"a": 2, "b": 5}})

@@ -14,6 +14,7 @@ from rlvr.chat.tool_calls import ToolCall, ToolCallFormat
 from rlvr.tinker_server.http.open_api.open_replies import name_likeliest
 from rlvr.tinker_server.http.open_api.served_text import ServedText, TextStream, cut_stops
 from rlvr.tinker_server.protocol.errors import UserError
+from tests.kit.call_templates import TAGGED
 from tests.kit.open_server import LLAMA_TEMPLATE, MISTRAL_TEMPLATE, TOOLS_TEMPLATE, text_tokenizer
 
 
@@ -79,6 +80,20 @@ def test_calls_of_tools_are_read_in_the_form_of_the_template(
     left, calls = served(template).tool_calls.split(said)
     assert left == (said if rest is None else rest)
     assert calls == [ToolCall("add", ARGUMENTS)] * count
+
+
+@pytest.mark.parametrize("name", sorted({*TAGGED} - {"kimi"}))
+def test_calls_between_tags_are_read_where_the_tags_are_special_tokens(name: str) -> None:
+    tokenizer = text_tokenizer(TAGGED[name])
+    tags = "<tool_call> </tool_call> <｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> <｜tool▁sep｜> [TOOL_CALLS] [ARGS]"
+    tokenizer.add_special_tokens({"additional_special_tokens": tags.split()})
+    text = ServedText(tokenizer)
+    call = {"id": "x", "type": "function", "function": {"name": "add", "arguments": {"a": 5, "b": "5"}}}
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "I add.", "tool_calls": [call]}]
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"properties": {"b": {"type": "string"}}}}}]
+    written = text.decode(text.render(messages, [], {}), skip_special=False).partition("I add.")[2]
+    said = "I add." + written.partition("<|im_end|>")[0] + "<tool_call>"
+    assert text.split_calls(said, tools, skip_special=True) == ("I add.", [ToolCall("add", {"a": 5, "b": "5"})])
 
 
 def test_the_form_of_a_template_is_found_by_one_call() -> None:

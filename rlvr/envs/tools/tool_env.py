@@ -15,8 +15,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from rlvr.chat.call_parts import TemplateCallFormat, ToolCall
 from rlvr.chat.special_tokens import special_token_texts, strip_special
-from rlvr.chat.tool_calls import CallFormat, ToolCall, WordCallFormat
+from rlvr.chat.tool_calls import WordCallFormat
 from rlvr.chat.turns import decode_turn, encode_between, has_room, render_between
 from rlvr.core.messages import ModelInput
 from rlvr.core.protocols import StepResult
@@ -50,15 +51,16 @@ class ToolEnv:
         task: Task,
         tokenizer: Any,
         toolbox: Toolbox,
-        calls: CallFormat,
+        calls: TemplateCallFormat | WordCallFormat,
         budget: ToolBudget = ToolBudget(),
         environment: OpenEnvironment | None = None,
     ) -> None:
         self.task = task if isinstance(task.model_prompt, str) else toolbox.add_to(task)
         self._tokenizer, self._toolbox, self._format = tokenizer, toolbox, calls
         self._budget, self._environment, self._special = budget, environment, special_token_texts(tokenizer)
+        self._schemas = [tool.schema for tool in toolbox.tools]
         self._seen: list[int] = []
-        self._seconds_left = budget.seconds
+        self._seconds_left, self._written = budget.seconds, 0  # results
         self._counts = Counter[str]()
         self.ended = ""
 
@@ -70,7 +72,7 @@ class ToolEnv:
         assert not self.ended, f"the episode of task {self.task.id!r} is over; open a new one"
         self._counts["turns"] += 1
         text = decode_turn(action, self._tokenizer)
-        rest, calls = self._format.split(text)
+        rest, calls = self._format.split(text, self._schemas)
         malformed = self._format.find_malformed(rest, [tool.name for tool in self._toolbox.tools])
         if (extra or {}).get("stop_reason") == StopReason.LENGTH.value:
             return await self._end("truncated")
@@ -121,10 +123,16 @@ class ToolEnv:
         known = {tool.name for tool in self._toolbox.tools}  # what else a model calls a tool may be anything
         names = [call.name if call.name in known else "unknown" for call in calls] + ["unknown"] * len(results)
         messages = [
-            {"role": "tool", "name": name, "tool_call_id": f"call{place:05d}", "content": result}
+            {
+                "role": "tool",
+                "name": name,
+                "tool_call_id": self._format.write_id(name, self._written + place),
+                "content": result,
+            }
             for place, (name, result) in enumerate(zip(names, results, strict=False))
         ]
-        return render_between(self.task, self._tokenizer, action, messages)
+        self._written += len(messages)
+        return render_between(self.task, self._tokenizer, action, messages, names[0])
 
     async def _end(self, why: str) -> StepResult:
         self.ended = why

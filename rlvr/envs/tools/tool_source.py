@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlvr.chat.chat_template import render_chat
+from rlvr.chat.call_parts import TemplateCallFormat
 from rlvr.chat.special_tokens import special_token_texts
-from rlvr.chat.tool_calls import CallFormat, ToolCallFormat, WordCallFormat
+from rlvr.chat.tool_calls import ToolCallFormat, WordCallFormat
+from rlvr.chat.turns import render_after
 from rlvr.core.registry import check_kwargs
 from rlvr.core.types import Task
 from rlvr.envs.registry import register_environment
@@ -26,14 +27,14 @@ from rlvr.envs.wrapped_source import NestedSource
 _PROBE = "\u2063result\u2063"
 
 
-def find_call_format(tokenizer: Any, toolbox: Toolbox) -> ToolCallFormat:
+def find_call_format(tokenizer: Any, toolbox: Toolbox) -> TemplateCallFormat:
     """How the chat template writes calls; ValueError for one that writes none, or has no place for their results."""
     try:
         found = ToolCallFormat.of_template(tokenizer)
         user = {"role": "user", "content": "?"}
-        said = {"role": "assistant", "content": "!"}
         result = {"role": "tool", "name": "probe", "tool_call_id": "call00001", "content": _PROBE}
-        shown = render_chat([user, said, result], tokenizer, {"tools": [tool.schema for tool in toolbox.tools]})
+        tools = {"tools": [tool.schema for tool in toolbox.tools]}
+        shown = render_after([user], [result], tokenizer, tools, (), "probe")
     except Exception as error:  # a template may raise any error of its own
         raise ValueError(f"tools: {error!s:.300}; use a model whose chat template has tools") from error
     if _PROBE not in shown:
@@ -89,7 +90,9 @@ class ToolSource(NestedSource):
         self._words = None if calls is None else WordCallFormat(**calls)
         super().__init__("tools", inner, inner_kwargs)
         self.vocabulary, self.prompt_limit = self.inner.vocabulary, self.inner.prompt_limit
-        self._formats: dict[int, tuple[Any, ToolCallFormat]] = {}  # with the tokenizer, so that no other gets its id
+        self._formats: dict[
+            int, tuple[Any, TemplateCallFormat]
+        ] = {}  # with the tokenizer, so that no other gets its id
         self._instruction = instruction
 
     def env(self, task: Task, tokenizer: Any) -> ToolEnv:
@@ -106,13 +109,13 @@ class ToolSource(NestedSource):
             task = self._environment.open(task, special_token_texts(tokenizer)).task
         return self._add_tools(task, self._call_format(task, tokenizer))
 
-    def _add_tools(self, task: Task, calls: CallFormat) -> Task:
+    def _add_tools(self, task: Task, calls: TemplateCallFormat | WordCallFormat) -> Task:
         """The task with its tools: in the chat template's form, or in words before a prompt of text."""
         if isinstance(calls, WordCallFormat):
             return replace(task, shown_prompt=self._describe_tools(calls) + str(task.model_prompt))
         return self.toolbox.add_to(task)
 
-    def _call_format(self, task: Task, tokenizer: Any) -> CallFormat:
+    def _call_format(self, task: Task, tokenizer: Any) -> TemplateCallFormat | WordCallFormat:
         if isinstance(task.model_prompt, str):
             if self._words is None:
                 raise ValueError(

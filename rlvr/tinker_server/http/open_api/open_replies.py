@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rlvr.chat.tool_calls import ToolCall
+from rlvr.chat.call_parts import ToolCall
 from rlvr.core.messages import SampledSequence
 from rlvr.engine.scheduler import SampledToken
 from rlvr.tinker_server.http.dependencies import MAX_PARTS, MAX_VALUES
@@ -168,9 +168,14 @@ class ChoiceStream:
     """One completion: its text so far, and the tokens that no chunk has named yet."""
 
     def __init__(
-        self, body: CompletionRequest | ChatRequest, sampling: OpenSampling, text: ServedText, prompt: list[int]
+        self,
+        body: CompletionRequest | ChatRequest,
+        sampling: OpenSampling,
+        text: ServedText,
+        prompt: list[int],
+        skip_special: bool,
     ) -> None:
-        self._pieces = TextStream(text, body.stop_strings, body.skip_special_tokens)
+        self._pieces = TextStream(text, body.stop_strings, skip_special)
         self._ends = (frozenset() if body.ignore_eos else sampling.end_tokens) | frozenset(body.stop_token_ids or ())
         room = sampling.context - len(prompt)
         self._limit = room if body.limit is None else min(body.limit, room)
@@ -216,11 +221,19 @@ class AnswerStream:
     """The chunks of a streamed answer: `begin`, `add` for all tokens as they come, `end`. Its methods compute; call
     them on a thread, one at a time."""
 
-    def __init__(self, body: CompletionRequest | ChatRequest, sampling: OpenSampling, text: ServedText, head: Json):
+    def __init__(
+        self,
+        body: CompletionRequest | ChatRequest,
+        sampling: OpenSampling,
+        text: ServedText,
+        head: Json,
+        has_tools: bool = False,
+    ) -> None:
+        skip = body.skip_special_tokens and not has_tools  # calls may be made of special tokens
         self._count, self._text, self._head, self._sampling = body.n, text, head, sampling
         self._has_usage = body.stream_options is not None and body.stream_options.include_usage
         self._streams = {
-            i: ChoiceStream(body, sampling, text, sampling.prompts[i // body.n])
+            i: ChoiceStream(body, sampling, text, sampling.prompts[i // body.n], skip)
             for i in range(len(sampling.prompts) * body.n)
         }
 
@@ -292,7 +305,7 @@ class ChatStream(AnswerStream):
     """`/v1/chat/completions`. With tools the text comes at once: a call is read when it is whole."""
 
     def __init__(self, body: ChatRequest, sampling: OpenSampling, text: ServedText, head: Json, has_tools: bool):
-        super().__init__(body, sampling, text, head | {"object": "chat.completion.chunk"})
+        super().__init__(body, sampling, text, head | {"object": "chat.completion.chunk"}, has_tools)
         self._body, self._has_tools = body, has_tools
         self._whole = dict.fromkeys(self._streams, "")
 
@@ -306,7 +319,9 @@ class ChatStream(AnswerStream):
         if self._has_tools:
             if not is_last:
                 return None
-            said, calls = self._text.tool_calls.split(self._whole[index])
+            said, calls = self._text.split_calls(
+                self._whole[index], self._body.tools or (), skip_special=self._body.skip_special_tokens
+            )
             reason = "tool_calls" if calls else reason
         delta: Json = {"content": said} if said else {}
         if calls:

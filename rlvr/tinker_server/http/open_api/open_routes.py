@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from rlvr.chat.tool_calls import ToolCallFormat
+from rlvr.chat.call_parts import ToolCall
 from rlvr.core.messages import SampledSequence, SampleResponse
 from rlvr.core.types import StopReason
 from rlvr.tinker_server.backend.storage.server_store import Row
@@ -148,15 +148,16 @@ async def chat(body: ChatRequest, caller: CallerDep) -> Response:
     text = await caller.compute(served_text, caller, row)
     tools = (body.tools or []) if body.tool_choice != "none" else []
 
-    def read() -> tuple[list[int], ToolCallFormat | None]:
-        calls = text.tool_calls if tools else None
+    def read() -> list[int]:
+        if tools:
+            _ = text.tool_calls  # a template without tools is refused
         try:
             messages = replies.template_messages(body.messages)
         except ValueError as error:
             raise UserError(str(error)) from error
-        return text.render(messages, tools, body.chat_template_kwargs or {}), calls
+        return text.render(messages, tools, body.chat_template_kwargs or {})
 
-    prompt, calls = await caller.compute(read)
+    prompt = await caller.compute(read)
     options = {"topk_sample": check_logprobs(caller, "top_logprobs", body.top_logprobs)}
     sampling = OpenSampling(caller, row, [prompt])
     sampling.check_room(body.explicit_limit)
@@ -168,7 +169,7 @@ async def chat(body: ChatRequest, caller: CallerDep) -> Response:
 
     def answer() -> Response:
         choices = [
-            _chat_choice(body, index, sequence, text, calls) for index, sequence in enumerate(response.sequences)
+            _chat_choice(body, index, sequence, text, bool(tools)) for index, sequence in enumerate(response.sequences)
         ]
         total = replies.usage(len(prompt), sum(len(sequence.tokens) for sequence in response.sequences))
         more = {"prompt_token_ids": prompt} if body.return_token_ids else {}
@@ -178,11 +179,11 @@ async def chat(body: ChatRequest, caller: CallerDep) -> Response:
     return await caller.compute(answer)
 
 
-def _chat_choice(
-    body: ChatRequest, index: int, sequence: SampledSequence, text: ServedText, calls: ToolCallFormat | None
-) -> Json:
-    said = replies.answer_text(sequence, text, body.stop_strings, body.skip_special_tokens)
-    said, found = calls.split(said) if calls else (said, [])
+def _chat_choice(body: ChatRequest, index: int, sequence: SampledSequence, text: ServedText, has_tools: bool) -> Json:
+    skip = body.skip_special_tokens
+    said, found = replies.answer_text(sequence, text, body.stop_strings, skip and not has_tools), list[ToolCall]()
+    if has_tools:
+        said, found = text.split_calls(said, body.tools or (), skip_special=skip)
     message: Json = {"role": "assistant", "content": said if said or not found else None}
     if found:
         message["tool_calls"] = replies.tool_call_fields(found)

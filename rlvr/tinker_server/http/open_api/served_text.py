@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from rlvr.chat.call_parts import TemplateCallFormat, ToolCall, adapt_messages
 from rlvr.chat.chat_template import has_template, list_variables
 from rlvr.chat.tool_calls import ToolCallFormat
 from rlvr.tinker_server.protocol.errors import UserError
@@ -78,6 +79,8 @@ class ServedText:
                 f"chat_template_kwargs: {', '.join(unknown)[:200]} is not read by this model's chat template, which "
                 f"takes {', '.join(sorted(self._variables)) or 'none'}"
             )
+        if any(message.get("tool_calls") for message in messages):
+            messages = self._adapt(messages)
         with self._lock:
             try:
                 written = self._tokenizer.apply_chat_template(
@@ -96,9 +99,26 @@ class ServedText:
     def _variables(self) -> set[str]:
         return list_variables(self._tokenizer)
 
+    def split_calls(
+        self, said: str, tools: Sequence[Mapping[str, Any]], *, skip_special: bool
+    ) -> tuple[str, list[ToolCall]]:
+        """The text of an answer without its calls of tools, and the calls. `said` has its special tokens, since many
+        forms of calls are made of them; those of the rest are left out if `skip_special`."""
+        rest, calls = self.tool_calls.split(said, tools)
+        if skip_special:
+            for special in filter(None, getattr(self._decoder, "all_special_tokens", ())):
+                rest = rest.replace(special, "")
+        return rest.strip() if calls else rest, calls
+
+    def _adapt(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        try:
+            return adapt_messages(messages, self.tool_calls)
+        except UserError:  # a template without calls shows none
+            return messages
+
     @cached_property
-    def tool_calls(self) -> ToolCallFormat:
-        """How the chat template writes calls of tools; UserError if it has no tools, or a form that is not JSON."""
+    def tool_calls(self) -> TemplateCallFormat:
+        """How the chat template writes calls of tools; UserError if it has no tools, or a form that is not known."""
         if not has_template(self._tokenizer) or "tools" not in self._variables:
             raise UserError("tools: this model's chat template has no tools; leave them out, or use another model")
         try:
