@@ -12,6 +12,7 @@ is not whole, after a crash, is left out when it is read, and cut off when the f
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from dataclasses import asdict, dataclass, field
@@ -22,16 +23,19 @@ from typing import Any, Self
 from rlvr.core.files import lock_file
 
 VERSION = 1
+SETTINGS = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")  # of sampling, that a program may give
 
 
 @dataclass(frozen=True)
 class RecordedChoice:
-    """One completion: its tokens as they were sampled, and the message that the program got."""
+    """One completion: its tokens as they were sampled, and the message that the program got. `mask` is 1 where a token
+    is trained; empty: all are."""
 
     tokens: list[int]
     logprobs: list[float]
     finish: str
     message: dict[str, Any]
+    mask: list[int] = field(default_factory=list[int])
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,34 @@ class RecordedCall:
         given = {name: value for name, value in fields.items() if name in cls.__dataclass_fields__}
         try:
             given["choices"] = [RecordedChoice(**choice) for choice in given["choices"]]
-            return cls(**given)
+            call = cls(**given)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a recorded call ({error})") from error
+        call.check()
+        return call
+
+    def check(self) -> None:
+        """ValueError for a call that cannot be trained on: without token ids, or with other log-probs than tokens."""
+        if not _are_ids(self.prompt) or not self.prompt:
+            raise ValueError(f"call {self.id!r:.80}: the token ids of its prompt are missing or no numbers from 0 on")
+        for choice in self.choices:
+            if not _are_ids(choice.tokens):
+                raise ValueError(f"call {self.id!r:.80}: the token ids of its answer are no numbers from 0 on")
+            if not isinstance(choice.logprobs, list) or len(choice.logprobs) != len(choice.tokens):
+                given = len(choice.logprobs) if isinstance(choice.logprobs, list) else "no"
+                raise ValueError(f"call {self.id!r:.80}: {len(choice.tokens)} tokens with {given} log-probs")
+            if wrong := [x for x in choice.logprobs if not _is_logprob(x)]:
+                raise ValueError(f"call {self.id!r:.80}: {wrong[0]!r:.40} is no log-prob; expected at most 0")
+            if choice.mask and (len(choice.mask) != len(choice.tokens) or not {0, 1}.issuperset(choice.mask)):
+                raise ValueError(f"call {self.id!r:.80}: its mask is not a 0 or 1 for each of its tokens")
+
+
+def _are_ids(tokens: Any) -> bool:
+    return isinstance(tokens, list) and all(type(token) is int and token >= 0 for token in tokens)
+
+
+def _is_logprob(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value <= 1e-3  # engines round above 0
 
 
 @dataclass

@@ -32,11 +32,10 @@ from rlvr.core.protocols import SamplingClient
 from rlvr.core.types import StopReason
 from rlvr.recorder.app import make_app, parse_body, read_body
 from rlvr.recorder.open_rollouts import OpenRollout, OpenRollouts, PendingCall
-from rlvr.recorder.recording import RecordedCall, RecordedChoice, RecordingFile
+from rlvr.recorder.recording import SETTINGS, RecordedCall, RecordedChoice, RecordingFile
 
 MAX_ROLLOUTS = 10_000  # that are open at the same time
 MAX_CHOICES = 64
-SETTINGS = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")
 
 
 @dataclass(eq=False)

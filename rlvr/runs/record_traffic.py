@@ -82,10 +82,12 @@ def record_traffic(
 
 def show_rows(path: Path, tokenizer: str | None, *, keep_retried: bool = False) -> list[str]:
     """What would be trained of a recording, as lines: each branch, with what the policy sampled between marks."""
-    from rlvr.recorder.recording import read_recording
     from rlvr.recorder.rows import make_rows
+    from rlvr.recorder.traces import load_recording
 
-    recording = read_recording(path)
+    recording = load_recording(path)
+    if not (tokenizer or recording.model):
+        raise ValueError(f"{path} does not say which model was recorded; give --tokenizer, the folder or name of it")
     words = _load_tokenizer(tokenizer or recording.model)
     lines: list[str] = []
     total = trained = 0
