@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rlvr.core.files import lock_file
+from rlvr.core.files import lock_file, sync_folder
 
 VERSION = 1
 SETTINGS = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")  # of sampling, that a program may give
@@ -116,19 +116,28 @@ class RecordingFile:
     """A recording of the policy of `model` that is being written, by any thread of one process."""
 
     def __init__(self, path: Path, model: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        self._held = lock_file(path)
-        if self._held is None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held = lock_file(path)
+        except OSError as error:
+            raise ValueError(f"{path} cannot be written ({error.strerror}); give another file") from error
+        if held is None:
             raise ValueError(f"{path} is being written by another process; give another file, or end that process")
-        self._file = path.open("ab")
-        lines = _read_whole_lines(path)
-        if lines and (before := read_recording(path).model) != model:
-            self._file.close()
-            raise ValueError(f"{path} is a recording of {before!r}, not of {model!r}; give another file")
-        self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
+        self._held = held
+        try:
+            lines = _read_whole_lines(path)
+            if lines and (before := read_recording(path).model) != model:
+                raise ValueError(f"{path} is a recording of {before!r}, not of {model!r}; give another file")
+            self._file = path.open("ab", buffering=0)
+        except BaseException:
+            held.close()
+            raise
+        self._size = path.read_bytes().rfind(b"\n") + 1
+        self._file.truncate(self._size)
         if not lines:
             self._write({"version": VERSION, "kind": "recording", "model": model})
+            sync_folder(path.parent)
 
     def append(self, call: RecordedCall) -> None:
         """Write a call. It is on disk when this returns."""
@@ -141,21 +150,26 @@ class RecordingFile:
     def _write(self, line: dict[str, Any]) -> None:
         text = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         with self._lock:
-            self._file.write(text)
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            try:
+                rest = memoryview(text)
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+                os.fsync(self._file.fileno())
+            except OSError:  # a full disk: no line that others follow may be torn
+                self._file.truncate(self._size)
+                raise
+            self._size += len(text)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._file.close()
-        assert self._held is not None
         self._held.close()
 
 
 def read_recording(path: Path) -> Recording:
-    """A recording; its rollouts are in the order of their first calls. ValueError for a line that is none of its."""
+    """A recording; its rollouts are in the order of their first calls. ValueError for another line."""
     model, rollouts = "", dict[str, RecordedRollout]()
     for number, line in enumerate(_read_whole_lines(path), 1):
         try:

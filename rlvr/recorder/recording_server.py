@@ -126,7 +126,7 @@ class RecordingPolicy:
             session.conversation.record(call, prompt, answers[-1].message, sequence.tokens)
         settings = {name: value for name in SETTINGS if (value := getattr(call, name)) is not None}
         choices = [RecordedChoice(list(a.tokens), list(a.logprobs), a.finish, a.message) for a in answers]
-        if not pending.has_left:
+        if not (pending.has_left or pending.answers.done()):  # it was refused meanwhile if its rollout was closed
             self._file.append(
                 RecordedCall(
                     pending.id,

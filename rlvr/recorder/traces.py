@@ -45,7 +45,7 @@ def load_recording(path: Path) -> Recording:
     if all("event_type" in one for one in documents):
         return _recording_of(_read_events(documents), path)
     raise ValueError(
-        f"{path} is none of these: a recording of `rlvr record`, training traces of OpenEnv (schema_version, turns), "
+        f"{path} is neither a recording of `rlvr record`, nor training traces of OpenEnv (schema_version, turns), nor "
         "events of Agent Lightning (event_type)"
     )
 

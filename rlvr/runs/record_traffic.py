@@ -61,7 +61,8 @@ def record_traffic(
             f"--host {host} can be reached from other machines, and a recorder has no keys: anyone could use the "
             "model. Listen on 127.0.0.1, or put a proxy with keys in front"
         )
-    with bind_socket(host, port) as listening, RecordingFile(out, model) as file:
+    name = str(Path(model).absolute()) if Path(model).exists() else model  # `rlvr rows` looks for it from anywhere
+    with bind_socket(host, port) as listening, RecordingFile(out, name) as file:
         say(f"loading {model}")
         sampler = open_to_sample(model, overrides, say)
         template = ChatTemplate(sampler.get_tokenizer())

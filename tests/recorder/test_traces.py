@@ -206,7 +206,7 @@ def test_events_of_another_program_are_read(tmp_path: Path) -> None:
         (event(prompt_token_ids=None), "a-00000: prompt_token_ids is missing"),
         ({**EVENT, "event_type": "reward", "data": {"value": "high"}}, "'high'"),
         ({**EVENT, "rollout_id": None}, "rollout_id"),
-        ({"messages": []}, "none of these"),
+        ({"messages": []}, "neither a recording"),
         ([1], "neither JSON"),
     ],
 )
