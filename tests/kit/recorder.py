@@ -98,3 +98,22 @@ def recorder(path: Path, *turns: str) -> Iterator[Recorder]:
         with BackgroundServer(server.app, listening):
             yield made
         policy.stop()
+
+
+def write_traffic(model: Path, path: Path) -> None:
+    """Record two tasks of four rollouts each of a model in a folder, with a reward of 1 for every other rollout."""
+    import rlvr
+
+    sampler = rlvr.ServiceClient(folder=path.parent / "runs").create_sampling_client(base_model=str(model))
+    template = ChatTemplate(sampler.get_tokenizer())
+    with bind_socket("127.0.0.1", 0) as listening, RecordingFile(path, str(model)) as file:
+        policy = RecordingPolicy(sampler, file, template)
+        server = RecordingServer(policy, file, template, str(model))
+        with BackgroundServer(server.app, listening):
+            for number in range(8):
+                _, rollout = post(f"{server_url(listening)}/rollouts", {"group": f"task-{number // 4}"})
+                more = {"max_tokens": 6, "seed": number}
+                message = said(chat(rollout["openai_base_url"], f"task {number // 4}", **more))
+                said(chat(rollout["openai_base_url"], f"task {number // 4}", message, "go on", **more))
+                assert post(f"{rollout['url']}/reward", {"reward": number % 2})[0] == 200
+        policy.stop()
