@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -108,7 +109,8 @@ class RecordingPolicy:
             raise ValueError(f"n={call.count} is too many; at most {MAX_CHOICES} choices are sampled for a call")
         params = SamplingParams(
             max_tokens=call.max_tokens,
-            seed=call.seed,
+            # Samplers count from 0 where none is given: a recorder that is started again would sample the same again.
+            seed=secrets.randbits(62) if call.seed is None else call.seed,
             stop=self._template.list_stops(call),
             temperature=1.0 if call.temperature is None else call.temperature,
             top_p=1.0 if call.top_p is None else call.top_p,

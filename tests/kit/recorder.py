@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +21,7 @@ from rlvr.recorder.recording import RecordedRollout, RecordingFile, read_recordi
 from rlvr.recorder.recording_server import RecordingPolicy, RecordingServer
 from rlvr.web.server import BackgroundServer, bind_socket, server_url
 from tests.kit.code_rows import chat_tokenizer
+from tests.kit.forked_process import Program
 from tests.kit.open_server import TOOLS_TEMPLATE
 
 MODEL = "acme/small"
@@ -117,3 +121,29 @@ def write_traffic(model: Path, path: Path) -> None:
                 said(chat(rollout["openai_base_url"], f"task {number // 4}", message, "go on", **more))
                 assert post(f"{rollout['url']}/reward", {"reward": number % 2})[0] == 200
         policy.stop()
+
+
+@contextmanager
+def recorder_process(model: Path, out: Path, *settings: str) -> Iterator[tuple[Program, str]]:
+    """`rlvr record` in a process of its own, and the base URL of its first rollout."""
+    words = ["-m", "rlvr.cli.main", "record", "--model", str(model), "--out", str(out), "--port", "0", *settings]
+    program = Program(words, stderr=subprocess.PIPE)
+    try:
+        lines: list[str] = []
+        assert program.stderr is not None
+        for line in program.stderr:
+            lines.append(line)
+            if found := re.search(r"OPENAI_BASE_URL=(\S+)", line):
+                break
+        else:
+            raise AssertionError("".join(lines))
+        reader = threading.Thread(target=program.stderr.read, daemon=True)
+        reader.start()
+        yield program, found[1]
+        program.kill()
+        reader.join()
+    finally:
+        program.kill()
+        program.wait(60)
+        assert program.stderr is not None
+        program.stderr.close()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,40 +18,13 @@ from rlvr.cli.main import run
 from rlvr.recorder.recording import RecordedCall, RecordedChoice, RecordingFile, read_recording
 from rlvr.recorder.rows import make_rows
 from tests.kit.chat_rows import qwen_folder
-from tests.kit.forked_process import Program
 from tests.kit.open_server import TOOLS_TEMPLATE
-from tests.kit.recorder import chat, post, said
+from tests.kit.recorder import chat, post, recorder_process, said
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return qwen_folder(tmp_path_factory.mktemp("models") / "small", TOOLS_TEMPLATE)
-
-
-@contextmanager
-def recording(model: Path, out: Path, *settings: str) -> Iterator[tuple[Program, str]]:
-    """`rlvr record` in a process of its own, and the base URL of its first rollout."""
-    words = ["-m", "rlvr.cli.main", "record", "--model", str(model), "--out", str(out), "--port", "0", *settings]
-    program = Program(words, stderr=subprocess.PIPE)
-    try:
-        lines: list[str] = []
-        assert program.stderr is not None
-        for line in program.stderr:
-            lines.append(line)
-            if found := re.search(r"OPENAI_BASE_URL=(\S+)", line):
-                break
-        else:
-            raise AssertionError("".join(lines))
-        reader = threading.Thread(target=program.stderr.read, daemon=True)
-        reader.start()
-        yield program, found[1]
-        program.kill()
-        reader.join()
-    finally:
-        program.kill()
-        program.wait(60)
-        assert program.stderr is not None
-        program.stderr.close()
 
 
 def test_rows_are_shown_of_a_recording_and_of_what_it_is_written_as(
@@ -100,7 +69,7 @@ def test_rows_are_shown_of_a_recording_and_of_what_it_is_written_as(
 def test_a_model_is_recorded_and_the_file_is_continued(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl"
     for count in (1, 2):
-        with recording(model, path) as (program, base):
+        with recorder_process(model, path) as (program, base):
             message = said(chat(base, "go", max_tokens=4, seed=1, temperature=0.5))
             said(chat(base, "go", message, "on", max_tokens=4, seed=2, temperature=0.5))
             assert post(base.removesuffix("/v1") + "/reward", {"reward": count})[0] == 200
@@ -129,7 +98,7 @@ def test_every_call_that_was_answered_before_a_kill_is_in_the_file(model: Path, 
             answered.append((f"{name} {number}", answer["choices"][0]["message"]["content"]))
 
     for kill in range(3):
-        with recording(model, path) as (program, base):
+        with recorder_process(model, path) as (program, base):
             threads = [threading.Thread(target=ask, args=(base, f"{kill}/{n}")) for n in range(4)]
             for thread in threads:
                 thread.start()
@@ -154,7 +123,7 @@ def test_every_call_that_was_answered_before_a_kill_is_in_the_file(model: Path, 
 def test_a_file_that_another_process_records_is_refused(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl"
     other = pytest.raises(AssertionError, match="being written by another process")
-    with recording(model, path), other, recording(model, path):
+    with recorder_process(model, path), other, recorder_process(model, path):
         pass
-    with pytest.raises(AssertionError, match="other machines"), recording(model, path, "--host", "0.0.0.0"):
+    with pytest.raises(AssertionError, match="other machines"), recorder_process(model, path, "--host", "0.0.0.0"):
         pass
