@@ -16,6 +16,7 @@ import math
 import os
 import threading
 from dataclasses import asdict, dataclass, field
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -136,7 +137,7 @@ class RecordingFile:
         self._size = path.read_bytes().rfind(b"\n") + 1
         self._file.truncate(self._size)
         if not lines:
-            self._write({"version": VERSION, "kind": "recording", "model": model})
+            self._write(make_head(model))
             sync_folder(path.parent)
 
     def append(self, call: RecordedCall) -> None:
@@ -145,20 +146,11 @@ class RecordingFile:
 
     def append_reward(self, rollout: str, reward: float, source: str = "") -> None:
         """Write the reward of a rollout; of several the last counts."""
-        self._write({"version": VERSION, "kind": "reward", "rollout": rollout, "reward": reward, "source": source})
+        self._write(make_reward(rollout, reward, source))
 
     def _write(self, line: dict[str, Any]) -> None:
-        text = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         with self._lock:
-            try:
-                rest = memoryview(text)
-                while rest:
-                    rest = rest[self._file.write(rest) :]
-                os.fsync(self._file.fileno())
-            except OSError:  # a full disk: no line that others follow may be torn
-                self._file.truncate(self._size)
-                raise
-            self._size += len(text)
+            self._size = _append(self._file, line, self._size)
 
     def __enter__(self) -> Self:
         return self
@@ -166,6 +158,37 @@ class RecordingFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._file.close()
         self._held.close()
+
+
+def make_head(model: str) -> dict[str, Any]:
+    """The first line of a recording."""
+    return {"version": VERSION, "kind": "recording", "model": model}
+
+
+def make_reward(rollout: str, reward: float, source: str) -> dict[str, Any]:
+    """The line of a reward."""
+    return {"version": VERSION, "kind": "reward", "rollout": rollout, "reward": reward, "source": source}
+
+
+def append_line(path: Path, line: dict[str, Any]) -> int:
+    """Append a line to a file that nothing else writes; how many bytes. It is on disk when this returns."""
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        return _append(file, line, before) - before
+
+
+def _append(file: FileIO, line: dict[str, Any], size: int) -> int:
+    """Write a line at the end of a file of `size` bytes, durably; its size then."""
+    text = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    try:
+        rest = memoryview(text)
+        while rest:
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
+    except OSError:  # a full disk: no line that others follow may be torn
+        file.truncate(size)
+        raise
+    return size + len(text)
 
 
 def read_recording(path: Path) -> Recording:
