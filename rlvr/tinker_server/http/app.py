@@ -58,7 +58,7 @@ def create_routes(backend: TinkerBackend, middleware: TinkerMiddleware) -> FastA
     app.include_router(routes_operation.router)
     app.state.texts = {}
     app.include_router(open_routes.router)
-    app.state.rollouts = recorded_routes.ServedRollouts(backend.state, middleware.limits)
+    app.state.rollouts = recorded_routes.ServedRollouts(backend)
     app.include_router(recorded_routes.router)
     middleware.rollout_owner = app.state.rollouts.owner_of
     add_openapi_route(app)

@@ -21,7 +21,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -39,6 +39,9 @@ from rlvr.tinker_server.http.dependencies import Caller, CallerDep, JsonRoute
 from rlvr.tinker_server.http.open_api.open_sampling import OpenSampling
 from rlvr.tinker_server.protocol.errors import Busy, StatusError, TinkerServerError, UserError
 from rlvr.tinker_server.protocol.server_limits import ServerLimits
+
+if TYPE_CHECKING:
+    from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 
 Json = dict[str, Any]
 _ID = re.compile(r"[0-9a-f-]{10,40}")
@@ -68,14 +71,22 @@ class ServedRollout:
 class ServedRollouts:
     """The open rollouts of all owners, and the folder of their recordings."""
 
-    def __init__(self, state: Path, limits: ServerLimits) -> None:
-        self._folder, self._limits = state / "rollouts", limits
+    def __init__(self, backend: TinkerBackend) -> None:
+        self._backend = backend
         self._rollouts = OpenRollouts()
         self._open: dict[str, ServedRollout] = {}  # by token
         self._bytes: dict[str, int] = {}  # of the recordings of an owner
         self._templates: dict[str, ChatTemplate] = {}  # by base model
         self._lock = threading.Lock()
         self.encoding = threading.Lock()  # tokenizers are used by one thread at a time
+
+    @property
+    def _folder(self) -> Path:
+        return self._backend.state / "rollouts"
+
+    @property
+    def _limits(self) -> ServerLimits:
+        return self._backend.limits
 
     def template(self, caller: Caller, base: str) -> ChatTemplate:
         with self.encoding:
