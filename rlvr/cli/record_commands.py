@@ -26,19 +26,33 @@ def record(
 
 
 def rows(
-    recording: Annotated[Path, typer.Argument(metavar="FILE", help="A recording.")],
+    recording: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A recording, OpenEnv's traces or Agent Lightning's events.")
+    ],
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", metavar="MODEL", help="By default that of the recorded model.")
     ] = None,
     keep_retried: Annotated[
         bool, typer.Option("--keep-retried", help="Also answers that the agent asked for again.")
     ] = False,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="FORM", help="Write it as openenv or triplets instead, to --out.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The file that --to writes.")] = None,
 ) -> None:
     """Show what would be trained of a recording: each branch, what the policy read and what it sampled.
 
     rlvr rows traffic.jsonl
+    rlvr rows traffic.jsonl --to openenv --out traces.jsonl
     """
+    from rlvr.recorder.traces import load_recording, write_recording
     from rlvr.runs.record_traffic import show_rows
 
+    if (to is None) != (out is None):
+        raise ValueError("--to and --out belong together: give both, such as --to openenv --out traces.jsonl")
+    if to is not None and out is not None:
+        write_recording(load_recording(recording), to, out, keep_retried=keep_retried)
+        typer.echo(f"{out} is written")
+        return
     for line in show_rows(recording, tokenizer, keep_retried=keep_retried):
         typer.echo(line)

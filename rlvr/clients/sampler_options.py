@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rlvr.core.messages import SamplingParams
-from rlvr.core.protocols import TrainingClient
+from rlvr.core.protocols import SamplingClient, TrainingClient
 from rlvr.core.variants import Variant
 
 
@@ -45,6 +46,12 @@ class SamplerOptions(Variant):
     ) -> TrainingClient:
         """The client whose samples come from this sampler; it keeps the last `keep` versions of the weights."""
         return client
+
+    def open_served(self, tokenizer: Any, warn: Callable[[str], None]) -> AbstractContextManager[SamplingClient]:
+        """A sampler of the model that the servers were started with, until the block ends."""
+        raise ValueError(
+            f"sampler.name={self.name} samples the weights of a training client alone; use sampler.name=vllm"
+        )
 
 
 @dataclass(frozen=True)

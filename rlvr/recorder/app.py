@@ -52,7 +52,7 @@ def make_app(rollouts: OpenRollouts, model: str) -> Starlette:
         created = int(time.time())
         if call.stream:
             events = dialect.write_events(pending.call, answers, pending.id, created)
-            return StreamingResponse(_send(events), media_type="text/event-stream")
+            return StreamingResponse(encode_events(events), media_type="text/event-stream")
         return JSONResponse(dialect.write(pending.call, answers, pending.id, created))
 
     def route(dialect: ApiDialect) -> Route:
@@ -112,6 +112,6 @@ async def _wait(request: Request, pending: PendingCall) -> Any:
             raise DialectError("the client closed the connection", status=499)
 
 
-async def _send(events: Iterable[Event]) -> AsyncIterator[bytes]:
+async def encode_events(events: Iterable[Event]) -> AsyncIterator[bytes]:
     for event in events:
         yield event.encode()

@@ -12,26 +12,31 @@ is not whole, after a crash, is left out when it is read, and cut off when the f
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from dataclasses import asdict, dataclass, field
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rlvr.core.files import lock_file
+from rlvr.core.files import lock_file, sync_folder
 
 VERSION = 1
+SETTINGS = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")  # of sampling, that a program may give
 
 
 @dataclass(frozen=True)
 class RecordedChoice:
-    """One completion: its tokens as they were sampled, and the message that the program got."""
+    """One completion: its tokens as they were sampled, and the message that the program got. `mask` is 1 where a token
+    is trained; empty: all are."""
 
     tokens: list[int]
     logprobs: list[float]
     finish: str
     message: dict[str, Any]
+    mask: list[int] = field(default_factory=list[int])
 
 
 @dataclass(frozen=True)
@@ -60,9 +65,34 @@ class RecordedCall:
         given = {name: value for name, value in fields.items() if name in cls.__dataclass_fields__}
         try:
             given["choices"] = [RecordedChoice(**choice) for choice in given["choices"]]
-            return cls(**given)
+            call = cls(**given)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a recorded call ({error})") from error
+        call.check()
+        return call
+
+    def check(self) -> None:
+        """ValueError for a call that cannot be trained on: without token ids, or with other log-probs than tokens."""
+        if not _are_ids(self.prompt) or not self.prompt:
+            raise ValueError(f"call {self.id!r:.80}: the token ids of its prompt are missing or no numbers from 0 on")
+        for choice in self.choices:
+            if not _are_ids(choice.tokens):
+                raise ValueError(f"call {self.id!r:.80}: the token ids of its answer are no numbers from 0 on")
+            if not isinstance(choice.logprobs, list) or len(choice.logprobs) != len(choice.tokens):
+                given = len(choice.logprobs) if isinstance(choice.logprobs, list) else "no"
+                raise ValueError(f"call {self.id!r:.80}: {len(choice.tokens)} tokens with {given} log-probs")
+            if wrong := [x for x in choice.logprobs if not _is_logprob(x)]:
+                raise ValueError(f"call {self.id!r:.80}: {wrong[0]!r:.40} is no log-prob; expected at most 0")
+            if choice.mask and (len(choice.mask) != len(choice.tokens) or not {0, 1}.issuperset(choice.mask)):
+                raise ValueError(f"call {self.id!r:.80}: its mask is not a 0 or 1 for each of its tokens")
+
+
+def _are_ids(tokens: Any) -> bool:
+    return isinstance(tokens, list) and all(type(token) is int and token >= 0 for token in tokens)
+
+
+def _is_logprob(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value <= 1e-3  # engines round above 0
 
 
 @dataclass
@@ -87,19 +117,28 @@ class RecordingFile:
     """A recording of the policy of `model` that is being written, by any thread of one process."""
 
     def __init__(self, path: Path, model: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        self._held = lock_file(path)
-        if self._held is None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held = lock_file(path)
+        except OSError as error:
+            raise ValueError(f"{path} cannot be written ({error.strerror}); give another file") from error
+        if held is None:
             raise ValueError(f"{path} is being written by another process; give another file, or end that process")
-        self._file = path.open("ab")
-        lines = _read_whole_lines(path)
-        if lines and (before := read_recording(path).model) != model:
-            self._file.close()
-            raise ValueError(f"{path} is a recording of {before!r}, not of {model!r}; give another file")
-        self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
+        self._held = held
+        try:
+            lines = _read_whole_lines(path)
+            if lines and (before := read_recording(path).model) != model:
+                raise ValueError(f"{path} is a recording of {before!r}, not of {model!r}; give another file")
+            self._file = path.open("ab", buffering=0)
+        except BaseException:
+            held.close()
+            raise
+        self._size = path.read_bytes().rfind(b"\n") + 1
+        self._file.truncate(self._size)
         if not lines:
-            self._write({"version": VERSION, "kind": "recording", "model": model})
+            self._write(make_head(model))
+            sync_folder(path.parent)
 
     def append(self, call: RecordedCall) -> None:
         """Write a call. It is on disk when this returns."""
@@ -107,26 +146,53 @@ class RecordingFile:
 
     def append_reward(self, rollout: str, reward: float, source: str = "") -> None:
         """Write the reward of a rollout; of several the last counts."""
-        self._write({"version": VERSION, "kind": "reward", "rollout": rollout, "reward": reward, "source": source})
+        self._write(make_reward(rollout, reward, source))
 
     def _write(self, line: dict[str, Any]) -> None:
-        text = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         with self._lock:
-            self._file.write(text)
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self._size = _append(self._file, line, self._size)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._file.close()
-        assert self._held is not None
         self._held.close()
 
 
+def make_head(model: str) -> dict[str, Any]:
+    """The first line of a recording."""
+    return {"version": VERSION, "kind": "recording", "model": model}
+
+
+def make_reward(rollout: str, reward: float, source: str) -> dict[str, Any]:
+    """The line of a reward."""
+    return {"version": VERSION, "kind": "reward", "rollout": rollout, "reward": reward, "source": source}
+
+
+def append_line(path: Path, line: dict[str, Any]) -> int:
+    """Append a line to a file that nothing else writes; how many bytes. It is on disk when this returns."""
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        return _append(file, line, before) - before
+
+
+def _append(file: FileIO, line: dict[str, Any], size: int) -> int:
+    """Write a line at the end of a file of `size` bytes, durably; its size then."""
+    text = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    try:
+        rest = memoryview(text)
+        while rest:
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
+    except OSError:  # a full disk: no line that others follow may be torn
+        file.truncate(size)
+        raise
+    return size + len(text)
+
+
 def read_recording(path: Path) -> Recording:
-    """A recording; its rollouts are in the order of their first calls. ValueError for any other line."""
+    """A recording; its rollouts are in the order of their first calls. ValueError for another line."""
     model, rollouts = "", dict[str, RecordedRollout]()
     for number, line in enumerate(_read_whole_lines(path), 1):
         try:
@@ -144,7 +210,7 @@ def read_recording(path: Path) -> Recording:
                 reward = float(fields["reward"])
                 rollouts.setdefault(fields["rollout"], RecordedRollout(fields["rollout"])).reward = reward
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path}:{number} is not a line of a recording: {error!s:.200}") from error
+            raise ValueError(f"{path}:{number} is no line of a recording: {error!s:.200}") from error
     return Recording(model, list(rollouts.values()))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -32,11 +33,10 @@ from rlvr.core.protocols import SamplingClient
 from rlvr.core.types import StopReason
 from rlvr.recorder.app import make_app, parse_body, read_body
 from rlvr.recorder.open_rollouts import OpenRollout, OpenRollouts, PendingCall
-from rlvr.recorder.recording import RecordedCall, RecordedChoice, RecordingFile
+from rlvr.recorder.recording import SETTINGS, RecordedCall, RecordedChoice, RecordingFile
 
 MAX_ROLLOUTS = 10_000  # that are open at the same time
 MAX_CHOICES = 64
-SETTINGS = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")
 
 
 @dataclass(eq=False)
@@ -109,7 +109,8 @@ class RecordingPolicy:
             raise ValueError(f"n={call.count} is too many; at most {MAX_CHOICES} choices are sampled for a call")
         params = SamplingParams(
             max_tokens=call.max_tokens,
-            seed=call.seed,
+            # Samplers count from 0 where none is given: a recorder that is started again would sample the same again.
+            seed=secrets.randbits(62) if call.seed is None else call.seed,
             stop=self._template.list_stops(call),
             temperature=1.0 if call.temperature is None else call.temperature,
             top_p=1.0 if call.top_p is None else call.top_p,
@@ -127,7 +128,7 @@ class RecordingPolicy:
             session.conversation.record(call, prompt, answers[-1].message, sequence.tokens)
         settings = {name: value for name in SETTINGS if (value := getattr(call, name)) is not None}
         choices = [RecordedChoice(list(a.tokens), list(a.logprobs), a.finish, a.message) for a in answers]
-        if not pending.has_left:
+        if not (pending.has_left or pending.answers.done()):  # it was refused meanwhile if its rollout was closed
             self._file.append(
                 RecordedCall(
                     pending.id,

@@ -1,6 +1,6 @@
 """Rows out of recorded calls: one trajectory for each branch of a rollout, with the tokens that were sampled.
 
-for rollout in read_recording(path):
+for rollout in read_recording(path).rollouts:
     for trajectory in make_rows(rollout):
         ...                               # train on it: `rlvr.update`, or a client's forward_backward
 """
@@ -29,27 +29,38 @@ def list_turns(rollout: RecordedRollout) -> list[RecordedTurn]:
 
 
 def list_branches(turns: Sequence[RecordedTurn], *, keep_retried: bool = False) -> list[list[int]]:
-    """The turns of each branch, by number. An answer that was asked for again is left out, unless it was gone on from
-    or `keep_retried`."""
+    """The turns of each branch, by number. Left out are an answer that was asked for again, if it has no mask that says
+    otherwise and not `keep_retried`, and one with a mask of zeros; unless a turn goes on from them."""
     parents = [
         find_parent(turn.call.prompt, ((i, turns[i].call.prompt, turns[i].choice.tokens) for i in range(number)))
         for number, turn in enumerate(turns)
     ]
-    return split_branches(parents, () if keep_retried else find_retried([turn.call.prompt for turn in turns]))
+    retried = set[int]() if keep_retried else find_retried([turn.call.prompt for turn in turns])
+    masks = [turn.choice.mask for turn in turns]
+    dropped = {number for number, mask in enumerate(masks) if (not any(mask) if mask else number in retried)}
+    return split_branches(parents, dropped)
 
 
 def make_rows(rollout: RecordedRollout, tokenizer: Any = None, *, keep_retried: bool = False) -> list[Trajectory]:
-    """The trajectories of a rollout, with its reward; None if none was reported. `tokenizer` gives their texts."""
+    """The trajectories of a rollout, with its reward; None if none was reported. `tokenizer` gives their texts.
+
+    Branches of which nothing is trained are left out.
+    """
     turns = list_turns(rollout)
-    return [
+    rows = [
         _make_row(rollout, [turns[number] for number in branch], tokenizer)
         for branch in list_branches(turns, keep_retried=keep_retried)
     ]
+    return [row for row in rows if row.num_action_tokens]
 
 
 def _make_row(rollout: RecordedRollout, turns: Sequence[RecordedTurn], tokenizer: Any) -> Trajectory:
     row = join_turns([(turn.call.prompt, turn.choice.tokens, turn.choice.logprobs) for turn in turns])
     last = turns[-1]
+    for turn, start in zip(turns, row.starts, strict=True):
+        for place, is_trained in enumerate(turn.choice.mask, start):
+            if not is_trained:
+                row.mask[place], row.logprobs[place] = 0, 0.0
     temperatures = {turn.call.settings.get("temperature", 1.0) for turn in turns}
     if len(temperatures) > 1:
         raise ValueError(

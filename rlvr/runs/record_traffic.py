@@ -6,34 +6,72 @@ record_traffic("./my-model", Path("traffic.jsonl"), [], port=8000, say=print)
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from rlvr.clients.registry import close_client
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.core.protocols import SamplingClient
 from rlvr.core.weights_place import CHECKPOINTS, WeightsPlace
 from rlvr.runs.assembly import assemble
+from rlvr.runs.user_messages import mask_secrets
 from rlvr.runs.weights import check_to_sample, open_to_train, read_run, with_model
 from rlvr.training.best_checkpoint import resolve_best
 from rlvr.training.initial_weights import newest_weights
 
 
+@contextmanager
 def open_to_sample(
     given: str, overrides: Sequence[str] | Mapping[str, Any], note: Callable[[str], None]
-) -> SamplingClient:
-    """A sampler of a run's newest weights, of a checkpoint, a model or an adapter."""
-    place = WeightsPlace.of(resolve_best(Path(given).expanduser()) if "://" not in given else given)
+) -> Iterator[SamplingClient]:
+    """A sampler of a run's newest weights, of a checkpoint, a model or an adapter, until the block ends.
+
+    With `sampler.name=vllm` the servers sample, and of a model only the tokenizer is read here.
+    """
+    if "://" in given:
+        raise ValueError(
+            f"--model {mask_secrets(given)} is an address. Token ids are recorded, which endpoints of text do not "
+            "return: give the folder or hub name of the model, and a vLLM server of it by sampler.name=vllm "
+            "sampler.urls=[http://127.0.0.1:8790]"
+        )
+    place = WeightsPlace.of(resolve_best(Path(given).expanduser()))
     if place.run:
-        assembly = assemble(read_run(place.run, overrides))
-        weights = newest_weights(given, "the model")
-        return open_to_train(assembly, weights, place.run / CHECKPOINTS, note).create_sampling_client()
-    check_to_sample(place, note)
+        with _open_run(given, place.run, overrides, note) as sampler:
+            yield sampler
+        return
     loaded = load(None, None, overrides)
     loaded = replace(loaded, values={**loaded.values, "env": {"name": "toy"}, "reward": {"type": "exact_match"}})
-    return assemble(build_config(with_model(loaded, place))).build_sampler(place.adapter, note)
+    config = build_config(with_model(loaded, place))
+    if not config.sampler_options.servers:
+        check_to_sample(place, note)
+        yield assemble(config).build_sampler(place.adapter, note)
+        return
+    if place.adapter:
+        raise ValueError(
+            f"--model {given} is an adapter, and sampler.name={config.sampler.name} serves whole models; leave the "
+            "sampler out, or merge it into its base (`rlvr export`) and serve that"
+        )
+    with config.sampler_options.open_served(_load_tokenizer(config.model.tokenizer or given), note) as sampler:
+        yield sampler
+
+
+@contextmanager
+def _open_run(
+    given: str, run: Path, overrides: Sequence[str] | Mapping[str, Any], note: Callable[[str], None]
+) -> Iterator[SamplingClient]:
+    assembly = assemble(read_run(run, overrides))
+    with ExitStack() as stack:
+        folder = run / CHECKPOINTS
+        if assembly.config.sampler_options.servers:  # what the run itself gave its servers stays as it is
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="recorder-", dir=run)))
+        client = open_to_train(assembly, newest_weights(given, "the model"), folder, note)
+        stack.callback(close_client, client)
+        yield client.create_sampling_client()
 
 
 def record_traffic(
@@ -61,11 +99,13 @@ def record_traffic(
             f"--host {host} can be reached from other machines, and a recorder has no keys: anyone could use the "
             "model. Listen on 127.0.0.1, or put a proxy with keys in front"
         )
-    with bind_socket(host, port) as listening, RecordingFile(out, model) as file:
+    name = str(Path(model).absolute()) if Path(model).exists() else model  # `rlvr rows` looks for it from anywhere
+    with bind_socket(host, port) as listening, RecordingFile(out, name) as file, ExitStack() as stack:
         say(f"loading {model}")
-        sampler = open_to_sample(model, overrides, say)
+        sampler = stack.enter_context(open_to_sample(model, overrides, say))
         template = ChatTemplate(sampler.get_tokenizer())
         policy = RecordingPolicy(sampler, file, template)
+        stack.callback(policy.stop)
         server = RecordingServer(policy, file, template, model)
         with BackgroundServer(server.app, listening) as running:
             url = server_url(listening)
@@ -77,15 +117,16 @@ def record_traffic(
                 f"Another rollout: curl -X POST {url}/rollouts. Its reward: POST {json.dumps({'reward': 1})} to /reward"
             )
             running.wait(lambda: None)
-        policy.stop()
 
 
 def show_rows(path: Path, tokenizer: str | None, *, keep_retried: bool = False) -> list[str]:
     """What would be trained of a recording, as lines: each branch, with what the policy sampled between marks."""
-    from rlvr.recorder.recording import read_recording
     from rlvr.recorder.rows import make_rows
+    from rlvr.recorder.traces import load_recording
 
-    recording = read_recording(path)
+    recording = load_recording(path)
+    if not (tokenizer or recording.model):
+        raise ValueError(f"{path} does not say which model was recorded; give --tokenizer, the folder or name of it")
     words = _load_tokenizer(tokenizer or recording.model)
     lines: list[str] = []
     total = trained = 0

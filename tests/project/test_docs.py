@@ -30,6 +30,7 @@ from tests.kit.benchmark_rows import PROBLEMS, function, write
 from tests.kit.code_rows import mbpp_file
 from tests.kit.doc_pages import ROOT, blocks, run_page, trainings
 from tests.kit.doc_pages import load_gen as gen
+from tests.kit.recorder import write_traffic
 
 PAGES = [
     path.relative_to(ROOT).as_posix()
@@ -109,6 +110,8 @@ def world(folder: Path, request: pytest.FixtureRequest) -> Path:
         for name in ("my-model", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"):
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).symlink_to(hub)
+        if any("traffic.jsonl" in block.text for block in blocks(request.node.callspec.params["page"])):
+            write_traffic(hub, folder / "traffic.jsonl")
     return folder
 
 

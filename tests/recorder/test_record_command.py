@@ -1,15 +1,11 @@
-"""`rlvr record` and `rlvr rows` as a user types them, and an unmodified client in between."""
+"""`rlvr record` and `rlvr rows` on a small model: what was answered is in the file, also after a kill."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
-import subprocess
-import sys
-import urllib.request
-from collections.abc import Iterator
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,62 +13,117 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra [serve] is not installed")
 pytest.importorskip("transformers", reason="the extra [train] is not installed")
-pytest.importorskip("openai", reason="openai is not installed")
 
-import openai
-
+from rlvr.cli.main import run
+from rlvr.recorder.recording import RecordedCall, RecordedChoice, RecordingFile, read_recording
+from rlvr.recorder.rows import make_rows
 from tests.kit.chat_rows import qwen_folder
 from tests.kit.open_server import TOOLS_TEMPLATE
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return qwen_folder(tmp_path / "model", TOOLS_TEMPLATE)
+from tests.kit.recorder import chat, post, recorder_process, said
 
 
-@pytest.fixture
-def recorder(tmp_path: Path, model: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """(base URL of OpenAI's clients, process)."""
-    words = ["record", "--model", str(model), "--out", str(tmp_path / "traffic.jsonl"), "--port", "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "rlvr", *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if found := re.search(r"OPENAI_BASE_URL=(\S+)", line):
-                yield found[1], process
-                break
-        if process.poll() is None:
-            process.kill()
-        process.stderr.read()
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return qwen_folder(tmp_path_factory.mktemp("models") / "small", TOOLS_TEMPLATE)
 
 
-def post(url: str, **body: Any) -> dict[str, Any]:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.load(answer)
+def test_rows_are_shown_of_a_recording_and_of_what_it_is_written_as(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoTokenizer
+
+    words = AutoTokenizer.from_pretrained(model)
+    first, path = words.encode("go:"), tmp_path / "calls.jsonl"
+    answers = [words.encode("12"), words.encode("13"), words.encode("end")]
+    again = [*first, *answers[1], *words.encode(" on:")]
+    with RecordingFile(path, str(model)) as file:
+        for number, (prompt, answer) in enumerate(zip([first, first, again], answers, strict=True)):
+            choice = RecordedChoice(answer, [-0.5] * len(answer), "stop", {"role": "assistant", "content": "x"})
+            file.append(RecordedCall(f"{number}", "r", "", "chat", "p", prompt, [choice], {}))
+        file.append_reward("r", 0.5)
+
+    def rows(*given: str) -> str:
+        code = run(["rows", *given])
+        out, error = capsys.readouterr()
+        return out if code == 0 else f"{code}: {error}"
+
+    expected = rows(str(path))
+    assert "rollout r: 3 calls, 1 branches, reward 0.5" in expected and "SAMPLED '13'" in expected
+    assert "read    ' on:'" in expected and "'12'" not in expected
+    assert "SAMPLED '12'" in rows(str(path), "--keep-retried")
+    for form, calls in (("openenv", 3), ("triplets", 2)):
+        out = tmp_path / form
+        assert "is written" in rows(str(path), "--to", form, "--out", str(out))
+        assert rows(str(out)) == expected.replace("3 calls", f"{calls} calls")
+        assert "there already" in rows(str(path), "--to", form, "--out", str(out))
+    assert "2: " in rows(str(path), "--to", "openenv") and "openenv, triplets" in rows(
+        str(path), "--to", "x", "--out", "y"
+    )
+    nameless = tmp_path / "nameless"
+    nameless.write_text((tmp_path / "openenv").read_text().replace(str(model), ""))
+    assert "give --tokenizer" in rows(str(nameless))
+    assert rows(str(nameless), "--tokenizer", str(model)) == expected
+    assert "cannot be read" in rows(str(tmp_path / "none"))
+
+
+def test_a_model_is_recorded_and_the_file_is_continued(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    for count in (1, 2):
+        with recorder_process(model, path) as (program, base):
+            message = said(chat(base, "go", max_tokens=4, seed=1, temperature=0.5))
+            said(chat(base, "go", message, "on", max_tokens=4, seed=2, temperature=0.5))
+            assert post(base.removesuffix("/v1") + "/reward", {"reward": count})[0] == 200
+            program.send_signal(signal.SIGTERM)
+            assert program.wait(60) == 0
+        found = read_recording(path)
+        assert found.model == str(model) and [rollout.reward for rollout in found.rollouts] == [1.0, 2.0][:count]
+    first, second = ([(row.full_tokens, row.logprobs) for row in make_rows(rollout)] for rollout in found.rollouts)
+    assert first == second, "the same seeds"
+    (row,) = make_rows(found.rollouts[0])
+    assert row.num_action_tokens == 8 and row.temperature == 0.5 and all(value < 0 for value in row.logprobs if value)
 
 
 @pytest.mark.slow
-def test_traffic_is_recorded_and_shown_as_rows(tmp_path: Path, recorder: tuple[str, subprocess.Popen[str]]) -> None:
-    url, process = recorder
-    client = openai.OpenAI(base_url=url, api_key="any")
-    messages: list[Any] = [{"role": "user", "content": "Hi"}]
-    for _ in range(2):
-        answer = client.chat.completions.create(model="any", messages=messages, max_tokens=8, seed=3)
-        messages += [answer.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "go on"}]
-    assert post(f"{url.removesuffix('/v1')}/reward", reward=0.5)["reward"] == 0.5
-    recorded = [json.loads(line) for line in (tmp_path / "traffic.jsonl").read_text().splitlines()]
-    assert [line["kind"] for line in recorded] == ["recording", "call", "call", "reward"]
-    first, second = recorded[1:3]
-    assert second["prompt"][: len(first["prompt"]) + 8] == first["prompt"] + first["choices"][0]["tokens"]
-    token = url.split("/")[-2]
-    assert token not in (tmp_path / "traffic.jsonl").read_text(), "the address is a secret"
-    process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
-    command = [sys.executable, "-m", "rlvr", "rows", str(tmp_path / "traffic.jsonl")]
-    shown = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
-    assert "2 calls, 1 branches, reward 0.5" in shown and shown.count("SAMPLED") == 2
-    assert shown.splitlines()[-1].endswith("16 are trained")
+def test_every_call_that_was_answered_before_a_kill_is_in_the_file(model: Path, tmp_path: Path) -> None:
+    path, answered = tmp_path / "calls.jsonl", list[tuple[str, str]]()
+
+    def ask(base: str, name: str) -> None:
+        for number in range(1000):
+            try:
+                status, answer = chat(base, f"{name} {number}", max_tokens=3)
+            except OSError:
+                return
+            if status != 200:
+                return
+            answered.append((f"{name} {number}", answer["choices"][0]["message"]["content"]))
+
+    for kill in range(3):
+        with recorder_process(model, path) as (program, base):
+            threads = [threading.Thread(target=ask, args=(base, f"{kill}/{n}")) for n in range(4)]
+            for thread in threads:
+                thread.start()
+            before, deadline = len(answered), time.monotonic() + 60
+            while len(answered) < before + 12 + kill:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            os.kill(program.pid, signal.SIGKILL)
+            for thread in threads:
+                thread.join()
+    rollouts = read_recording(path).rollouts
+    written: list[Any] = [
+        (call.request["messages"][0]["content"], call.choices[0].message["content"])
+        for rollout in rollouts
+        for call in rollout.calls
+    ]
+    assert set(answered) <= set(written) and len(written) == len(set(written)) <= len(answered) + 3 * 4
+    assert len(rollouts) == 3 and all(make_rows(rollout) for rollout in rollouts)
+
+
+@pytest.mark.slow
+def test_a_file_that_another_process_records_is_refused(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    other = pytest.raises(AssertionError, match="being written by another process")
+    with recorder_process(model, path), other, recorder_process(model, path):
+        pass
+    with pytest.raises(AssertionError, match="other machines"), recorder_process(model, path, "--host", "0.0.0.0"):
+        pass

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,28 @@ def sample_from_vllm(
         RequestFuture(start_coroutine(publisher.aclose())).result()
         raise
     return VllmTrainingClient(trainer, publisher, has_adapter=has_adapter, warn=warn)
+
+
+@contextmanager
+def open_served_model(
+    options: VllmOptions, tokenizer: Any, warn: Callable[[str], None] = lambda text: None
+) -> Iterator[VllmSamplingClient]:
+    """A sampler of the model that the servers of `options` were started with, whose weights need not be here.
+
+    `tokenizer` is the model's. ValueError if a server has another, or the servers have different models.
+    """
+    publisher = connect_servers(options, 1, warn)
+    try:
+        check_tokenizer(publisher, tokenizer)
+        served = {f"{server.base}@{server.base_version}": server.url for server in publisher.servers}
+        if len(served) > 1:
+            raise ValueError(f"sampler.urls serve different weights ({served}); give servers of one model")
+        (fingerprint,) = served
+        weights = PublishedWeights(fingerprint, None, False, [], {})
+        RequestFuture(start_coroutine(publisher.publish(weights))).result()
+        yield VllmSamplingClient(publisher, fingerprint, tokenizer, warn)
+    finally:
+        RequestFuture(start_coroutine(publisher.aclose())).result()
 
 
 def draw_probe(publisher: VllmPublisher, tokenizer: Any) -> tuple[list[int], list[int]]:

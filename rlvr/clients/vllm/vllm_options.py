@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from rlvr.clients.sampler_options import SamplerOptions
 from rlvr.core.messages import SamplingParams
-from rlvr.core.protocols import TrainingClient
+from rlvr.core.protocols import SamplingClient, TrainingClient
 from rlvr.core.registry import load_path
 from rlvr.core.variants import setting
 
@@ -72,6 +73,10 @@ class VllmOptions(SamplerOptions):
     ) -> TrainingClient:
         sample_from_vllm = load_path("sampler", "rlvr.clients.vllm.vllm_clients:sample_from_vllm")  # when it is needed
         return cast(TrainingClient, sample_from_vllm(client, self, has_adapter=has_adapter, keep=keep, warn=warn))
+
+    def open_served(self, tokenizer: Any, warn: Callable[[str], None]) -> AbstractContextManager[SamplingClient]:
+        open_served_model = load_path("sampler", "rlvr.clients.vllm.vllm_clients:open_served_model")
+        return cast("AbstractContextManager[SamplingClient]", open_served_model(self, tokenizer, warn))
 
 
 def check_url(url: str) -> None:

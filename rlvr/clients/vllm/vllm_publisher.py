@@ -43,7 +43,7 @@ LOADING = "loading-"  # begins the version of a server while its weights are rep
 class PublishedWeights:
     """A folder of weights, and the trainer's log-probs of some tokens after `probe_prompt` [N] with these weights.
 
-    Without a folder they are the weights that the servers were started with.
+    Without a folder they are the weights that the servers were started with, and without log-probs nothing is compared.
     """
 
     fingerprint: str
@@ -211,6 +211,8 @@ class VllmPublisher:
 
     async def _verify(self, server: VllmServer, weights: PublishedWeights) -> None:
         """SamplerError unless the server scores the probe as the trainer does, and not as with older weights."""
+        if not weights.probe_logprobs:
+            return
         model, tokens = _model_name(server, weights), list(weights.probe_logprobs)
         scored = await server.score_next(model, weights.probe_prompt, tokens, weights.fingerprint)
         gap = _mean_gap(weights.probe_logprobs, scored)

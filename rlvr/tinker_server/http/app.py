@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 from rlvr import __version__
 from rlvr.tinker_server.http import routes_operation, routes_rest, routes_sampling, routes_session, routes_training
 from rlvr.tinker_server.http.dependencies import COMPUTATIONS
-from rlvr.tinker_server.http.open_api import open_routes
+from rlvr.tinker_server.http.open_api import open_routes, recorded_routes
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware, internal_error
 from rlvr.tinker_server.protocol.errors import StatusError, TinkerServerError, UserError
 from rlvr.tinker_server.protocol.server_limits import ServerLimits
@@ -58,6 +58,9 @@ def create_routes(backend: TinkerBackend, middleware: TinkerMiddleware) -> FastA
     app.include_router(routes_operation.router)
     app.state.texts = {}
     app.include_router(open_routes.router)
+    app.state.rollouts = recorded_routes.ServedRollouts(backend)
+    app.include_router(recorded_routes.router)
+    middleware.rollout_owner = app.state.rollouts.owner_of
     add_openapi_route(app)
     register_error_handlers(app, describe_failure, (BadRequest, RequestValidationError, ClientDisconnect, Exception))
     return app

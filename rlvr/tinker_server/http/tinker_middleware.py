@@ -7,7 +7,7 @@ the SDK then go on without an error. After `poll_seconds` they get 503 with `Ret
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ BATCH_PATH = "/api/v1/forward_backward"
 HEALTH_PATH = "/api/v1/healthz"  # a load balancer asks without a key
 METRICS_PATH = "/metrics"
 SIGNED_PREFIX = "/api/v1/external/"  # downloads: the address itself is the permission
+ROLLOUT_PREFIX = "/r/"  # rollouts of agents: the address itself is the permission
 MAX_DOWNLOADS = 256  # of one owner's files at a time; each holds a connection and an open file
 QUIET_PATHS = (
     "/api/v1/retrieve_future", "/api/v1/retrieve_futures", "/api/v1/session_heartbeat", HEALTH_PATH, METRICS_PATH,
@@ -87,6 +88,7 @@ class TinkerMiddleware(Middleware):
         self.body_seconds, self.body_rate = limits.body_seconds, limits.body_rate
         self.max_open_requests = min(limits.owner_requests, max(1, max_connections() // 2))
         self.max_arriving_bytes = limits.arriving_bodies * limits.max_body
+        self.rollout_owner: Callable[[str], str] = lambda path: ""
         self.progress = "the models are being loaded"
         self._is_open = asyncio.Event()
 
@@ -112,7 +114,13 @@ class TinkerMiddleware(Middleware):
         return internal_error(error)
 
     def is_open(self, path: str) -> bool:
-        return path == HEALTH_PATH or path.startswith(SIGNED_PREFIX)
+        return path == HEALTH_PATH or path.startswith((SIGNED_PREFIX, ROLLOUT_PREFIX))
+
+    def _owner_of(self, scope: Scope) -> str:
+        """A request to the address of a rollout is its owner's, whatever key it has."""
+        if scope["path"].startswith(ROLLOUT_PREFIX):
+            return self.rollout_owner(scope["path"])
+        return super()._owner_of(scope)
 
     def is_probe(self, path: str) -> bool:
         return path == HEALTH_PATH
@@ -136,7 +144,10 @@ class TinkerMiddleware(Middleware):
         return self.limits.max_body if path == BATCH_PATH else min(self.limits.max_json, self.limits.max_body)
 
     def logged_path(self, path: str) -> str:
-        """Without the signature of a download's address: the log's readers must not be able to use it."""
+        """Without the signature of a download's address, and the token of a rollout's: the log's readers must not be
+        able to use them."""
+        if path.startswith(ROLLOUT_PREFIX):
+            return f"{ROLLOUT_PREFIX}.../{path.removeprefix(ROLLOUT_PREFIX).partition('/')[2]}"
         if not path.startswith(SIGNED_PREFIX):
             return path
         return f"{SIGNED_PREFIX}.../{path.removeprefix(SIGNED_PREFIX).partition('/')[2]}"

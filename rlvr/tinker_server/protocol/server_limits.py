@@ -52,6 +52,9 @@ class ServerLimits:
     `poll_seconds` (the SDK waits 45), and so is a request while the models are loaded. A result of more than
     `inline_bytes` is announced first if the client asks for that. An address to download weights is valid for
     `url_seconds`. A server that stops waits `stop_seconds` for its requests.
+
+    Agents: the address of a rollout answers for `rollout_seconds`. One owner may have `owner_rollouts` open, and
+    `owner_recorded_bytes` of recordings.
     """
 
     lane_requests: Count = 4_096
@@ -94,6 +97,9 @@ class ServerLimits:
     inline_bytes: Count = 1 << 20
     url_seconds: Positive = 3_600.0
     stop_seconds: Positive = 10.0
+    rollout_seconds: Positive = 86_400.0
+    owner_rollouts: Count = 1_000
+    owner_recorded_bytes: Count = 1 << 30
 
 
 @dataclass(frozen=True)
