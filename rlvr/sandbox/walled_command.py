@@ -1,0 +1,328 @@
+"""Runs one command behind walls: what it can read, write, reach and use up is what it was given, and nothing is left.
+
+    python -I -S walled_command.py PARENT     # the config as JSON on its standard input, the report on its output
+
+This process becomes a keeper, which ends with its parent. It starts pid 1 of new namespaces (user, pid, network, mount,
+ipc, uts, cgroup). Pid 1 builds a root of read-only binds and one writable `/tmp`, passes the bytes of one TCP port to
+the Unix socket of the recorder, starts the command under another user id where root may map one, and reads its output.
+When the command ends, pid 1 ends all that came from it, reports, and the namespaces go with it.
+
+The report is a line of JSON, the result file, and the end of the output. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import stat
+import struct
+import sys
+import time
+import types
+from contextlib import suppress
+from typing import Any
+
+if __name__ == "__main__":  # import the files next to this one without the imports of `rlvr`
+    for _name, _path in (("rlvr", []), ("rlvr.sandbox", [os.path.dirname(os.path.abspath(__file__))])):
+        _package = types.ModuleType(_name)
+        _package.__path__ = _path
+        sys.modules[_name] = _package
+
+from rlvr.sandbox import command_filter, mounts
+from rlvr.sandbox.byte_relay import BACKLOG, Relay
+
+PORT = 8377  # inside, where no other program listens
+MAX_RESULT = 1 << 20  # bytes of the result file, and of the output's end
+MAX_CONNECTIONS = 128
+SOCKET, TASK, PROMPT, RESULT = "/run/recorder", "/tmp/task.json", "/tmp/prompt.txt", "/tmp/result.json"
+# Not /dev/zero: a shared mapping of it is memory that no limit counts.
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+ETC = {
+    "passwd": "root:x:0:0::/:/bin/false\nagent:x:1:1::/tmp:/bin/sh\n",
+    "group": "root:x:0:\nagent:x:1:\n",
+    "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+}
+MOUNT_SETATTR, RECURSIVE, AT_FDCWD = 442, 0x8000, -100
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
+PR_SET_PDEATHSIG = 1
+CAP_DAC_READ_SEARCH, CAP_KILL = 2, 5
+LOOK_SECONDS = 0.05  # between two sums of the memory of all processes
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def bind(source: str, target: str, is_device: bool = False) -> None:
+    """Bind a path and all that is mounted below it, read-only."""
+    opened = os.open(source, os.O_PATH | os.O_CLOEXEC)
+    if os.path.isdir(source):
+        os.makedirs(target, mode=0o755, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    mounts.mount(f"/proc/self/fd/{opened}", target, "", mounts.BIND | mounts.REC)
+    os.close(opened)
+    wanted = ATTR_RDONLY | ATTR_NOSUID | (0 if is_device else ATTR_NODEV)
+    attributes = struct.pack("QQQQ", wanted, 0, 0, 0)
+    arguments = (ctypes.c_int(AT_FDCWD), os.fsencode(target), ctypes.c_uint(RECURSIVE), attributes, ctypes.c_size_t(32))
+    mounts.check(_libc.syscall(ctypes.c_long(MOUNT_SETATTR), *arguments), f"mount_setattr on {target} (Linux 5.12)")
+
+
+def build_root(config: dict[str, Any]) -> None:
+    """The root of this mount namespace. Its base lies over /mnt, and what is bound into it is opened where it was."""
+    root = "/mnt" if os.path.isdir("/mnt") else "/tmp"
+    mounts.mount("none", "/", "", mounts.REC | mounts.PRIVATE)
+    hidden = [path for path in (*config["readable"], config["socket"]) if (path + "/").startswith(root + "/")]
+    if hidden:  # the base would cover them
+        root = "/var" if root == "/tmp" else "/tmp"
+    mounts.mount("tmpfs", root, "tmpfs", mounts.NOSUID | mounts.NODEV, "size=1m,nr_inodes=4k,mode=755")
+    for path in config["readable"]:
+        bind(path, root + path)
+    for path in DEVICES:
+        bind(path, root + path, is_device=True)
+    if config["socket"]:
+        bind(config["socket"], root + SOCKET)
+    for name, text in ETC.items():
+        with suppress(FileExistsError):  # the user made /etc readable
+            os.makedirs(f"{root}/etc", exist_ok=True)
+            descriptor = os.open(f"{root}/etc/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            os.write(descriptor, text.encode())
+            os.close(descriptor)
+    for name in ("tmp", "proc", "dev/shm"):
+        os.makedirs(f"{root}/{name}", exist_ok=True)
+    os.symlink("/proc/self/fd", f"{root}/dev/fd")
+    options = f"size={config['scratch']},nr_inodes={max(1_000, config['scratch'] >> 14)},mode=1777"
+    mounts.mount("tmpfs", f"{root}/tmp", "tmpfs", mounts.NOSUID | mounts.NODEV, options)
+    os.mkdir(f"{root}/tmp/.shm")
+    os.chmod(f"{root}/tmp/.shm", 0o1777)
+    mounts.mount(f"{root}/tmp/.shm", f"{root}/dev/shm", "", mounts.BIND)
+    flags = mounts.RDONLY | mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
+    with suppress(OSError):  # refused where the outer /proc is masked, as in a container: there is none then
+        mounts.mount("proc", f"{root}/proc", "proc", flags, "subset=pid")
+    mounts.mount("none", root, "", mounts.REMOUNT | mounts.BIND | mounts.RDONLY | mounts.NOSUID | mounts.NODEV)
+    os.chdir(root)
+    number = ctypes.c_long(mounts.PIVOT_ROOT[os.uname().machine])
+    mounts.check(_libc.syscall(number, ctypes.c_char_p(b"."), ctypes.c_char_p(b".")), "pivot_root")
+    mounts.check(_libc.umount2(b".", mounts.DETACH), "umount")
+    os.chdir("/tmp")
+    mounts.check(_libc.sethostname(b"agent", 5), "sethostname")
+
+
+def listen() -> socket.socket:
+    """The relay's port, on a loopback interface that this switches on."""
+    listening = socket.socket()
+    fcntl.ioctl(listening, 0x8914, struct.pack("16sH14x", b"lo", 0x41))  # SIOCSIFFLAGS: up, running
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind(("127.0.0.1", PORT))
+    listening.listen(BACKLOG)
+    return listening
+
+
+def start(config: dict[str, Any], user: int | None, output: int, failure: int) -> int:
+    """Fork the command. What keeps it from beginning goes to the descriptor `failure`."""
+    given = os.open(PROMPT, os.O_RDONLY)
+    child = os.fork()
+    if child:
+        os.close(given)
+        return child
+    try:
+        os.setsid()
+        for standard, descriptor in ((0, given), (1, output), (2, output)):
+            os.dup2(descriptor, standard)
+        limits = {
+            resource.RLIMIT_DATA: config["memory"], resource.RLIMIT_FSIZE: config["scratch"],
+            resource.RLIMIT_NPROC: config["processes"], resource.RLIMIT_NOFILE: 1024, resource.RLIMIT_CORE: 0,
+        }  # fmt: skip
+        for kind, value in limits.items():
+            hard = resource.getrlimit(kind)[1]
+            bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (bound, bound))
+        mounts.drop_privileges(user, spaces=False)
+        for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        os.execvpe(config["command"][0], config["command"], config["environment"])
+    except BaseException as error:
+        os.write(failure, f"{type(error).__name__}: {error}".encode()[:2000])
+    finally:
+        os._exit(127)
+
+
+def watch(config: dict[str, Any], command: int, output: int, listening: socket.socket) -> dict[str, Any]:
+    """Pass bytes on until the command ends; how it ended, and the end of its output."""
+    poller, said = select.poll(), bytearray()
+    wakes, wakened = os.pipe()
+    for descriptor in (wakes, wakened, output):
+        os.set_blocking(descriptor, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
+    relay = Relay(poller, listening, SOCKET, MAX_CONNECTIONS) if config["socket"] else None
+    poller.register(wakes, select.POLLIN)
+    poller.register(output, select.POLLIN)
+    used, look = "", time.monotonic() + LOOK_SECONDS
+    while True:
+        for descriptor, _ in poller.poll(LOOK_SECONDS * 1000):
+            if descriptor == output:
+                if not read_output(output, said):
+                    poller.unregister(output)
+            elif descriptor == wakes:
+                with suppress(BlockingIOError):
+                    os.read(wakes, 4096)
+            elif relay is not None:
+                relay.handle(descriptor)
+        code = reap(command)
+        if code is None and time.monotonic() > look:
+            used = "memory" if sum_memory() > config["memory"] else ""
+            look = time.monotonic() + LOOK_SECONDS
+        if code is not None or used:
+            end_all()
+            while read_output(output, said):
+                pass
+            return {"code": code or 0, "used": used, "output": bytes(said[-MAX_RESULT:])}
+
+
+def read_output(output: int, said: bytearray) -> bool:
+    """Take what a pipe holds, and keep its end; False if there is nothing more."""
+    try:
+        piece = os.read(output, 1 << 16)
+    except BlockingIOError:
+        return False
+    said += piece
+    if len(said) > 2 * MAX_RESULT:
+        del said[:-MAX_RESULT]
+    return bool(piece)
+
+
+def reap(command: int) -> int | None:
+    """Bury every process that has ended; the exit code if the command is among them."""
+    code = None
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == command:
+                code = os.waitstatus_to_exitcode(ended[1])
+    return code
+
+
+def end_all() -> None:
+    """End every other process of this pid namespace."""
+    while True:
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def sum_memory() -> int:
+    """Bytes of memory of its own that each process holds, in all; a page that two share counts twice."""
+    total = 0
+    with suppress(OSError):  # no /proc
+        for name in os.listdir("/proc"):
+            if name.isdecimal() and name != "1":
+                with suppress(OSError), open(f"/proc/{name}/statm", "rb") as file:
+                    sizes = file.read().split()
+                    total += int(sizes[1]) - int(sizes[2])
+    return total * resource.getpagesize()
+
+
+def read_result() -> tuple[str, bytes]:
+    """("", the result file), or why there is none. Only a regular file is opened, and no link is followed."""
+    try:
+        descriptor = os.open(RESULT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return "missing", b""
+    except OSError:  # a link, a socket
+        return "irregular", b""
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return "irregular", b""
+        result = file.read(MAX_RESULT + 1)
+    return ("large", b"") if len(result) > MAX_RESULT else ("", result)
+
+
+def drop_to(capabilities: int) -> None:
+    """Keep these capabilities alone: pid 1 ends and reads what belongs to the command's user."""
+    bits = struct.pack("IIIIII", capabilities, capabilities, 0, 0, 0, 0)
+    mounts.check(_libc.capset(mounts.VERSION, bits), "capset")
+    mounts.hide_memory()
+    mounts.check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+
+
+def send(report: dict[str, Any], result: bytes = b"", output: bytes = b"") -> None:
+    head = {**report, "result_bytes": len(result), "output_bytes": len(output)}
+    with os.fdopen(os.dup(1), "wb") as file:
+        file.write(json.dumps(head).encode() + b"\n" + result + output)
+
+
+def run_inside(config: dict[str, Any], second: bool) -> None:
+    """Pid 1."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # a signal with a handler can reach pid 1 from within
+    listening = listen()
+    build_root(config)
+    for path, text in ((TASK, config["task"]), (PROMPT, config["prompt"])):
+        with open(path, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+    command_filter.deny_for_command()
+    output, written = os.pipe()
+    failed, failure = os.pipe()
+    command = start(config, mounts.SECOND if second else None, written, failure)
+    for descriptor in (written, failure):
+        os.close(descriptor)
+    drop_to(1 << CAP_KILL | 1 << CAP_DAC_READ_SEARCH if second else 0)
+    if why := os.read(failed, 2000):  # ends when the command begins
+        send({"refused": f"the command {config['command']} cannot be started: {why.decode(errors='replace')}"})
+        return
+    ended = watch(config, command, output, listening)
+    state, result = read_result()
+    said = ended.pop("output")
+    send({**ended, "result": state}, result, said)
+
+
+def keep(inside: int, parent: int) -> None:
+    """The keeper: end everything inside with its parent, or on SIGTERM, and end when all of it has ended."""
+
+    def end(*_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(inside, signal.SIGKILL)
+        os.waitpid(inside, 0)  # returns when every process of the namespace is gone
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    poller = select.poll()
+    poller.register(parent, select.POLLIN)
+    poller.register(os.pidfd_open(inside), select.POLLIN)
+    poller.poll()
+    end()
+
+
+def main(parent: str) -> None:
+    keeper = os.pidfd_open(int(parent))
+    if os.getppid() != int(parent):
+        return  # gone already
+    config = json.loads(sys.stdin.buffer.read())
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    try:
+        second = mounts.unshare()
+        if os.geteuid() == 0 and not second and config["processes"]:
+            raise OSError(1, f"root runs agents under another user id, and {mounts.NOBODY_UID} cannot be mapped")
+        inside = os.fork()
+    except OSError as error:
+        send({"refused": f"{error.strerror or error}"})
+        return
+    if inside:
+        os.close(1)
+        keep(inside, keeper)
+    try:
+        os.close(keeper)
+        run_inside(config, second)
+    except Exception as error:
+        send({"refused": f"{type(error).__name__}: {error}"})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
