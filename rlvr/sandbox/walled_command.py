@@ -1,11 +1,12 @@
-"""Runs one command behind walls: what it can read, write, reach and use up is what it was given, and nothing is left.
+"""Runs commands behind walls: what one can read, write, reach and use up is what it was given, and nothing is left.
 
-    python -I -S walled_command.py PARENT     # the config as JSON on its standard input, the report on its output
+    python -I -S walled_command.py DESCRIPTOR PARENT
 
-This process becomes a keeper, which ends with its parent. It starts pid 1 of new namespaces (user, pid, network, mount,
-ipc, uts, cgroup). Pid 1 builds a root of read-only binds and one writable `/tmp`, passes the bytes of one TCP port to
-the Unix socket of the recorder, starts the command under another user id where root may map one, and reads its output.
-When the command ends, pid 1 ends all that came from it, reports, and the namespaces go with it.
+This process forks for each socket that arrives at the descriptor. The fork, a keeper, reads its config there and starts
+pid 1 of new namespaces (user, pid, network, mount, ipc, uts, cgroup). Pid 1 builds a root of read-only binds and one
+writable `/tmp`, passes the bytes of one TCP port to the Unix socket of the recorder, starts the command under another
+user id where root may map one, and reads its output. When the command ends, pid 1 ends all that came from it, reports,
+and the namespaces go with it. They also go when the other end of the socket is closed, or the parent ends.
 
 The report is a line of JSON, the result file, and the end of the output. Standard library only.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import json
+import marshal
 import os
 import resource
 import select
@@ -56,16 +58,15 @@ LOOK_SECONDS = 0.05  # between two sums of the memory of all processes
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def bind(source: str, target: str, is_device: bool = False) -> None:
-    """Bind a path and all that is mounted below it, read-only."""
-    opened = os.open(source, os.O_PATH | os.O_CLOEXEC)
-    if os.path.isdir(source):
+def bind(source: int, target: str, is_device: bool = False) -> None:
+    """Bind an open path and all that is mounted below it, read-only."""
+    if stat.S_ISDIR(os.fstat(source).st_mode):
         os.makedirs(target, mode=0o755, exist_ok=True)
     else:
         os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
-    mounts.mount(f"/proc/self/fd/{opened}", target, "", mounts.BIND | mounts.REC)
-    os.close(opened)
+    mounts.mount(f"/proc/self/fd/{source}", target, "", mounts.BIND | mounts.REC)
+    os.close(source)
     wanted = ATTR_RDONLY | ATTR_NOSUID | (0 if is_device else ATTR_NODEV)
     attributes = struct.pack("QQQQ", wanted, 0, 0, 0)
     arguments = (ctypes.c_int(AT_FDCWD), os.fsencode(target), ctypes.c_uint(RECURSIVE), attributes, ctypes.c_size_t(32))
@@ -73,30 +74,28 @@ def bind(source: str, target: str, is_device: bool = False) -> None:
 
 
 def build_root(config: dict[str, Any]) -> None:
-    """The root of this mount namespace. Its base lies over /mnt, and what is bound into it is opened where it was."""
-    root = "/mnt" if os.path.isdir("/mnt") else "/tmp"
+    """The root of this mount namespace."""
+    root = next(path for path in ("/mnt", "/tmp", "/dev") if os.path.isdir(path))
     mounts.mount("none", "/", "", mounts.REC | mounts.PRIVATE)
-    hidden = [path for path in (*config["readable"], config["socket"]) if (path + "/").startswith(root + "/")]
-    if hidden:  # the base would cover them
-        root = "/var" if root == "/tmp" else "/tmp"
-    mounts.mount("tmpfs", root, "tmpfs", mounts.NOSUID | mounts.NODEV, "size=1m,nr_inodes=4k,mode=755")
-    for path in config["readable"]:
-        bind(path, root + path)
-    for path in DEVICES:
-        bind(path, root + path, is_device=True)
+    places = {path: path for path in (*config["readable"], *DEVICES)}
     if config["socket"]:
-        bind(config["socket"], root + SOCKET)
+        places[SOCKET] = config["socket"]
+    # Opened first: the new root may hide them.
+    sources = {place: os.open(path, os.O_PATH | os.O_CLOEXEC) for place, path in places.items()}
+    mounts.mount("tmpfs", root, "tmpfs", mounts.NOSUID | mounts.NODEV, "size=1m,nr_inodes=4k,mode=755")
+    for name in ("tmp", "proc", "dev/shm"):
+        os.makedirs(f"{root}/{name}")
+    options = f"size={config['scratch']},nr_inodes={max(1_000, config['scratch'] >> 14)},mode=1777"
+    mounts.mount("tmpfs", f"{root}/tmp", "tmpfs", mounts.NOSUID | mounts.NODEV, options)
+    for place, source in sources.items():
+        bind(source, root + place, place in DEVICES)
     for name, text in ETC.items():
         with suppress(FileExistsError):  # the user made /etc readable
             os.makedirs(f"{root}/etc", exist_ok=True)
             descriptor = os.open(f"{root}/etc/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
             os.write(descriptor, text.encode())
             os.close(descriptor)
-    for name in ("tmp", "proc", "dev/shm"):
-        os.makedirs(f"{root}/{name}", exist_ok=True)
     os.symlink("/proc/self/fd", f"{root}/dev/fd")
-    options = f"size={config['scratch']},nr_inodes={max(1_000, config['scratch'] >> 14)},mode=1777"
-    mounts.mount("tmpfs", f"{root}/tmp", "tmpfs", mounts.NOSUID | mounts.NODEV, options)
     os.mkdir(f"{root}/tmp/.shm")
     os.chmod(f"{root}/tmp/.shm", 0o1777)
     mounts.mount(f"{root}/tmp/.shm", f"{root}/dev/shm", "", mounts.BIND)
@@ -229,10 +228,10 @@ def sum_memory() -> int:
     return total * resource.getpagesize()
 
 
-def read_result() -> tuple[str, bytes]:
+def read_result(path: str) -> tuple[str, bytes]:
     """("", the result file), or why there is none. Only a regular file is opened, and no link is followed."""
     try:
-        descriptor = os.open(RESULT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return "missing", b""
     except OSError:  # a link, a socket
@@ -252,20 +251,17 @@ def drop_to(capabilities: int) -> None:
     mounts.check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
 
 
-def send(report: dict[str, Any], result: bytes = b"", output: bytes = b"") -> None:
+def send(channel: socket.socket, report: dict[str, Any], result: bytes = b"", output: bytes = b"") -> None:
     head = {**report, "result_bytes": len(result), "output_bytes": len(output)}
-    with os.fdopen(os.dup(1), "wb") as file:
-        file.write(json.dumps(head).encode() + b"\n" + result + output)
+    channel.sendall(json.dumps(head).encode() + b"\n" + result + output)
 
 
-def run_inside(config: dict[str, Any], second: bool) -> None:
+def run_inside(config: dict[str, Any], channel: socket.socket, second: bool) -> None:
     """Pid 1."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)  # a signal with a handler can reach pid 1 from within
     listening = listen()
     build_root(config)
     for path, text in ((TASK, config["task"]), (PROMPT, config["prompt"])):
-        with open(path, "w", encoding="utf-8", errors="replace") as file:
+        with open(path, "wb") as file:
             file.write(text)
     command_filter.deny_for_command()
     output, written = os.pipe()
@@ -275,53 +271,66 @@ def run_inside(config: dict[str, Any], second: bool) -> None:
         os.close(descriptor)
     drop_to(1 << CAP_KILL | 1 << CAP_DAC_READ_SEARCH if second else 0)
     if why := os.read(failed, 2000):  # ends when the command begins
-        send({"refused": f"the command {config['command']} cannot be started: {why.decode(errors='replace')}"})
+        send(channel, {"refused": f"the command cannot be started: {why.decode(errors='replace')}"})
         return
     ended = watch(config, command, output, listening)
-    state, result = read_result()
+    state, result = read_result(RESULT)
     said = ended.pop("output")
-    send({**ended, "result": state}, result, said)
+    send(channel, {**ended, "result": state}, result, said)
 
 
-def keep(inside: int, parent: int) -> None:
-    """The keeper: end everything inside with its parent, or on SIGTERM, and end when all of it has ended."""
-
-    def end(*_: object) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(inside, signal.SIGKILL)
-        os.waitpid(inside, 0)  # returns when every process of the namespace is gone
-        os._exit(0)
-
-    signal.signal(signal.SIGTERM, end)
+def keep(inside: int, channel: socket.socket, parent: int) -> None:
+    """The keeper: end everything inside when the channel is closed or the parent ends; end when all of it has ended."""
     poller = select.poll()
+    poller.register(channel, select.POLLRDHUP)
     poller.register(parent, select.POLLIN)
     poller.register(os.pidfd_open(inside), select.POLLIN)
     poller.poll()
-    end()
+    with suppress(ProcessLookupError):
+        os.kill(inside, signal.SIGKILL)
+    os.waitpid(inside, 0)  # returns when every process of the namespace is gone
+    os._exit(0)
 
 
-def main(parent: str) -> None:
-    keeper = os.pidfd_open(int(parent))
-    if os.getppid() != int(parent):
-        return  # gone already
-    config = json.loads(sys.stdin.buffer.read())
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+def run_one(channel: socket.socket, parent: int) -> None:
+    """In a fork with one channel: read its config, and become its keeper and its pid 1."""
+    with channel.makefile("rb") as file:
+        config = marshal.loads(file.read(int.from_bytes(file.read(8), "little")))
     try:
         second = mounts.unshare()
-        if os.geteuid() == 0 and not second and config["processes"]:
-            raise OSError(1, f"root runs agents under another user id, and {mounts.NOBODY_UID} cannot be mapped")
         inside = os.fork()
-    except OSError as error:
-        send({"refused": f"{error.strerror or error}"})
-        return
-    if inside:
-        os.close(1)
-        keep(inside, keeper)
-    try:
-        os.close(keeper)
-        run_inside(config, second)
+        if inside:
+            keep(inside, channel, parent)
+        os.close(parent)
+        run_inside(config, channel, second)
     except Exception as error:
-        send({"refused": f"{type(error).__name__}: {error}"})
+        send(channel, {"refused": f"{type(error).__name__}: {error}"})
+
+
+def main(descriptor: str, parent: str) -> None:
+    os.environ.clear()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # a signal with a handler can reach pid 1 from within
+    control, driver = socket.socket(fileno=int(descriptor)), os.pidfd_open(int(parent))
+    if os.getppid() != int(parent):
+        return  # gone already
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need no burial
+    poller = select.poll()
+    poller.register(control, select.POLLIN)
+    poller.register(driver, select.POLLIN)
+    while all(ready == control.fileno() for ready, _ in poller.poll()):
+        data, sent, _, _ = socket.recv_fds(control, 1, 1)
+        if not data:
+            return
+        channel = socket.socket(fileno=sent[0])
+        if os.fork() == 0:
+            try:
+                control.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                run_one(channel, driver)
+            finally:
+                os._exit(0)
+        channel.close()
 
 
 if __name__ == "__main__":
