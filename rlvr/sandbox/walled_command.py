@@ -27,6 +27,7 @@ import struct
 import sys
 import time
 import types
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -36,79 +37,17 @@ if __name__ == "__main__":  # import the files next to this one without the impo
         _package.__path__ = _path
         sys.modules[_name] = _package
 
-from rlvr.sandbox import command_filter, mounts
+from rlvr.sandbox import command_filter, mounts, walled_root
 from rlvr.sandbox.byte_relay import BACKLOG, Relay
 
 PORT = 8377  # inside, where no other program listens
 MAX_RESULT = 1 << 20  # bytes of the result file, and of the output's end
 MAX_CONNECTIONS = 128
-SOCKET, TASK, PROMPT, RESULT = "/run/recorder", "/tmp/task.json", "/tmp/prompt.txt", "/tmp/result.json"
-# Not /dev/zero: a shared mapping of it is memory that no limit counts.
-DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
-ETC = {
-    "passwd": "root:x:0:0::/:/bin/false\nagent:x:1:1::/tmp:/bin/sh\n",
-    "group": "root:x:0:\nagent:x:1:\n",
-    "hosts": "127.0.0.1 localhost\n::1 localhost\n",
-}
-MOUNT_SETATTR, RECURSIVE, AT_FDCWD = 442, 0x8000, -100
-ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
+TASK, PROMPT, RESULT = "/tmp/task.json", "/tmp/prompt.txt", "/tmp/result.json"
 PR_SET_PDEATHSIG = 1
-CAP_DAC_READ_SEARCH, CAP_KILL = 2, 5
+CAP_DAC_READ_SEARCH, CAP_KILL, CAP_SYS_PTRACE = 2, 5, 19  # of pid 1, over the command's user: read, end, measure
 LOOK_SECONDS = 0.05  # between two sums of the memory of all processes
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def bind(source: int, target: str, is_device: bool = False) -> None:
-    """Bind an open path and all that is mounted below it, read-only."""
-    if stat.S_ISDIR(os.fstat(source).st_mode):
-        os.makedirs(target, mode=0o755, exist_ok=True)
-    else:
-        os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
-        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
-    mounts.mount(f"/proc/self/fd/{source}", target, "", mounts.BIND | mounts.REC)
-    os.close(source)
-    wanted = ATTR_RDONLY | ATTR_NOSUID | (0 if is_device else ATTR_NODEV)
-    attributes = struct.pack("QQQQ", wanted, 0, 0, 0)
-    arguments = (ctypes.c_int(AT_FDCWD), os.fsencode(target), ctypes.c_uint(RECURSIVE), attributes, ctypes.c_size_t(32))
-    mounts.check(_libc.syscall(ctypes.c_long(MOUNT_SETATTR), *arguments), f"mount_setattr on {target} (Linux 5.12)")
-
-
-def build_root(config: dict[str, Any]) -> None:
-    """The root of this mount namespace."""
-    root = next(path for path in ("/mnt", "/tmp", "/dev") if os.path.isdir(path))
-    mounts.mount("none", "/", "", mounts.REC | mounts.PRIVATE)
-    places = {path: path for path in (*config["readable"], *DEVICES)}
-    if config["socket"]:
-        places[SOCKET] = config["socket"]
-    # Opened first: the new root may hide them.
-    sources = {place: os.open(path, os.O_PATH | os.O_CLOEXEC) for place, path in places.items()}
-    mounts.mount("tmpfs", root, "tmpfs", mounts.NOSUID | mounts.NODEV, "size=1m,nr_inodes=4k,mode=755")
-    for name in ("tmp", "proc", "dev/shm"):
-        os.makedirs(f"{root}/{name}")
-    options = f"size={config['scratch']},nr_inodes={max(1_000, config['scratch'] >> 14)},mode=1777"
-    mounts.mount("tmpfs", f"{root}/tmp", "tmpfs", mounts.NOSUID | mounts.NODEV, options)
-    for place, source in sources.items():
-        bind(source, root + place, place in DEVICES)
-    for name, text in ETC.items():
-        with suppress(FileExistsError):  # the user made /etc readable
-            os.makedirs(f"{root}/etc", exist_ok=True)
-            descriptor = os.open(f"{root}/etc/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-            os.write(descriptor, text.encode())
-            os.close(descriptor)
-    os.symlink("/proc/self/fd", f"{root}/dev/fd")
-    os.mkdir(f"{root}/tmp/.shm")
-    os.chmod(f"{root}/tmp/.shm", 0o1777)
-    mounts.mount(f"{root}/tmp/.shm", f"{root}/dev/shm", "", mounts.BIND)
-    flags = mounts.RDONLY | mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
-    with suppress(OSError):  # refused where the outer /proc is masked, as in a container: there is none then
-        mounts.mount("proc", f"{root}/proc", "proc", flags, "subset=pid")
-    mounts.mount("none", root, "", mounts.REMOUNT | mounts.BIND | mounts.RDONLY | mounts.NOSUID | mounts.NODEV)
-    os.chdir(root)
-    number = ctypes.c_long(mounts.PIVOT_ROOT[os.uname().machine])
-    mounts.check(_libc.syscall(number, ctypes.c_char_p(b"."), ctypes.c_char_p(b".")), "pivot_root")
-    mounts.check(_libc.umount2(b".", mounts.DETACH), "umount")
-    os.chdir("/tmp")
-    mounts.check(_libc.sethostname(b"agent", 5), "sethostname")
 
 
 def listen() -> socket.socket:
@@ -158,7 +97,7 @@ def watch(config: dict[str, Any], command: int, output: int, listening: socket.s
         os.set_blocking(descriptor, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
-    relay = Relay(poller, listening, SOCKET, MAX_CONNECTIONS) if config["socket"] else None
+    relay = Relay(poller, listening, walled_root.SOCKET, MAX_CONNECTIONS) if config["socket"] else None
     poller.register(wakes, select.POLLIN)
     poller.register(output, select.POLLIN)
     used, look = "", time.monotonic() + LOOK_SECONDS
@@ -174,7 +113,7 @@ def watch(config: dict[str, Any], command: int, output: int, listening: socket.s
                 relay.handle(descriptor)
         code = reap(command)
         if code is None and time.monotonic() > look:
-            used = "memory" if sum_memory() > config["memory"] else ""
+            used = "memory" if holds_more_than(config["memory"]) else ""
             look = time.monotonic() + LOOK_SECONDS
         if code is not None or used:
             end_all()
@@ -216,16 +155,35 @@ def end_all() -> None:
             return
 
 
-def sum_memory() -> int:
-    """Bytes of memory of its own that each process holds, in all; a page that two share counts twice."""
+def holds_more_than(limit: int) -> bool:
+    """Whether all processes together have more than `limit` bytes of memory of their own. The quick sum counts a page
+    that two share twice; if it is beyond the limit, the exact one decides."""
+    return sum_memory(_read_resident) > limit and sum_memory(_read_share) > limit
+
+
+def sum_memory(read: Callable[[str], int]) -> int:
     total = 0
     with suppress(OSError):  # no /proc
         for name in os.listdir("/proc"):
             if name.isdecimal() and name != "1":
-                with suppress(OSError), open(f"/proc/{name}/statm", "rb") as file:
-                    sizes = file.read().split()
-                    total += int(sizes[1]) - int(sizes[2])
-    return total * resource.getpagesize()
+                with suppress(OSError):  # it has ended
+                    total += read(f"/proc/{name}")
+    return total
+
+
+def _read_resident(folder: str) -> int:
+    with open(f"{folder}/statm", "rb") as file:
+        sizes = file.read().split()
+    return (int(sizes[1]) - int(sizes[2])) * resource.getpagesize()
+
+
+def _read_share(folder: str) -> int:
+    """Of memory that several processes share, the part of one. A process may hide it: then all counts."""
+    try:
+        with open(f"{folder}/smaps_rollup", "rb") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith(b"Pss_Anon:"))
+    except (PermissionError, StopIteration):
+        return _read_resident(folder)
 
 
 def read_result(path: str) -> tuple[str, bytes]:
@@ -236,15 +194,16 @@ def read_result(path: str) -> tuple[str, bytes]:
         return "missing", b""
     except OSError:  # a link, a socket
         return "irregular", b""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return "irregular", b""
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return "irregular", b""
         result = file.read(MAX_RESULT + 1)
     return ("large", b"") if len(result) > MAX_RESULT else ("", result)
 
 
 def drop_to(capabilities: int) -> None:
-    """Keep these capabilities alone: pid 1 ends and reads what belongs to the command's user."""
+    """Keep these capabilities alone, and hide this process from the others."""
     bits = struct.pack("IIIIII", capabilities, capabilities, 0, 0, 0, 0)
     mounts.check(_libc.capset(mounts.VERSION, bits), "capset")
     mounts.hide_memory()
@@ -259,7 +218,7 @@ def send(channel: socket.socket, report: dict[str, Any], result: bytes = b"", ou
 def run_inside(config: dict[str, Any], channel: socket.socket, second: bool) -> None:
     """Pid 1."""
     listening = listen()
-    build_root(config)
+    walled_root.build(config["readable"], config["socket"], config["scratch"])
     for path, text in ((TASK, config["task"]), (PROMPT, config["prompt"])):
         with open(path, "wb") as file:
             file.write(text)
@@ -269,7 +228,7 @@ def run_inside(config: dict[str, Any], channel: socket.socket, second: bool) -> 
     command = start(config, mounts.SECOND if second else None, written, failure)
     for descriptor in (written, failure):
         os.close(descriptor)
-    drop_to(1 << CAP_KILL | 1 << CAP_DAC_READ_SEARCH if second else 0)
+    drop_to(1 << CAP_KILL | 1 << CAP_DAC_READ_SEARCH | 1 << CAP_SYS_PTRACE if second else 0)
     if why := os.read(failed, 2000):  # ends when the command begins
         send(channel, {"refused": f"the command cannot be started: {why.decode(errors='replace')}"})
         return

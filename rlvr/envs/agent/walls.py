@@ -32,6 +32,7 @@ SYSTEM = (
     "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime", "/etc/mime.types",
     "/etc/nsswitch.conf", "/etc/protocols", "/etc/services",
 )  # fmt: skip
+_OWN = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/run")  # what walls have in a place of the system's
 _LAUNCHER = Path(__file__).parents[2] / "sandbox" / "walled_command.py"
 # Printed by the trial: whether the number of processes is limited, and which of the paths cannot be read.
 _TRIAL = """
@@ -68,6 +69,8 @@ class Walls:
         for path in self.readable:
             if not os.path.exists(os.path.expanduser(path)):
                 raise ValueError(f"agent: walls.readable: {path!r} does not exist")
+            if os.path.abspath(os.path.expanduser(path)) in _OWN:
+                raise ValueError(f"agent: walls.readable: {path!r} has another one behind walls; name folders in it")
         check_integer("agent: walls.memory (bytes)", self.memory, 64 << 20)
         check_integer("agent: walls.processes", self.processes, 1)
         check_integer("agent: walls.scratch (bytes)", self.scratch, 1 << 20)
@@ -82,17 +85,17 @@ class Walls:
 
 def list_readable(command: Sequence[str], walls: Walls) -> tuple[list[str], list[str]]:
     """(all paths that a command may read, those of them that are its own): the system's folders, what its program
-    needs, the folders of the scripts among its words, and what the user named.
+    needs, the folder of its script (the first file among its words), other files among them, and what the user named.
 
     The folder of a script that holds the working directory of the training is not read, but the script alone: data,
     rewards and runs are there.
     """
     own = [os.path.abspath(os.path.expanduser(path)) for path in walls.readable]
     own += _list_program(command[0])
-    for word in command[1:]:
-        if os.path.isabs(word) and os.path.isfile(word):
-            folder = os.path.dirname(os.path.abspath(word))
-            own.append(word if _is_private(folder) else folder)
+    files = [word for word in command[1:] if os.path.isabs(word) and os.path.isfile(word)]
+    for number, file in enumerate(files):
+        folder = os.path.dirname(file)
+        own.append(file if number or _is_private(folder) else folder)
     system = [path for path in SYSTEM if os.path.exists(path)]
     kept: list[str] = []
     for path in sorted({*own, *system}):
