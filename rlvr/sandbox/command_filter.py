@@ -19,6 +19,7 @@ from rlvr.sandbox.seccomp import (
     JGT,
     JSET,
     MISSING,
+    PRLIMIT,
     RETURN,
     Instruction,
     architecture,
@@ -77,6 +78,7 @@ def command_rules() -> list[Instruction]:
         *when(CLONE[column], argument(0), (JSET, 0, 1, CLONE_NAMESPACES), deny, allow),
         *when(CLONE3[column], (RETURN, 0, 0, MISSING)),  # its flags are out of a filter's reach: libc falls back
         *when(IOCTL[column], argument(1), (JEQ, 1, 0, TIOCSTI), (JEQ, 0, 1, TIOCLINUX), deny, allow),
+        *when(PRLIMIT[column], argument(0), *one_of((0,)), deny),  # its own limits, not those of pid 1
         # A shared mapping without a file stays in memory after a process has let go of it, and no limit counts it.
         *when(MMAP[column], argument(3), (JSET, 0, 2, MAP_ANONYMOUS), (JSET, 0, 1, MAP_SHARED), deny, allow),
         *when(

@@ -256,7 +256,7 @@ def run_one(channel: socket.socket, parent: int) -> None:
     with channel.makefile("rb") as file:
         config = marshal.loads(file.read(int.from_bytes(file.read(8), "little")))
     try:
-        second = mounts.unshare()
+        second = mounts.unshare(alone=mounts.SECOND)
         inside = os.fork()
         if inside:
             keep(inside, channel, parent)

@@ -228,6 +228,7 @@ class WalledRun(AgentRun):
     def __init__(self, launcher: WallsLauncher, recorder: LocalRecorder, result: str) -> None:
         self._launcher, self._recorder, self._result = launcher, recorder, result
         self._channel: socket.socket | None = None
+        self._ended = threading.Event()
 
     def start(self, assignment: Assignment, on_end: OnEnd) -> None:
         files = {"RLVR_TASK": walled_command.TASK, "RLVR_RESULT": walled_command.RESULT}
@@ -238,6 +239,7 @@ class WalledRun(AgentRun):
 
     def _wait(self, channel: socket.socket, on_end: OnEnd) -> None:
         report, written, said = read_report(channel)
+        self._ended.set()
         walls = self._launcher.walls
         if "refused" in report:
             result = Result(error=f"the agent was not started: {report['refused']!r:.500}")
@@ -253,6 +255,7 @@ class WalledRun(AgentRun):
         if self._channel is not None:
             with suppress(OSError):  # it has ended already
                 self._channel.shutdown(socket.SHUT_WR)
+            self._ended.wait(_KILL_SECONDS)
 
 
 def judge_end(code: int, state: str, written: bytes, said: bytes, kind: str) -> Result:

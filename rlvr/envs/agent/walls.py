@@ -34,6 +34,7 @@ SYSTEM = (
 )  # fmt: skip
 _OWN = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/run")  # what walls have in a place of the system's
 _LAUNCHER = Path(__file__).parents[2] / "sandbox" / "walled_command.py"
+_LIBRARIES = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}  # else none might start
 # Printed by the trial: whether the number of processes is limited, and which of the paths cannot be read.
 _TRIAL = """
 import os, sys
@@ -185,7 +186,7 @@ class WallsLauncher:
         folder = os.path.dirname((command or self.command)[0])
         environment = {
             "PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8",
-            **variables,
+            **_LIBRARIES, **variables,
         }  # fmt: skip
         config = {
             "readable": list(readable or self._readable), "socket": socket_path, "memory": self.walls.memory,
@@ -215,7 +216,7 @@ class WallsLauncher:
         with theirs:
             words = [sys.executable, "-I", "-S", str(_LAUNCHER), str(theirs.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, env={}, pass_fds=[theirs.fileno()], start_new_session=True
+                words, stdin=subprocess.DEVNULL, env=_LIBRARIES, pass_fds=[theirs.fileno()], start_new_session=True
             )
         self._control = ours
         weakref.finalize(self, _end, ours, self._process)
