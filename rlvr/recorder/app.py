@@ -3,7 +3,7 @@
     POST /r/<token>/v1/chat/completions    POST /r/<token>/v1/responses    POST /r/<token>/v1/messages
     GET  /r/<token>/v1/models
 
-A program needs the address and any key. The answers come from whoever takes the calls of the rollout.
+A program needs the address and any key. The answers come from the taker of the rollout's calls.
 """
 
 from __future__ import annotations

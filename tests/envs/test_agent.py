@@ -158,6 +158,16 @@ def test_a_history_that_does_not_fit_is_refused_and_the_agent_may_go_on(rows: st
     assert one.metadata["refused_calls"] == 1.0 and sampled(one) == ["12"]
 
 
+def test_a_message_that_no_context_could_hold_is_refused_before_it_is_encoded(rows: str) -> None:
+    def agent(assignment: Any) -> str:
+        refused = agents.post(assignment, [{"role": "user", "content": "x" * 200_000}])
+        return f"{refused['status']} {refused['error']['message']}"
+
+    ([one], _) = play(rows, function=agent)
+    assert one.answer is not None and one.answer.startswith("400 ") and "characters" in one.answer
+    assert one.metadata["refused_calls"] == 1.0
+
+
 def test_settings_that_would_change_the_distribution_are_refused(rows: str) -> None:
     ([one], _) = play(rows, "12", function=agents.refused_settings)
     assert one.answer is not None and one.answer.startswith("400 ") and "logit_bias" in one.answer

@@ -93,7 +93,7 @@ class Result:
     @classmethod
     def of(cls, value: Any) -> Result:
         """What a function returned, or a file with JSON holds: nothing, a text, a number, or a mapping with `answer`,
-        `reward` and `metrics`. What is none of these is an error."""
+        `reward` and `metrics`. Anything else is an error."""
         if value is None or isinstance(value, str):
             return cls(None if value is None else _clean(value))
         if isinstance(value, bool | int | float):
