@@ -53,7 +53,8 @@ DENIED = {
     "acct": (163, 89), "syslog": (103, 116), "settimeofday": (164, 170), "clock_settime": (227, 112),
     "adjtimex": (159, 171), "clock_adjtime": (305, 266), "vhangup": (153, 58),
     # memory that neither the limits nor the folder's size count
-    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "semget": (64, 190),
+    "msgget": (68, 186),
     "mq_open": (240, 180),
 }  # fmt: skip
 LAST_KNOWN = 469  # newer calls are missing for a command, until they are reviewed

@@ -46,6 +46,7 @@ MAX_CONNECTIONS = 128
 TASK, PROMPT, RESULT = "/tmp/task.json", "/tmp/prompt.txt", "/tmp/result.json"
 PR_SET_PDEATHSIG = 1
 CAP_DAC_READ_SEARCH, CAP_KILL, CAP_SYS_PTRACE = 2, 5, 19  # of pid 1, over the command's user: read, end, measure
+SOCKET_BYTES = 208 << 10  # that the buffers of one may hold
 LOOK_SECONDS = 0.05  # between two sums of the memory of all processes
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -157,13 +158,21 @@ def end_all() -> None:
 
 def holds_more_than(limit: int) -> bool:
     """Whether all processes together have more than `limit` bytes of memory of their own. The quick sum counts a page
-    that two share twice; if it is beyond the limit, the exact one decides."""
-    return sum_memory(_read_resident) > limit and sum_memory(_read_share) > limit
+    that two share twice; if it is beyond the limit, the exact one decides. Without /proc there is no sum."""
+    sockets = count_sockets() * SOCKET_BYTES
+    return sockets + sum_memory(_read_resident) > limit and sockets + sum_memory(_read_share) > limit
+
+
+def count_sockets() -> int:
+    """How many sockets the network namespace has: their buffers are memory that belongs to no process."""
+    with suppress(OSError), open("/proc/self/net/sockstat", "rb") as file:
+        return int(file.readline().split()[2])  # sockets: used 3
+    return 0
 
 
 def sum_memory(read: Callable[[str], int]) -> int:
     total = 0
-    with suppress(OSError):  # no /proc
+    with suppress(OSError):
         for name in os.listdir("/proc"):
             if name.isdecimal() and name != "1":
                 with suppress(OSError):  # it has ended
@@ -171,19 +180,22 @@ def sum_memory(read: Callable[[str], int]) -> int:
     return total
 
 
+def _read_sizes(path: str, names: tuple[bytes, ...]) -> int:
+    with open(path, "rb") as file:
+        return sum(int(line.split()[1]) << 10 for line in file if line.startswith(names))
+
+
 def _read_resident(folder: str) -> int:
-    with open(f"{folder}/statm", "rb") as file:
-        sizes = file.read().split()
-    return (int(sizes[1]) - int(sizes[2])) * resource.getpagesize()
+    return _read_sizes(f"{folder}/status", (b"RssAnon:", b"VmPTE:"))
 
 
 def _read_share(folder: str) -> int:
     """Of memory that several processes share, the part of one. A process may hide it: then all counts."""
     try:
-        with open(f"{folder}/smaps_rollup", "rb") as file:
-            return next(int(line.split()[1]) << 10 for line in file if line.startswith(b"Pss_Anon:"))
-    except (PermissionError, StopIteration):
+        share = _read_sizes(f"{folder}/smaps_rollup", (b"Pss_Anon:",))
+    except PermissionError:
         return _read_resident(folder)
+    return share + _read_sizes(f"{folder}/status", (b"VmPTE:",))
 
 
 def read_result(path: str) -> tuple[str, bytes]:
@@ -282,6 +294,7 @@ def main(descriptor: str, parent: str) -> None:
         if not data:
             return
         channel = socket.socket(fileno=sent[0])
+        channel.set_inheritable(False)  # received descriptors are: the command would have it
         if os.fork() == 0:
             try:
                 control.close()

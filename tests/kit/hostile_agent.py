@@ -79,6 +79,8 @@ def read_files() -> None:
 
 
 def read_processes() -> None:
+    own = {number: os.readlink(f"/proc/self/fd/{number}") for number in range(3, 1024) if is_open(number)}
+    RECORD["descriptors"] = own or None
     driver = FACTS["driver"]
     for name in ("mem", "environ", "maps", "cmdline", "root/etc/passwd", "cwd"):
         attempt(f"driver {name}", lambda name=name: read(f"/proc/{driver}/{name}"))
@@ -90,6 +92,14 @@ def read_processes() -> None:
     mine = {str(os.getpid()), "1", "self", "thread-self"}
     seen = [name for name in os.listdir("/proc") if name not in mine]
     RECORD["other processes"] = seen or None
+
+
+def is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def check(got: int) -> int:
@@ -159,6 +169,22 @@ def memory_bomb() -> None:
             kept = bytearray(100 << 20)
             for at in range(0, len(kept), 4096):
                 kept[at] = 1
+            time.sleep(600)
+    time.sleep(600)
+
+
+def socket_bomb() -> None:
+    """Memory in the buffers of sockets, which no process owns."""
+    for _ in range(30):
+        if os.fork() == 0:
+            kept: list[Any] = []
+            with contextlib.suppress(OSError):
+                while True:
+                    kept.append(socket.socketpair())
+                    kept[-1][0].setblocking(False)
+                    with contextlib.suppress(BlockingIOError):
+                        while kept[-1][0].send(bytes(1 << 16)):
+                            pass
             time.sleep(600)
     time.sleep(600)
 
