@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -39,9 +39,18 @@ def make_app(rollouts: OpenRollouts, model: str) -> Starlette:
         return rollout
 
     async def answer(request: Request, dialect: ApiDialect) -> Response:
+        held = 0
+        rollout = None
+
+        def hold(size: int) -> None:
+            nonlocal held
+            assert rollout is not None
+            rollout.hold(size)
+            held += size
+
         try:
             rollout = find(request)
-            raw = await read_body(request)
+            raw = await read_body(request, hold)
             body = await asyncio.to_thread(parse_body, raw) if len(raw) > _LARGE else parse_body(raw)
             call = await asyncio.to_thread(dialect.read, body) if len(raw) > _LARGE else dialect.read(body)
             pending = rollout.offer(call, dialect.name, body)
@@ -49,6 +58,9 @@ def make_app(rollouts: OpenRollouts, model: str) -> Starlette:
         except DialectError as error:
             content = dialect.write_error(str(error), error.status, error.param)
             return JSONResponse(content, status_code=error.status)
+        finally:
+            if rollout is not None:
+                rollout.hold(-held)
         created = int(time.time())
         if call.stream:
             events = dialect.write_events(pending.call, answers, pending.id, created)
@@ -73,10 +85,12 @@ def make_app(rollouts: OpenRollouts, model: str) -> Starlette:
     return Starlette(routes=routes)
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request, hold: Callable[[int], None] = lambda size: None) -> bytes:
+    """The body. `hold` is called with the size of each part, and may refuse it."""
     raw = bytearray()
     try:
         async for part in request.stream():
+            hold(len(part))
             raw += part
             if len(raw) > MAX_BODY:
                 raise DialectError(f"the body is larger than {MAX_BODY >> 20} MiB; send less", status=413)

@@ -1,19 +1,24 @@
-"""The recorder on a port of this machine, on a thread of its own, for the rollouts of a run."""
+"""The recorder on this machine, on a thread of its own, for the rollouts of a run."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 import weakref
 
 from rlvr.recorder.open_rollouts import OpenRollout, OpenRollouts
-from rlvr.web.server import BackgroundServer, bind_socket, server_url
+from rlvr.web.server import BackgroundServer, bind_socket, bind_unix_socket, server_url
 
 
 class LocalRecorder:
-    """Listens on the loopback interface from its first rollout on, until it is no longer used."""
+    """Listens from its first rollout on, until it is no longer used: on the loopback interface, or, if programs see it
+    at the address `seen_at`, on a Unix socket in a private folder, to which something else passes their calls on."""
 
-    def __init__(self, model: str = "policy") -> None:
+    def __init__(self, model: str = "policy", seen_at: str = "") -> None:
         self.rollouts = OpenRollouts()
-        self._model = model
+        self.socket_path = ""
+        self._model, self._seen_at = model, seen_at
         self._url = ""
 
     def address(self, rollout: OpenRollout) -> str:
@@ -26,13 +31,21 @@ class LocalRecorder:
         try:
             from rlvr.recorder.app import make_app
 
-            listening = bind_socket("127.0.0.1", 0)
-            server = BackgroundServer(make_app(self.rollouts, self._model), listening)
+            app = make_app(self.rollouts, self._model)
+            if self._seen_at:
+                folder = tempfile.mkdtemp(prefix="rlvr-recorder-")  # mode 0700
+                weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+                self.socket_path = os.path.join(folder, "calls")
+                listening = bind_unix_socket(self.socket_path)
+                server = BackgroundServer(app, listening, loop="asyncio")  # uvloop takes no Unix socket here
+            else:
+                listening = bind_socket("127.0.0.1", 0)
+                server = BackgroundServer(app, listening)
         except ImportError as error:
             raise ValueError(
                 f"recording the calls of an agent needs a web server, which is not installed ({error}); "
                 'pip install "rlvr[serve]"'
             ) from error
         server.__enter__()
-        self._url = server_url(listening)
+        self._url = self._seen_at or server_url(listening)
         weakref.finalize(self, server.stop, at_once=True)

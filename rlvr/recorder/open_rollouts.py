@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from rlvr.chat.dialects.forms import ChatAnswer, ChatCall, DialectError, Json
 
 MAX_WAITING = 64  # calls of one rollout at the same time
+MAX_HELD = 64 << 20  # bytes of bodies of one rollout that are being read, or whose calls wait
 _OVER = "the rollout is over, and its address answers no more"
 
 
@@ -51,7 +52,7 @@ class OpenRollout:
         self._lock = threading.Lock()
         self._waiting: set[PendingCall] = set()
         self._answered: dict[str, tuple[ChatCall, Json]] = {}  # by the id of an answer
-        self._count, self._is_closed = 0, False
+        self._count, self._held, self._is_closed = 0, 0, False
 
     def offer(self, call: ChatCall, dialect: str, request: Json) -> PendingCall:
         """Hand a call in. DialectError if the rollout is over, or too many of its calls wait."""
@@ -71,6 +72,15 @@ class OpenRollout:
         pending.answers.add_done_callback(lambda _: self._settle(pending))
         self._on_call(pending)
         return pending
+
+    def hold(self, size: int) -> None:
+        """Count bytes of a body, and take them off with a negative number. DialectError if there are too many."""
+        with self._lock:
+            if size > 0 and self._held + size > MAX_HELD:
+                raise DialectError(
+                    f"the calls of this rollout that wait have more than {MAX_HELD >> 20} MiB; wait for one", status=429
+                )
+            self._held += size
 
     def _settle(self, pending: PendingCall) -> None:
         with self._lock:

@@ -37,15 +37,16 @@ def check(result: int, what: str) -> None:
         raise OSError(error, f"{what}: {os.strerror(error)}")
 
 
-def unshare() -> bool:
-    """Put this process (for pids: its next child) into new namespaces; returns whether a second id was mapped."""
+def unshare(alone: int = 0) -> bool:
+    """Put this process (for pids: its next child) into new namespaces; returns whether a second id was mapped. If not,
+    its own id is `alone` there."""
     user, group, me = os.geteuid(), os.getegid(), os.getpid()
     second = user == 0 and map_from_outside(me)
     if not second:
         check(_libc.unshare(NEW_NAMESPACES), "unshare")
         write("/proc/self/setgroups", "deny")
-        write("/proc/self/uid_map", f"0 {user} 1")
-        write("/proc/self/gid_map", f"0 {group} 1")
+        write("/proc/self/uid_map", f"{alone} {user} 1")
+        write("/proc/self/gid_map", f"{alone} {group} 1")
     return second
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import math
+import os
 import resource
 import signal
 import socket
@@ -64,6 +65,21 @@ def bind_socket(host: str, port: int) -> socket.socket:
         raise ValueError(
             f"cannot listen on {host}:{port} ({getattr(error, 'strerror', None) or error}); give another --port "
             "(0 takes any that is free)"
+        ) from error
+    return listening
+
+
+def bind_unix_socket(path: str) -> socket.socket:
+    """A listening Unix socket that this user alone may connect to."""
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        listening.bind(path)
+        os.chmod(path, 0o600)
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise ValueError(
+            f"cannot listen on the socket {path} ({error}); it may have 107 bytes: set TMPDIR to a shorter folder"
         ) from error
     return listening
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import pytest
 pytest.importorskip("starlette", reason="the extra [serve] is not installed")
 pytest.importorskip("transformers", reason="the extra [train] is not installed")
 
+from rlvr.chat.dialects.forms import DialectError
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.core.messages import SamplingParams
 from rlvr.core.types import Outcome, Trajectory
 from rlvr.envs.agent.agent_source import AgentSource
+from rlvr.recorder.open_rollouts import MAX_HELD, OpenRollouts
 from rlvr.reward import resolve_reward
 from rlvr.rollout import open_groups, rollout, score
 from tests.kit import agents_of_tests as agents
@@ -165,6 +168,16 @@ def test_a_history_that_does_not_fit_is_refused_and_the_agent_may_go_on(rows: st
     assert one.metadata["refused_calls"] == 1.0 and sampled(one) == ["12"]
 
 
+def test_a_message_that_no_context_could_hold_is_refused_before_it_is_encoded(rows: str) -> None:
+    def agent(assignment: Any) -> str:
+        refused = agents.post(assignment, [{"role": "user", "content": "x" * 200_000}])
+        return f"{refused['status']} {refused['error']['message']}"
+
+    ([one], _) = play(rows, function=agent)
+    assert one.answer is not None and one.answer.startswith("400 ") and "characters" in one.answer
+    assert one.metadata["refused_calls"] == 1.0
+
+
 def test_settings_that_would_change_the_distribution_are_refused(rows: str) -> None:
     ([one], _) = play(rows, "12", function=agents.refused_settings)
     assert one.answer is not None and one.answer.startswith("400 ") and "logit_bias" in one.answer
@@ -225,6 +238,78 @@ def test_a_command_gets_its_task_and_gives_its_result(
 def test_a_command_that_fails_is_an_error(rows: str, tmp_path: Path, end: str, words: str) -> None:
     ([one], _) = play(rows, "12", command=command(tmp_path, end))
     assert one.reward is None and words in one.scores["exact_match"].detail
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("os.mkfifo(os.environ['RLVR_RESULT'])", "no regular file"),
+        ("os.mkdir(os.environ['RLVR_RESULT'])", "no regular file"),
+        ("os.symlink('/etc/hostname', os.environ['RLVR_RESULT'])", "no regular file"),
+        ("os.truncate(os.open(os.environ['RLVR_RESULT'], os.O_CREAT | os.O_WRONLY), 200 << 20)", "larger than 1 MiB"),
+        ("open(os.environ['RLVR_RESULT'], 'w').write('{\"reward\": 1' + '0' * 400 + '}')", "reward="),
+        ("open(os.environ['RLVR_RESULT'], 'w').write('{\"metrics\": {\"\\\\u001b[2J\": 1}}')", "a metric named"),
+        ("os.write(1, b'\\x1b[2J'); sys.exit(3)", "'\\x1b[2J'"),
+    ],
+)
+def test_a_result_that_could_harm_its_reader_is_an_error(rows: str, tmp_path: Path, end: str, words: str) -> None:
+    ([one], _) = play(rows, "12", command=command(tmp_path, end))
+    detail = one.scores["exact_match"].detail
+    assert one.reward is None and words in detail and "\x1b" not in detail
+
+
+@pytest.mark.parametrize(
+    ("end", "answer"),
+    [
+        ("print('kept'); [os.unlink(n) or os.mkfifo(n) for n in os.listdir('.') if n.startswith('output')]", "kept"),
+        ("os.write(1, b'\\xff\\xed\\xa0\\x80 odd')", "\ufffd\ufffd\ufffd\ufffd odd"),
+        ("[(os.mkdir('d'), os.chdir('d')) for _ in range(2_000)]; print('deep')", "deep"),
+        ("open(os.environ['RLVR_RESULT'], 'w').write('{\"answer\": \"a\\\\ud800b\"}')", "a?b"),
+    ],
+)
+def test_odd_files_and_outputs_hold_nobody_up(rows: str, tmp_path: Path, end: str, answer: str) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("rlvr-agent-*"))
+    ([one], _) = play(rows, "12", command=command(tmp_path, end), result="output", budget={"seconds": 60.0})
+    assert one.answer == answer and one.metadata["stop/finished"] == 1.0
+    assert set(Path(tempfile.gettempdir()).glob("rlvr-agent-*")) <= before
+
+
+def test_a_result_is_read_after_all_processes_of_its_agent_ended(rows: str, tmp_path: Path) -> None:
+    """A child that would replace it for ever has no say."""
+    end = """
+open(os.environ['RLVR_RESULT'], 'w').write('{"answer": "first"}')
+if os.fork() == 0:
+    import time
+    time.sleep(1)
+    open(os.environ['RLVR_RESULT'], 'w').write('{"answer": "second"}')
+    time.sleep(60)
+"""
+    ([one], _) = play(rows, "12", command=command(tmp_path, end))
+    assert one.answer == "first"
+
+
+def test_files_of_a_command_are_found_from_its_own_folder(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command(tmp_path, "")
+    monkeypatch.chdir(tmp_path)
+    ([one], _) = play(rows, "12", command=[sys.executable, "agent.py"])
+    assert one.metadata["stop/finished"] == 1.0
+
+
+def test_bodies_of_one_rollout_are_bounded_in_all() -> None:
+    refused: list[str] = []
+    rollouts = OpenRollouts()
+    first, second = rollouts.open(lambda call: None), rollouts.open(lambda call: None)
+    first.hold(MAX_HELD)
+    try:
+        first.hold(1)
+    except DialectError as error:
+        refused.append(f"{error.status} {error}")
+    second.hold(MAX_HELD)
+    first.hold(-1)
+    first.hold(1)
+    assert len(refused) == 1 and refused[0].startswith("429 ") and "64 MiB" in refused[0]
 
 
 DAEMON = """

@@ -75,3 +75,17 @@ def test_a_run_that_is_killed_among_its_agents_ends_with_the_same_bits(tmp_path:
     kills, summary, killed_rows = run_until_done(tmp_path / "killed", seed, 6, "", *words)
     assert kills >= 3, "the run ended before it was killed often enough: the test tested too little"
     assert summary == undisturbed and killed_rows == rows
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(sys.platform != "linux", reason="walls are made of Linux namespaces")
+def test_walls_change_no_bit_of_a_run(tmp_path: Path) -> None:
+    command = f"command: ['{sys.executable}', '{ROOT / 'tests/kit/asking_agent.py'}']"
+    runs: list[dict[str, Any]] = []
+    for name, walls in (("open", ""), ("walled", ", walls: {}")):
+        kwargs = f"{{inner: tool_arithmetic, inner_kwargs: {TASKS}, {command}{walls}}}"
+        runs.append(train(tmp_path, name, "env.name=agent", f"env.kwargs={kwargs}"))
+    assert runs[0]["weights_sha256"] == runs[1]["weights_sha256"]
+    rows = [json.loads(line) for line in (tmp_path / "walled" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["env/all/stop/finished"] for row in rows if row["phase"] == "rl"] == [1.0, 1.0]

@@ -8,6 +8,7 @@ its own affair. Calls that come at the same time are answered one after the othe
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.chat.conversation import ChatTemplate, Conversation, TemplateError
-from rlvr.chat.dialects.forms import ChatAnswer, DialectError
+from rlvr.chat.dialects.forms import ChatAnswer, ChatCall, DialectError
 from rlvr.core.messages import ModelInput, SampledSequence
 from rlvr.core.protocols import ExternalEnv, InitialObservationOverflow, StepResult
 from rlvr.core.turn_tree import find_retried
@@ -28,6 +29,8 @@ from rlvr.reward.reward_options import check_integer, check_number
 STOPS = ("finished", "failed", "calls", "sampled_tokens", "tool_calls", "seconds", "call_seconds")
 # Settings of a call that a run has its own values for: another value would change what the policy is trained on.
 _OWN_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "seed")
+
+MAX_TOKEN_CHARACTERS = 64  # in a token, on average over a whole prompt
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,7 @@ class AgentEnv(ExternalEnv):
             self._counts["calls"] += event.call.count
             self._counts["other_settings"] += any(getattr(event.call, name) is not None for name in _OWN_SETTINGS)
             try:
+                self._check_size(event.call)
                 self._prompt = self._conversation.encode(event.call)
                 self._check_room(len(self._prompt))
             except (TemplateError, ValueError) as error:
@@ -186,6 +190,17 @@ class AgentEnv(ExternalEnv):
                 continue
             self._call, self._answers, self.turn_limit = event, [], event.call.max_tokens
             return None
+
+    def _check_size(self, call: ChatCall) -> None:
+        """ValueError for messages that cannot fit, found before they are encoded: the loop of all episodes would stand
+        still for seconds."""
+        context = getattr(self._template.tokenizer, "model_max_length", None)
+        size = len(json.dumps([call.messages, call.tools], ensure_ascii=False))
+        if context and size > MAX_TOKEN_CHARACTERS * context:
+            raise ValueError(
+                f"messages: they have {size} characters, which the model's context of {context} tokens cannot hold; "
+                "shorten them (context_length_exceeded)"
+            )
 
     def _check_room(self, length: int) -> None:
         context = getattr(self._template.tokenizer, "model_max_length", None)

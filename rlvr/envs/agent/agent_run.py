@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,14 +27,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rlvr.core.types import Task
+from rlvr.envs.agent.walls import WallsLauncher, read_report
+from rlvr.recorder.local_server import LocalRecorder
+from rlvr.sandbox import mounts, walled_command
+from rlvr.sandbox.walled_command import MAX_RESULT, read_result
 
-MAX_RESULT = 1 << 20  # bytes of an agent's output, or of the file with its result, that are read
 MAX_FILE = 256 << 20  # bytes of any file that a command may write
+MAX_METRICS = 64
 MAX_VARIABLE = 100_000  # characters: the system takes no longer variable
 _SECRET = re.compile(r"(_|^)(API_?KEY|KEYS?|TOKENS?|SECRETS?|PASSWORDS?|CREDENTIALS?)$", re.IGNORECASE)
+_METRIC = re.compile(r"[A-Za-z0-9_./-]{1,64}")
 _MARK = "RLVR_ROLLOUT"
 _POLL = 0.05  # seconds between two looks for processes that are ending
 _KILL_SECONDS = 5.0
@@ -59,6 +65,9 @@ class Assignment:
         messages = [{"role": "user", "content": task.prompt}] if isinstance(task.prompt, str) else list(task.prompt)
         return cls(task.prompt_text, messages, base_url, model, task.id, {name: task.meta[name] for name in fields})
 
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "replace")
+
     @property
     def variables(self) -> dict[str, str]:
         """The environment variables that point the usual clients at the policy."""
@@ -68,7 +77,8 @@ class Assignment:
             "ANTHROPIC_BASE_URL": self.base_url, "ANTHROPIC_API_KEY": key, "ANTHROPIC_AUTH_TOKEN": key,
             "RLVR_BASE_URL": openai, "RLVR_MODEL": self.model, "RLVR_TASK_ID": self.task_id,
         }  # fmt: skip
-        return named | ({"RLVR_PROMPT": self.prompt} if len(self.prompt) <= MAX_VARIABLE else {})
+        fits = len(self.prompt) <= MAX_VARIABLE and "\0" not in self.prompt
+        return named | ({"RLVR_PROMPT": self.prompt} if fits else {})
 
 
 @dataclass(frozen=True)
@@ -85,23 +95,49 @@ class Result:
         """What a function returned, or a file with JSON holds: nothing, a text, a number, or a mapping with `answer`,
         `reward` and `metrics`. Anything else is an error."""
         if value is None or isinstance(value, str):
-            return cls(value)
+            return cls(None if value is None else _clean(value))
         if isinstance(value, bool | int | float):
-            return cls(reward=float(value)) if math.isfinite(value) else cls(error=f"the agent's reward is {value}")
+            return cls(reward=float(value)) if _is_finite(value) else cls(error=f"the agent's reward is {_show(value)}")
         if not isinstance(value, Mapping) or (unknown := set(value) - {"answer", "reward", "metrics"}):
-            shown = sorted(unknown) if isinstance(value, Mapping) else type(value).__name__
+            shown = sorted(map(repr, unknown)) if isinstance(value, Mapping) else type(value).__name__
             return cls(
                 error=f"the agent's result has {shown!s:.200}; expected text, a number, or a mapping with answer, "
                 "reward and metrics"
             )
         answer, reward, metrics = value.get("answer"), value.get("reward"), value.get("metrics") or {}
-        is_number = reward is None or (isinstance(reward, bool | int | float) and math.isfinite(reward))
-        if not is_number or not isinstance(metrics, Mapping):
-            return cls(error=f"the agent's result has reward={reward!r:.80} and metrics={metrics!r:.80}")
-        if wrong := [n for n, v in metrics.items() if not isinstance(v, bool | int | float) or not math.isfinite(v)]:
+        if not (reward is None or _is_finite(reward)) or not isinstance(metrics, Mapping):
+            return cls(error=f"the agent's result has reward={_show(reward)} and metrics={_show(metrics)}")
+        if len(metrics) > MAX_METRICS or (odd := [n for n in metrics if not _METRIC.fullmatch(str(n))]):
+            shown = f"{len(metrics)} metrics" if len(metrics) > MAX_METRICS else f"a metric named {_show(odd[0])}"
+            return cls(
+                error=f"the agent's result has {shown}; expected at most {MAX_METRICS}, with names of up to 64 "
+                "letters, digits and _ . / -"
+            )
+        if wrong := [name for name, number in metrics.items() if not _is_finite(number)]:
             return cls(error=f"the agent's metric {wrong[0]!r:.80} is no finite number")
         measured = {str(name): float(number) for name, number in metrics.items()}
-        return cls(None if answer is None else str(answer), None if reward is None else float(reward), measured)
+        said = None if answer is None else _clean(str(answer))
+        return cls(said, None if reward is None else float(reward), measured)
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is a number that a float can hold."""
+    try:
+        return isinstance(value, bool | int | float) and math.isfinite(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return False
+
+
+def _show(value: Any) -> str:
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # an integer of thousands of digits
+        return f"of type {type(value).__name__}"
+
+
+def _clean(text: str) -> str:
+    """Without halves of surrogate pairs, which JSON may hold and no encoding can write."""
+    return text.encode("utf-8", "replace").decode()
 
 
 OnEnd = Callable[[Result], None]
@@ -126,62 +162,47 @@ class CommandRun(AgentRun):
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         self._token = ""
-        self._is_stopped = False
 
     def start(self, assignment: Assignment, on_end: OnEnd) -> None:
         self._folder = folder = Path(tempfile.mkdtemp(prefix="rlvr-agent-"))
         self._token = f"{os.getpid()}-{folder.name}"
         task, result = folder / "task.json", folder / "result.json"
-        task.write_text(json.dumps(asdict(assignment), ensure_ascii=False))
-        (folder / "prompt.txt").write_text(assignment.prompt)
+        task.write_bytes(assignment.encode())
+        (folder / "prompt.txt").write_bytes(_encode(assignment.prompt))
         kept = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
         files = {"RLVR_TASK": str(task), "RLVR_RESULT": str(result), _MARK: self._token}
-        with (folder / "prompt.txt").open("rb") as given, (folder / "output.txt").open("wb") as output:
+        descriptor, name = tempfile.mkstemp(prefix="rlvr-agent-")
+        os.unlink(name)  # without a name: the agent cannot put something else in its place
+        output = os.fdopen(descriptor, "w+b")
+        with (folder / "prompt.txt").open("rb") as given:
             try:
                 self._process = subprocess.Popen(
                     self._command, cwd=folder, env=kept | assignment.variables | files, stdin=given, stdout=output,
                     stderr=subprocess.STDOUT, start_new_session=True,
                 )  # fmt: skip
-            except OSError as error:
+            except (OSError, ValueError) as error:
+                output.close()
                 shutil.rmtree(folder, ignore_errors=True)
                 raise ValueError(f"agent: the command {self._command} cannot be started: {error}") from error
         _limit_files(self._process.pid)
-        threading.Thread(target=self._wait, args=(on_end,), name="agent", daemon=True).start()
+        threading.Thread(target=self._wait, args=(output, on_end), name="agent", daemon=True).start()
 
-    def _wait(self, on_end: OnEnd) -> None:
+    def _wait(self, output: IO[bytes], on_end: OnEnd) -> None:
         assert self._process is not None and self._folder is not None
         code = self._process.wait()
-        result = self._read_result(code)
-        self._end_processes()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._end_processes()  # before its files are read: none of them may still change
+        try:
+            state, written = read_result(str(self._folder / "result.json"))
+            with output:
+                output.seek(max(0, output.seek(0, os.SEEK_END) - MAX_RESULT))
+                said = output.read(MAX_RESULT)
+            result = judge_end(code, state, written, said, self._result)
+            _remove(self._folder)
+        except OSError as error:
+            result = Result(error=f"the agent's result cannot be read: {error}")
         on_end(result)
 
-    def _read_result(self, code: int) -> Result:
-        assert self._folder is not None
-        output = _read_end(self._folder / "output.txt")
-        if code:
-            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            return Result(error=f"the agent {how}; the end of its output: {output[-1_000:].strip()!r}")
-        written = self._folder / "result.json"
-        if written.is_file() and not written.is_symlink():
-            if written.stat().st_size > MAX_RESULT:
-                return Result(error=f"the agent's result file is larger than {MAX_RESULT >> 20} MiB")
-            try:
-                return Result.of(json.loads(written.read_bytes()))
-            except (ValueError, RecursionError) as error:
-                return Result(error=f"the agent's result file is not JSON ({error!s:.200})")
-        if self._result == "output":
-            return Result(answer=output.strip())
-        if self._result == "reward":
-            lines = output.split()
-            try:
-                return Result.of(float(lines[-1]))
-            except (IndexError, ValueError):
-                return Result(error=f"the agent's output ends with no number: {output[-200:].strip()!r}")
-        return Result()
-
     def stop(self) -> None:
-        self._is_stopped = True
         self._end_processes()
 
     def _end_processes(self) -> None:
@@ -201,6 +222,80 @@ class CommandRun(AgentRun):
             time.sleep(_POLL)
 
 
+class WalledRun(AgentRun):
+    """A command behind walls (`rlvr.envs.agent.walls`). It gets its task as without them."""
+
+    def __init__(self, launcher: WallsLauncher, recorder: LocalRecorder, result: str) -> None:
+        self._launcher, self._recorder, self._result = launcher, recorder, result
+        self._channel: socket.socket | None = None
+        self._ended = threading.Event()
+
+    def start(self, assignment: Assignment, on_end: OnEnd) -> None:
+        files = {"RLVR_TASK": walled_command.TASK, "RLVR_RESULT": walled_command.RESULT}
+        self._channel = self._launcher.launch(
+            self._recorder.socket_path, assignment.variables | files, assignment.encode(), _encode(assignment.prompt)
+        )
+        threading.Thread(target=self._wait, args=(self._channel, on_end), name="agent", daemon=True).start()
+
+    def _wait(self, channel: socket.socket, on_end: OnEnd) -> None:
+        report, written, said = read_report(channel)
+        self._ended.set()
+        walls = self._launcher.walls
+        if "refused" in report:
+            result = Result(error=f"the agent was not started: {report['refused']!r:.500}")
+        elif not report:
+            result = Result(error="the agent was ended, with all that it started")
+        elif report["used"]:
+            result = Result(error=f"the agent used more than walls.memory={walls.memory} bytes")
+        else:
+            result = judge_end(report["code"], report["result"], written, said, self._result)
+        on_end(result)
+
+    def stop(self) -> None:
+        if self._channel is not None:
+            with suppress(OSError):  # it has ended already
+                self._channel.shutdown(socket.SHUT_WR)
+            self._ended.wait(_KILL_SECONDS)
+
+
+def judge_end(code: int, state: str, written: bytes, said: bytes, kind: str) -> Result:
+    """What a command's end means: its exit code, its result file (`written`, or in `state` why there is none), and the
+    end of its output. `kind` is what the output is, without a result file."""
+    output = said.decode("utf-8", "replace")
+    if code:
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return Result(error=f"the agent {how}; the end of its output: {output[-1_000:].strip()!r}")
+    if state == "large":
+        return Result(error=f"the agent's result file is larger than {MAX_RESULT >> 20} MiB")
+    if state == "irregular":
+        return Result(error="the agent's result file is no regular file; expected one with JSON")
+    if not state:
+        try:
+            return Result.of(json.loads(written))
+        except (ValueError, RecursionError) as error:
+            return Result(error=f"the agent's result file is not JSON ({error!s:.200})")
+    if kind == "output":
+        return Result.of(output.strip())
+    if kind == "reward":
+        lines = output.split()
+        try:
+            return Result.of(float(lines[-1]))
+        except (IndexError, ValueError):
+            return Result(error=f"the agent's output ends with no number: {output[-200:].strip()!r}")
+    return Result()
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, however deep it is."""
+    with suppress(OSError):
+        mounts.wipe(str(folder))
+        folder.rmdir()
+
+
 def _limit_files(pid: int) -> None:
     if sys.platform == "linux":
         import resource
@@ -218,13 +313,6 @@ def _find_marked(token: str) -> list[int]:
             if is_marked and b") Z " not in (entry / "stat").read_bytes():
                 found.append(int(entry.name))
     return found
-
-
-def _read_end(file: Path) -> str:
-    """The last `MAX_RESULT` bytes of a file as text."""
-    with file.open("rb") as opened:
-        opened.seek(max(0, file.stat().st_size - MAX_RESULT))
-        return opened.read(MAX_RESULT).decode("utf-8", "replace")
 
 
 class FunctionRun(AgentRun):
@@ -267,8 +355,7 @@ class AddressRun(AgentRun):
         threading.Thread(target=self._run, args=(assignment, on_end), name="agent", daemon=True).start()
 
     def _run(self, assignment: Assignment, on_end: OnEnd) -> None:
-        body = json.dumps(asdict(assignment), ensure_ascii=False).encode()
-        request = urllib.request.Request(self._url, body, {"content-type": "application/json"})
+        request = urllib.request.Request(self._url, assignment.encode(), {"content-type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=self._seconds) as response:
                 raw = response.read(MAX_RESULT + 1)

@@ -7,9 +7,7 @@ In a config:
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,7 +15,8 @@ from rlvr.chat.conversation import ChatTemplate
 from rlvr.core.registry import check_kwargs, load_path
 from rlvr.core.types import Task
 from rlvr.envs.agent.agent_env import AgentBudget, AgentEnv, AgentRules
-from rlvr.envs.agent.agent_run import AddressRun, AgentRun, Assignment, CommandRun, FunctionRun
+from rlvr.envs.agent.agent_run import AddressRun, AgentRun, Assignment, CommandRun, FunctionRun, WalledRun
+from rlvr.envs.agent.walls import ADDRESS, Walls, WallsLauncher, resolve_command
 from rlvr.envs.registry import register_environment
 from rlvr.envs.wrapped_source import NestedSource
 from rlvr.recorder.local_server import LocalRecorder
@@ -37,7 +36,9 @@ class AgentSource(NestedSource):
     sampled_tokens, tool_calls, seconds, call_seconds}. `rules` are {fields, branches, keep_retried, judges_failures,
     most_at_once}: the fields of a row that the agent is shown, whether `all` branches are trained or the `last` alone,
     whether answers that it asked for again are trained, whether an agent that fails is judged and not left out, and
-    how many run at the same time. `template_arguments` go to the model's chat template.
+    how many run at the same time. `template_arguments` go to the model's chat template. `walls` keep a
+    command from the files, the network and the processes outside: {readable, memory, processes, scratch}, {} for the
+    defaults.
     """
 
     owns_prompts = True
@@ -53,6 +54,7 @@ class AgentSource(NestedSource):
         budget: Mapping[str, Any] | None = None,
         rules: Mapping[str, Any] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        walls: Mapping[str, Any] | None = None,
     ) -> None:
         for name, section in (("budget", budget), ("rules", rules), ("template_arguments", template_arguments)):
             if section is not None and not isinstance(section, Mapping):
@@ -63,6 +65,8 @@ class AgentSource(NestedSource):
         self._make_agent = _make_agent(command, function, url, result, self._rules.budget)
         self._template_arguments = dict(template_arguments or {})
         self._recorder = LocalRecorder()
+        if walls is not None:
+            self._recorder, self._make_agent = _build_walls(command, result, Walls.of(walls))
         self._templates: dict[int, ChatTemplate] = {}
         super().__init__("agent", inner, inner_kwargs)
         if result == "reward":
@@ -78,6 +82,16 @@ class AgentSource(NestedSource):
         if id(tokenizer) not in self._templates:
             self._templates[id(tokenizer)] = ChatTemplate(tokenizer, self._template_arguments)
         return AgentEnv(task, self._templates[id(tokenizer)], self._recorder, self._make_agent(), self._rules)
+
+
+def _build_walls(
+    command: Sequence[str] | None, result: str, walls: Walls
+) -> tuple[LocalRecorder, Callable[[], AgentRun]]:
+    if command is None:
+        raise ValueError("agent: walls are for a command; a function or an address runs outside of them")
+    launcher, recorder = WallsLauncher(resolve_command(command), walls), LocalRecorder(seen_at=ADDRESS)
+    launcher.check()
+    return recorder, lambda: WalledRun(launcher, recorder, result)
 
 
 def _make_agent(
@@ -100,8 +114,8 @@ def _make_agent(
             raise ValueError(
                 f"agent: command={command!r:.200}; expected a list of words, such as [python, my_agent.py]"
             )
-        words = [_find_word(word) for word in command]
-        return lambda: CommandRun(words, result)
+        resolved = resolve_command(command)
+        return lambda: CommandRun(resolved, result)
     if result != "answer":
         raise ValueError(f"agent: result={result} is of a command; a function or an address returns its result")
     if url is not None:
@@ -112,11 +126,3 @@ def _make_agent(
     if not callable(called):
         raise ValueError(f"agent: function={function!r:.200} is no function; expected package.module:function")
     return lambda: FunctionRun(called)
-
-
-def _find_word(word: str) -> str:
-    """A word of a command as its own folder finds it: `python` is the interpreter of this process, and the name of a
-    file that is here its whole path."""
-    if word == "python":
-        return sys.executable
-    return str(Path(word).absolute()) if Path(word).is_file() else word  # a link of a venv stays one

@@ -1,0 +1,309 @@
+"""Runs commands behind walls: what one can read, write, reach and use up is what it was given, and nothing is left.
+
+    python -I -S walled_command.py DESCRIPTOR PARENT
+
+This process forks for each socket that arrives at the descriptor. The fork, a keeper, reads its config there and starts
+pid 1 of new namespaces (user, pid, network, mount, ipc, uts, cgroup). Pid 1 builds a root of read-only binds and one
+writable `/tmp`, passes the bytes of one TCP port to the Unix socket of the recorder, starts the command under another
+user id where root may map one, and reads its output. When the command ends, pid 1 ends all that came from it, reports,
+and the namespaces go with it. They also go when the other end of the socket is closed, or the parent ends.
+
+The report is a line of JSON, the result file, and the end of the output. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import marshal
+import os
+import resource
+import select
+import signal
+import socket
+import stat
+import struct
+import sys
+import time
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+if __name__ == "__main__":  # import the files next to this one without the imports of `rlvr`
+    for _name, _path in (("rlvr", []), ("rlvr.sandbox", [os.path.dirname(os.path.abspath(__file__))])):
+        _package = types.ModuleType(_name)
+        _package.__path__ = _path
+        sys.modules[_name] = _package
+
+from rlvr.sandbox import command_filter, mounts, walled_root
+from rlvr.sandbox.byte_relay import BACKLOG, Relay
+
+PORT = 8377  # inside, where no other program listens
+MAX_RESULT = 1 << 20  # bytes of the result file, and of the output's end
+MAX_CONNECTIONS = 128
+TASK, PROMPT, RESULT = "/tmp/task.json", "/tmp/prompt.txt", "/tmp/result.json"
+PR_SET_PDEATHSIG = 1
+CAP_DAC_READ_SEARCH, CAP_KILL, CAP_SYS_PTRACE = 2, 5, 19  # of pid 1, over the command's user: read, end, measure
+SOCKET_BYTES = 208 << 10  # that the buffers of one may hold
+LOOK_SECONDS = 0.05  # between two sums of the memory of all processes
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def listen() -> socket.socket:
+    """The relay's port, on a loopback interface that this switches on."""
+    listening = socket.socket()
+    fcntl.ioctl(listening, 0x8914, struct.pack("16sH14x", b"lo", 0x41))  # SIOCSIFFLAGS: up, running
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind(("127.0.0.1", PORT))
+    listening.listen(BACKLOG)
+    return listening
+
+
+def start(config: dict[str, Any], user: int | None, output: int, failure: int) -> int:
+    """Fork the command. What keeps it from beginning goes to the descriptor `failure`."""
+    given = os.open(PROMPT, os.O_RDONLY)
+    child = os.fork()
+    if child:
+        os.close(given)
+        return child
+    try:
+        os.setsid()
+        for standard, descriptor in ((0, given), (1, output), (2, output)):
+            os.dup2(descriptor, standard)
+        limits = {
+            resource.RLIMIT_DATA: config["memory"], resource.RLIMIT_FSIZE: config["scratch"],
+            resource.RLIMIT_NPROC: config["processes"], resource.RLIMIT_NOFILE: 1024, resource.RLIMIT_CORE: 0,
+        }  # fmt: skip
+        for kind, value in limits.items():
+            hard = resource.getrlimit(kind)[1]
+            bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (bound, bound))
+        mounts.drop_privileges(user, spaces=False)
+        for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        os.execvpe(config["command"][0], config["command"], config["environment"])
+    except BaseException as error:
+        os.write(failure, f"{type(error).__name__}: {error}".encode()[:2000])
+    finally:
+        os._exit(127)
+
+
+def watch(config: dict[str, Any], command: int, output: int, listening: socket.socket) -> dict[str, Any]:
+    """Pass bytes on until the command ends; how it ended, and the end of its output."""
+    poller, said = select.poll(), bytearray()
+    wakes, wakened = os.pipe()
+    for descriptor in (wakes, wakened, output):
+        os.set_blocking(descriptor, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
+    relay = Relay(poller, listening, walled_root.SOCKET, MAX_CONNECTIONS) if config["socket"] else None
+    poller.register(wakes, select.POLLIN)
+    poller.register(output, select.POLLIN)
+    used, look = "", time.monotonic() + LOOK_SECONDS
+    while True:
+        for descriptor, _ in poller.poll(LOOK_SECONDS * 1000):
+            if descriptor == output:
+                if not read_output(output, said):
+                    poller.unregister(output)
+            elif descriptor == wakes:
+                with suppress(BlockingIOError):
+                    os.read(wakes, 4096)
+            elif relay is not None:
+                relay.handle(descriptor)
+        code = reap(command)
+        if code is None and time.monotonic() > look:
+            used = "memory" if holds_more_than(config["memory"]) else ""
+            look = time.monotonic() + LOOK_SECONDS
+        if code is not None or used:
+            end_all()
+            while read_output(output, said):
+                pass
+            return {"code": code or 0, "used": used, "output": bytes(said[-MAX_RESULT:])}
+
+
+def read_output(output: int, said: bytearray) -> bool:
+    """Take what a pipe holds, and keep its end; False if there is nothing more."""
+    try:
+        piece = os.read(output, 1 << 16)
+    except BlockingIOError:
+        return False
+    said += piece
+    if len(said) > 2 * MAX_RESULT:
+        del said[:-MAX_RESULT]
+    return bool(piece)
+
+
+def reap(command: int) -> int | None:
+    """Bury every process that has ended; the exit code if the command is among them."""
+    code = None
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == command:
+                code = os.waitstatus_to_exitcode(ended[1])
+    return code
+
+
+def end_all() -> None:
+    """End every other process of this pid namespace."""
+    while True:
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def holds_more_than(limit: int) -> bool:
+    """Whether all processes together have more than `limit` bytes of memory of their own. The quick sum counts a page
+    that two share twice; if it is beyond the limit, the exact one decides. Without /proc there is no sum."""
+    sockets = count_sockets() * SOCKET_BYTES
+    return sockets + sum_memory(_read_resident) > limit and sockets + sum_memory(_read_share) > limit
+
+
+def count_sockets() -> int:
+    """How many sockets the network namespace has: their buffers are memory that belongs to no process."""
+    with suppress(OSError), open("/proc/self/net/sockstat", "rb") as file:
+        return int(file.readline().split()[2])  # sockets: used 3
+    return 0
+
+
+def sum_memory(read: Callable[[str], int]) -> int:
+    total = 0
+    with suppress(OSError):
+        for name in os.listdir("/proc"):
+            if name.isdecimal() and name != "1":
+                with suppress(OSError):  # it has ended
+                    total += read(f"/proc/{name}")
+    return total
+
+
+def _read_sizes(path: str, names: tuple[bytes, ...]) -> int:
+    with open(path, "rb") as file:
+        return sum(int(line.split()[1]) << 10 for line in file if line.startswith(names))
+
+
+def _read_resident(folder: str) -> int:
+    return _read_sizes(f"{folder}/status", (b"RssAnon:", b"VmPTE:"))
+
+
+def _read_share(folder: str) -> int:
+    """Of memory that several processes share, the part of one. A process may hide it: then all counts."""
+    try:
+        share = _read_sizes(f"{folder}/smaps_rollup", (b"Pss_Anon:",))
+    except PermissionError:
+        return _read_resident(folder)
+    return share + _read_sizes(f"{folder}/status", (b"VmPTE:",))
+
+
+def read_result(path: str) -> tuple[str, bytes]:
+    """("", the result file), or why there is none. Only a regular file is opened, and no link is followed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return "missing", b""
+    except OSError:  # a link, a socket
+        return "irregular", b""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return "irregular", b""
+    with os.fdopen(descriptor, "rb") as file:
+        result = file.read(MAX_RESULT + 1)
+    return ("large", b"") if len(result) > MAX_RESULT else ("", result)
+
+
+def drop_to(capabilities: int) -> None:
+    """Keep these capabilities alone, and hide this process from the others."""
+    bits = struct.pack("IIIIII", capabilities, capabilities, 0, 0, 0, 0)
+    mounts.check(_libc.capset(mounts.VERSION, bits), "capset")
+    mounts.hide_memory()
+    mounts.check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+
+
+def send(channel: socket.socket, report: dict[str, Any], result: bytes = b"", output: bytes = b"") -> None:
+    head = {**report, "result_bytes": len(result), "output_bytes": len(output)}
+    channel.sendall(json.dumps(head).encode() + b"\n" + result + output)
+
+
+def run_inside(config: dict[str, Any], channel: socket.socket, second: bool) -> None:
+    """Pid 1."""
+    listening = listen()
+    walled_root.build(config["readable"], config["socket"], config["scratch"])
+    for path, text in ((TASK, config["task"]), (PROMPT, config["prompt"])):
+        with open(path, "wb") as file:
+            file.write(text)
+    command_filter.deny_for_command()
+    output, written = os.pipe()
+    failed, failure = os.pipe()
+    command = start(config, mounts.SECOND if second else None, written, failure)
+    for descriptor in (written, failure):
+        os.close(descriptor)
+    drop_to(1 << CAP_KILL | 1 << CAP_DAC_READ_SEARCH | 1 << CAP_SYS_PTRACE if second else 0)
+    if why := os.read(failed, 2000):  # ends when the command begins
+        send(channel, {"refused": f"the command cannot be started: {why.decode(errors='replace')}"})
+        return
+    ended = watch(config, command, output, listening)
+    state, result = read_result(RESULT)
+    said = ended.pop("output")
+    send(channel, {**ended, "result": state}, result, said)
+
+
+def keep(inside: int, channel: socket.socket, parent: int) -> None:
+    """The keeper: end everything inside when the channel is closed or the parent ends; end when all of it has ended."""
+    poller = select.poll()
+    poller.register(channel, select.POLLRDHUP)
+    poller.register(parent, select.POLLIN)
+    poller.register(os.pidfd_open(inside), select.POLLIN)
+    poller.poll()
+    with suppress(ProcessLookupError):
+        os.kill(inside, signal.SIGKILL)
+    os.waitpid(inside, 0)  # returns when every process of the namespace is gone
+    os._exit(0)
+
+
+def run_one(channel: socket.socket, parent: int) -> None:
+    """In a fork with one channel: read its config, and become its keeper and its pid 1."""
+    with channel.makefile("rb") as file:
+        config = marshal.loads(file.read(int.from_bytes(file.read(8), "little")))
+    try:
+        second = mounts.unshare(alone=mounts.SECOND)
+        inside = os.fork()
+        if inside:
+            keep(inside, channel, parent)
+        os.close(parent)
+        run_inside(config, channel, second)
+    except Exception as error:
+        send(channel, {"refused": f"{type(error).__name__}: {error}"})
+
+
+def main(descriptor: str, parent: str) -> None:
+    os.environ.clear()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # a signal with a handler can reach pid 1 from within
+    control, driver = socket.socket(fileno=int(descriptor)), os.pidfd_open(int(parent))
+    if os.getppid() != int(parent):
+        return  # gone already
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need no burial
+    poller = select.poll()
+    poller.register(control, select.POLLIN)
+    poller.register(driver, select.POLLIN)
+    while all(ready == control.fileno() for ready, _ in poller.poll()):
+        data, sent, _, _ = socket.recv_fds(control, 1, 1)
+        if not data:
+            return
+        channel = socket.socket(fileno=sent[0])
+        channel.set_inheritable(False)  # received descriptors are: the command would have it
+        if os.fork() == 0:
+            try:
+                control.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                run_one(channel, driver)
+            finally:
+                os._exit(0)
+        channel.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

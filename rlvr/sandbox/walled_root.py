@@ -1,0 +1,81 @@
+"""The root of a walled command: read-only binds, four devices, a `/proc` of its own processes, and one writable `/tmp`.
+
+Runs in pid 1 of new namespaces (`rlvr.sandbox.walled_command`). Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+
+from rlvr.sandbox import mounts
+
+SOCKET = "/run/recorder"
+# Not /dev/zero: a shared mapping of it is memory that no limit counts.
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+ETC = {
+    "passwd": "root:x:0:0::/:/bin/false\nagent:x:1:1::/tmp:/bin/sh\n",
+    "group": "root:x:0:\nagent:x:1:\n",
+    "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+}
+MOUNT_SETATTR, RECURSIVE, AT_FDCWD = 442, 0x8000, -100
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
+BYTES_A_FILE = 16 << 10  # of the folder's size, for each file that may be in it
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def bind(source: int, target: str, is_device: bool = False) -> None:
+    """Bind an open path and all that is mounted below it, read-only."""
+    if stat.S_ISDIR(os.fstat(source).st_mode):
+        os.makedirs(target, mode=0o755, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    mounts.mount(f"/proc/self/fd/{source}", target, "", mounts.BIND | mounts.REC)
+    os.close(source)
+    wanted = ATTR_RDONLY | ATTR_NOSUID | (0 if is_device else ATTR_NODEV)
+    attributes = struct.pack("QQQQ", wanted, 0, 0, 0)
+    arguments = (ctypes.c_int(AT_FDCWD), os.fsencode(target), ctypes.c_uint(RECURSIVE), attributes, ctypes.c_size_t(32))
+    mounts.check(_libc.syscall(ctypes.c_long(MOUNT_SETATTR), *arguments), f"mount_setattr on {target} (Linux 5.12)")
+
+
+def build(readable: Sequence[str], recorder: str, scratch: int) -> None:
+    """Make it the root of this mount namespace, with `recorder` (a Unix socket, or "") at `SOCKET`."""
+    root = next(path for path in ("/mnt", "/tmp", "/dev") if os.path.isdir(path))
+    mounts.mount("none", "/", "", mounts.REC | mounts.PRIVATE)
+    places = {path: path for path in (*readable, *DEVICES)}
+    if recorder:
+        places[SOCKET] = recorder
+    # Opened first: the new root may hide them.
+    sources = {place: os.open(path, os.O_PATH | os.O_CLOEXEC) for place, path in places.items()}
+    mounts.mount("tmpfs", root, "tmpfs", mounts.NOSUID | mounts.NODEV, "size=1m,nr_inodes=4k,mode=755")
+    for name in ("tmp", "proc", "dev/shm"):
+        os.makedirs(f"{root}/{name}")
+    options = f"size={scratch},nr_inodes={max(1_000, scratch // BYTES_A_FILE)},mode=1777"
+    mounts.mount("tmpfs", f"{root}/tmp", "tmpfs", mounts.NOSUID | mounts.NODEV, options)
+    for place, source in sources.items():
+        bind(source, root + place, place in DEVICES)
+    for name, text in ETC.items():
+        with suppress(OSError):  # the user made /etc readable
+            os.makedirs(f"{root}/etc", exist_ok=True)
+            descriptor = os.open(f"{root}/etc/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            os.write(descriptor, text.encode())
+            os.close(descriptor)
+    os.symlink("/proc/self/fd", f"{root}/dev/fd")
+    os.mkdir(f"{root}/tmp/.shm")
+    os.chmod(f"{root}/tmp/.shm", 0o1777)
+    mounts.mount(f"{root}/tmp/.shm", f"{root}/dev/shm", "", mounts.BIND)
+    flags = mounts.RDONLY | mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
+    with suppress(OSError):  # refused where the outer /proc is masked, as in a container: there is none then
+        mounts.mount("proc", f"{root}/proc", "proc", flags, "subset=pid")
+    mounts.mount("none", root, "", mounts.REMOUNT | mounts.BIND | mounts.RDONLY | mounts.NOSUID | mounts.NODEV)
+    os.chdir(root)
+    number = ctypes.c_long(mounts.PIVOT_ROOT[os.uname().machine])
+    mounts.check(_libc.syscall(number, ctypes.c_char_p(b"."), ctypes.c_char_p(b".")), "pivot_root")
+    mounts.check(_libc.umount2(b".", mounts.DETACH), "umount")
+    os.chdir("/tmp")
+    mounts.check(_libc.sethostname(b"agent", 5), "sethostname")
