@@ -11,6 +11,8 @@ import socket
 from contextlib import suppress
 
 PIECE = 64 << 10
+PORT = 8377  # of the recorder, behind the walls, where no other program listens
+MAX_RESULT = 1 << 20  # bytes of the result file, and of the output's end
 BACKLOG = 128
 
 

@@ -38,10 +38,8 @@ if __name__ == "__main__":  # import the files next to this one without the impo
         sys.modules[_name] = _package
 
 from rlvr.sandbox import command_filter, mounts, walled_root
-from rlvr.sandbox.byte_relay import BACKLOG, Relay
+from rlvr.sandbox.byte_relay import BACKLOG, MAX_RESULT, PORT, Relay
 
-PORT = 8377  # inside, where no other program listens
-MAX_RESULT = 1 << 20  # bytes of the result file, and of the output's end
 MAX_CONNECTIONS = 128
 TASK, PROMPT, RESULT = "/tmp/task.json", "/tmp/prompt.txt", "/tmp/result.json"
 PR_SET_PDEATHSIG = 1

@@ -32,8 +32,7 @@ from typing import IO, Any
 from rlvr.core.types import Task
 from rlvr.envs.agent.walls import WallsLauncher, read_report
 from rlvr.recorder.local_server import LocalRecorder
-from rlvr.sandbox import mounts, walled_command
-from rlvr.sandbox.walled_command import MAX_RESULT, read_result
+from rlvr.sandbox.byte_relay import MAX_RESULT
 
 MAX_FILE = 256 << 20  # bytes of any file that a command may write
 MAX_METRICS = 64
@@ -189,6 +188,8 @@ class CommandRun(AgentRun):
 
     def _wait(self, output: IO[bytes], on_end: OnEnd) -> None:
         assert self._process is not None and self._folder is not None
+        from rlvr.sandbox.walled_command import read_result  # of POSIX systems alone
+
         code = self._process.wait()
         self._end_processes()  # before its files are read: none of them may still change
         try:
@@ -231,6 +232,8 @@ class WalledRun(AgentRun):
         self._ended = threading.Event()
 
     def start(self, assignment: Assignment, on_end: OnEnd) -> None:
+        from rlvr.sandbox import walled_command  # of Linux alone
+
         files = {"RLVR_TASK": walled_command.TASK, "RLVR_RESULT": walled_command.RESULT}
         self._channel = self._launcher.launch(
             self._recorder.socket_path, assignment.variables | files, assignment.encode(), _encode(assignment.prompt)
@@ -292,6 +295,8 @@ def _encode(text: str) -> bytes:
 def _remove(folder: Path) -> None:
     """Remove a folder, however deep it is."""
     with suppress(OSError):
+        from rlvr.sandbox import mounts
+
         mounts.wipe(str(folder))
         folder.rmdir()
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from rlvr.core.registry import check_kwargs
 from rlvr.reward.reward_options import check_integer
-from rlvr.sandbox.walled_command import MAX_RESULT, PORT
+from rlvr.sandbox.byte_relay import MAX_RESULT, PORT
 
 ADDRESS = f"http://127.0.0.1:{PORT}"  # of the recorder, behind the walls
 SYSTEM = (
