@@ -8,7 +8,6 @@ import tempfile
 import weakref
 
 from rlvr.recorder.open_rollouts import OpenRollout, OpenRollouts
-from rlvr.web.server import BackgroundServer, bind_socket, bind_unix_socket, server_url
 
 
 class LocalRecorder:
@@ -30,6 +29,7 @@ class LocalRecorder:
     def _start(self) -> None:
         try:
             from rlvr.recorder.app import make_app
+            from rlvr.web.server import BackgroundServer, bind_socket, bind_unix_socket, server_url
 
             app = make_app(self.rollouts, self._model)
             if self._seen_at:

@@ -293,7 +293,12 @@ def main(descriptor: str, parent: str) -> None:
             return
         channel = socket.socket(fileno=sent[0])
         channel.set_inheritable(False)  # received descriptors are: the command would have it
-        if os.fork() == 0:
+        try:
+            child = os.fork()
+        except OSError:  # for the moment there are too many processes: this command alone is not started
+            channel.close()
+            continue
+        if child == 0:
             try:
                 control.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,7 +18,8 @@ pytest.importorskip("transformers", reason="the extra [train] is not installed")
 from rlvr.chat.dialects.forms import DialectError
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.core.messages import SamplingParams
-from rlvr.core.types import Outcome, Trajectory
+from rlvr.core.types import Outcome, Task, Trajectory
+from rlvr.envs.agent.agent_run import Assignment
 from rlvr.envs.agent.agent_source import AgentSource
 from rlvr.recorder.open_rollouts import MAX_HELD, OpenRollouts
 from rlvr.reward import resolve_reward
@@ -267,11 +269,15 @@ def test_a_result_that_could_harm_its_reader_is_an_error(rows: str, tmp_path: Pa
         ("open(os.environ['RLVR_RESULT'], 'w').write('{\"answer\": \"a\\\\ud800b\"}')", "a?b"),
     ],
 )
-def test_odd_files_and_outputs_hold_nobody_up(rows: str, tmp_path: Path, end: str, answer: str) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("rlvr-agent-*"))
+def test_odd_files_and_outputs_hold_nobody_up(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, answer: str
+) -> None:
+    folders = tmp_path / "folders"
+    folders.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folders))
     ([one], _) = play(rows, "12", command=command(tmp_path, end), result="output", budget={"seconds": 60.0})
     assert one.answer == answer and one.metadata["stop/finished"] == 1.0
-    assert set(Path(tempfile.gettempdir()).glob("rlvr-agent-*")) <= before
+    assert list(folders.iterdir()) == []
 
 
 def test_a_result_is_read_after_all_processes_of_its_agent_ended(rows: str, tmp_path: Path) -> None:
@@ -286,6 +292,15 @@ if os.fork() == 0:
 """
     ([one], _) = play(rows, "12", command=command(tmp_path, end))
     assert one.answer == "first"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "given"), [("日" * 50_000, None), ("a\0b", None), ("a\ud800b", "a?b"), ("日" * 30_000, "日" * 30_000)]
+)
+def test_a_prompt_that_the_system_takes_for_no_variable_is_in_the_file_alone(prompt: str, given: str | None) -> None:
+    variables = Assignment.of(Task("1", prompt), "http://h", "policy", ()).variables
+    assert variables.get("RLVR_PROMPT") == given
+    subprocess.run(["/bin/true"], env=variables, check=True)
 
 
 def test_files_of_a_command_are_found_from_its_own_folder(

@@ -240,6 +240,7 @@ def test_a_folder_of_any_depth_is_gone_with_the_agent(field: Field) -> None:
     field.attack("deep_folder")
 
 
+@pytest.mark.slow
 def test_endless_output_ends_with_the_budget(field: Field) -> None:
     assert field.attack("endless_output", seconds=3.0).metadata["stop/seconds"] == 1.0
 
@@ -276,6 +277,7 @@ def test_halves_of_characters_do_not_reach_the_run(field: Field) -> None:
     assert one.answer == "a?b"
 
 
+@pytest.mark.slow
 def test_an_agent_that_ignores_signals_is_ended_by_its_budget(field: Field) -> None:
     assert field.attack("ignore_signals", seconds=2.0).metadata["stop/seconds"] == 1.0
 
@@ -285,6 +287,7 @@ def test_an_agent_without_descriptors_harms_itself(field: Field) -> None:
     assert 100 < got["descriptors"] < 1024 and got["said"] == "hi"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["slow_loris", "many_connections"])
 def test_connections_that_are_held_open_hold_nobody_else_up(field: Field, name: str) -> None:
     """The honest agent plays at the same time."""
@@ -294,12 +297,14 @@ def test_connections_that_are_held_open_hold_nobody_else_up(field: Field, name: 
     field.check_honest()
 
 
+@pytest.mark.slow
 def test_huge_bodies_are_refused_before_they_fill_memory(field: Field) -> None:
     answers = record(field.attack("huge_bodies"))["answers"]
     assert sum(" 413 " in answer for answer in answers) <= 1
     assert sum(" 429 " in answer for answer in answers) >= 7, answers
 
 
+@pytest.mark.slow
 def test_no_request_is_smuggled_past_the_recorder(field: Field) -> None:
     one = field.attack("smuggle")
     got = record(one)
@@ -315,6 +320,7 @@ def test_calls_after_the_end_are_refused(field: Field) -> None:
     assert not rollouts._open  # pyright: ignore[reportPrivateUsage]
 
 
+@pytest.mark.slow
 def test_many_attacks_at_once_leave_the_honest_one_alone(field: Field) -> None:
     names = ("fork_bomb", "fill_disk", "stay_alive", "honest", "smuggle", "escape")
     honest = next(one for one in field.play(*names) if '"honest"' in one.prompt)

@@ -36,7 +36,7 @@ from rlvr.sandbox.byte_relay import MAX_RESULT
 
 MAX_FILE = 256 << 20  # bytes of any file that a command may write
 MAX_METRICS = 64
-MAX_VARIABLE = 100_000  # characters: the system takes no longer variable
+MAX_VARIABLE = 100_000  # bytes: the system takes no longer variable
 _SECRET = re.compile(r"(_|^)(API_?KEY|KEYS?|TOKENS?|SECRETS?|PASSWORDS?|CREDENTIALS?)$", re.IGNORECASE)
 _METRIC = re.compile(r"[A-Za-z0-9_./-]{1,64}")
 _MARK = "RLVR_ROLLOUT"
@@ -76,8 +76,9 @@ class Assignment:
             "ANTHROPIC_BASE_URL": self.base_url, "ANTHROPIC_API_KEY": key, "ANTHROPIC_AUTH_TOKEN": key,
             "RLVR_BASE_URL": openai, "RLVR_MODEL": self.model, "RLVR_TASK_ID": self.task_id,
         }  # fmt: skip
-        fits = len(self.prompt) <= MAX_VARIABLE and "\0" not in self.prompt
-        return named | ({"RLVR_PROMPT": self.prompt} if fits else {})
+        prompt = _clean(self.prompt)
+        fits = len(prompt.encode()) <= MAX_VARIABLE and "\0" not in prompt
+        return named | ({"RLVR_PROMPT": prompt} if fits else {})
 
 
 @dataclass(frozen=True)

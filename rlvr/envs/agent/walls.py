@@ -35,6 +35,7 @@ SYSTEM = (
 _OWN = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/run")  # what walls have in a place of the system's
 _LAUNCHER = Path(__file__).parents[2] / "sandbox" / "walled_command.py"
 _LIBRARIES = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}  # else none might start
+_TRIAL_PROCESSES = 16
 # Printed by the trial: whether the number of processes is limited, and which of the paths cannot be read.
 _TRIAL = """
 import os, sys
@@ -152,8 +153,10 @@ class WallsLauncher:
         """ValueError if walls cannot be had on this system, or the command could not be read behind them."""
         python = os.path.realpath(sys.executable)
         needed = [*self._readable, *_list_program(python)]
-        trial = [python, "-I", "-S", "-c", _TRIAL, str(self.walls.processes), *self._own, *self.command[:1]]
-        channel = self.launch("", {}, b"", b"", command=trial, readable=_without_nested(needed))
+        trial = [python, "-I", "-S", "-c", _TRIAL, str(_TRIAL_PROCESSES), *self._own, *self.command[:1]]
+        channel = self.launch(
+            "", {}, b"", b"", command=trial, readable=_without_nested(needed), processes=_TRIAL_PROCESSES
+        )
         report, _, output = read_report(channel)
         if "refused" in report or report.get("code"):
             why = report.get("refused") or f"a trial ended with {report}, {output[-500:]!r}"
@@ -163,7 +166,7 @@ class WallsLauncher:
                 "Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0), or leave env.kwargs.walls out"
             )
         made, *unreadable = os.fsdecode(output).split("\0")
-        if int(made) >= self.walls.processes + 8:
+        if int(made) >= _TRIAL_PROCESSES + 8:
             raise ValueError(
                 "agent: walls cannot be had on this system: the number of processes is not limited; run as an ordinary "
                 "user, or as root where the user id 65534 can be mapped"
@@ -182,6 +185,7 @@ class WallsLauncher:
         prompt: bytes,
         command: Sequence[str] | None = None,
         readable: Sequence[str] | None = None,
+        processes: int | None = None,
     ) -> socket.socket:
         """Start the command, or another one. Returns the socket of its report; to shut it down ends the command."""
         folder = os.path.dirname((command or self.command)[0])
@@ -191,14 +195,14 @@ class WallsLauncher:
         }  # fmt: skip
         config = {
             "readable": list(readable or self._readable), "socket": socket_path, "memory": self.walls.memory,
-            "processes": self.walls.processes, "scratch": self.walls.scratch, "command": list(command or self.command),
-            "environment": environment, "task": task, "prompt": prompt,
+            "processes": processes or self.walls.processes, "scratch": self.walls.scratch, "environment": environment,
+            "command": list(command or self.command), "task": task, "prompt": prompt,
         }  # fmt: skip
         raw = marshal.dumps(config)
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._send(theirs)
         try:
+            with theirs:
+                self._send(theirs)
             ours.sendall(len(raw).to_bytes(8, "little") + raw)
         except OSError as error:
             ours.close()
