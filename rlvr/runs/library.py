@@ -302,6 +302,8 @@ def train(
       A function takes (prompt, response, meta), or the arguments that TRL or verl give it.
     - `heldout`: the rows for the evaluation; by default a tenth of the prompts is held out.
     - `config`: the name or file of a config, which these arguments override.
+    - `agent` (of `settings`): what plays the episodes: a function `agent(assignment)`, the words of a command, an
+      address, or a mapping of the options of the environment `agent`.
     - `settings`: every setting of the configuration, by its section (`training={"gap_stop": 0}`,
       `client=ShardingOptions(ranks=2)`), or one of the short names (`steps`, `learning_rate`, `group_size`, `lora`).
 

@@ -91,6 +91,7 @@ def settings_of(
     written in `root`, the folder of the runs. `function` is the caller's name, for messages.
     """
     of_objects, given = dict[str, Any](), dict[str, Any]()
+    agent = settings.pop("agent", None)
     for name, value in settings.items():
         for key, inner, is_default in _flatten(_find_key(name, function), value):
             held = of_objects if is_default else given
@@ -111,9 +112,36 @@ def settings_of(
         raise ValueError(
             f"{function}: root={str(root)!r}: {error.strerror} ({error.filename}); give another root"
         ) from error
+    if agent is not None:
+        values = _give_to_agent(values, agent)
     if reward is not None:
         values |= _read_reward(reward)
     return values
+
+
+def _give_to_agent(values: dict[str, Any], agent: Any) -> dict[str, Any]:
+    """The values with the environment's episodes played by an agent: a function, a path of one, an address, the words
+    of a command, or the options of the environment `agent`."""
+    inner = values.get("env.name")
+    if inner is None:
+        raise _error("agent without data; give the tasks that it plays: rows, a file or an environment")
+    if isinstance(agent, str):
+        options: dict[str, Any] = {"url" if "://" in agent else "function": agent}
+    elif isinstance(agent, Mapping):
+        options = dict(agent)
+    elif isinstance(agent, (list, tuple)):
+        options = {"command": list(agent)}
+    elif callable(agent):
+        options = {"function": agent}
+    else:
+        raise _error(
+            f"agent is of type {type(agent).__name__}; expected a function, a command (a list of words), an address "
+            "(http://...), or a mapping of the options of the environment agent"
+        )
+    others = {key: value for key, value in values.items() if not key.startswith("env.")}
+    of_inner = {key.removeprefix("env.kwargs."): v for key, v in values.items() if key.startswith("env.kwargs.")}
+    named = {key: value for key, value, _ in _flatten("env.kwargs", options)}
+    return {**others, "env.name": "agent", "env.kwargs.inner": inner, "env.kwargs.inner_kwargs": of_inner, **named}
 
 
 def _error(text: str) -> ValueError:
@@ -140,7 +168,7 @@ def _find_key(name: str, function: str) -> str:
     near = [_OTHER_ARGUMENTS[name]] if name in _OTHER_ARGUMENTS else difflib.get_close_matches(name, known, n=1)
     raise ValueError(
         f"{function}: unknown argument {name!r}{f' (did you mean {near[0]!r}?)' if near else ''}; arguments are model, "
-        f"data, reward, heldout, {', '.join(ARGUMENTS)}, the sections of a config "
+        f"data, reward, heldout, agent, {', '.join(ARGUMENTS)}, the sections of a config "
         f"({', '.join(sorted(_SECTIONS))}), and the words of TRL and verl"
     )
 

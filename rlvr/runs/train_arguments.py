@@ -16,6 +16,7 @@ from rlvr.clients.client_options import ClientOptions
 from rlvr.clients.sampler_options import SamplerOptions
 from rlvr.core.messages import SamplingParams
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
+from rlvr.envs.agent.agent_run import Assignment
 from rlvr.envs.prompt import PromptOptions
 from rlvr.tracking.trackers import TrackerOptions
 from rlvr.training.curriculum import LevelChoice
@@ -47,6 +48,7 @@ class TrainArguments(TypedDict, total=False):
     dtype: str
     threads: int
     trackers: Sequence[TrackerOptions | Keys | str]
+    agent: Callable[[Assignment], Any] | Sequence[str] | Keys | str
     callbacks: Sequence[Any]
     imports: Sequence[str]
     evaluate_every: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -68,6 +69,23 @@ def test_the_same_call_is_the_same_run_and_another_call_another(train: Callable[
     assert train(ROWS, digits).folder == run.folder
     assert train(ROWS, digits, seed=1).folder != run.folder
     assert train(ROWS[:-1], digits).folder != run.folder
+
+
+def ask_once(assignment: Any) -> str:
+    body = json.dumps({"model": "any", "messages": assignment.messages}).encode()
+    with urllib.request.urlopen(f"{assignment.base_url}/v1/chat/completions", body) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+
+def test_an_agent_plays_the_rows(train: Callable[..., rlvr.Run]) -> None:
+    run = train(ROWS, digits, agent=ask_once)
+    assert run.settings["env"]["name"] == "agent" and run.settings["env"]["kwargs"]["inner"] == "dataset"
+    assert [row["env/all/stop/finished"] for row in run.metrics if row["phase"] == "rl"] == [1.0, 1.0]
+    for wrong, words in ((7, "agent is of type int"), ({"play": 1}, "play")):
+        with pytest.raises(ValueError, match=words):
+            train(ROWS, digits, agent=wrong)
+    with pytest.raises(ValueError, match="agent without data"):
+        train(None, digits, agent=ask_once)
 
 
 def test_a_run_that_is_interrupted_goes_on_by_the_same_call_to_the_same_bits(
