@@ -65,7 +65,7 @@ class ChatTemplate:
         messages = [self.clean(message) for message in call.messages]
         if call.schema is None:
             return messages
-        wanted = _SCHEMA + json.dumps(call.schema, ensure_ascii=False, sort_keys=True)
+        wanted = _SCHEMA + json.dumps(_blank_json(call.schema, self._added), ensure_ascii=False, sort_keys=True)
         first = messages[0] if messages and messages[0]["role"] == "system" else None
         if first is None:
             return [{"role": "system", "content": wanted}, *messages]
@@ -74,9 +74,15 @@ class ChatTemplate:
     def clean(self, message: Json) -> Json:
         """The message without the texts of special tokens: what a program says is data. An assistant's may hold words
         that the policy has tokens for, such as `<think>`."""
-        text = (message.get("content") or "").encode("utf-8", "replace").decode()  # a lone surrogate has no token
         special = self._special if message["role"] == "assistant" else self._added
-        return {**message, "content": blank_special(text, special)}
+        cleaned = {**message, "content": _blank_json(message.get("content") or "", special)}
+        if message.get("tool_calls"):
+            cleaned["tool_calls"] = _blank_json(message["tool_calls"], special)
+        return cleaned
+
+    def clean_tools(self, tools: Sequence[Json]) -> list[Json]:
+        """The tools without the texts of special tokens: their descriptions may be of others."""
+        return _blank_json(list(tools), self._added)
 
     def encode(self, messages: Sequence[Json], tools: Sequence[Json]) -> list[int]:
         """The ids of a whole conversation, up to where the policy speaks; TemplateError for one that is refused."""
@@ -165,8 +171,8 @@ class Conversation:
 
     def encode(self, call: ChatCall) -> list[int]:
         """The prompt of a call. TemplateError for one that the template refuses."""
-        messages = self.template.prepare(call)
-        keys = _prefix_keys(messages, call.tools)
+        messages, tools = self.template.prepare(call), self.template.clean_tools(call.tools)
+        keys = _prefix_keys(messages, tools)
         if keys[-1] in self._prompts:  # asked again
             return list(self._prompts[keys[-1]])
         for place in range(len(messages) - 1, 0, -1):
@@ -174,19 +180,19 @@ class Conversation:
                 continue
             prompt, turn = known
             try:
-                added = self.template.encode_after(messages[:place], messages[place:], call.tools, turn)
+                added = self.template.encode_after(messages[:place], messages[place:], tools, turn)
             except TemplateError as error:
                 if isinstance(error.__cause__, LostTurn):  # such a template shows the policy one turn only
                     break
                 raise
             return [*prompt, *turn, *added]
-        return self.template.encode(messages, call.tools)
+        return self.template.encode(messages, tools)
 
     def record(self, call: ChatCall, prompt: Sequence[int], message: Json, turn: Sequence[int]) -> None:
         """Keep what the policy said after `prompt`, so that a later call goes on from its ids. Of two equal messages
         the first counts."""
         messages = self.template.prepare(call)
-        keys = _prefix_keys([*messages, self.template.clean(message)], call.tools)
+        keys = _prefix_keys([*messages, self.template.clean(message)], self.template.clean_tools(call.tools))
         self._prompts.setdefault(keys[-2], list(prompt))
         self._turns.setdefault(keys[-1], (list(prompt), list(turn)))
 
@@ -202,10 +208,30 @@ def _prefix_keys(messages: Sequence[Json], tools: Sequence[Json]) -> list[str]:
 
 
 def _identity(message: Json) -> bytes:
-    """What two messages have in common that a policy reads as the same: not the ids of calls, and not the blanks around
-    what an assistant says, which programs strip."""
+    """What two messages have in common that a policy reads as the same: not the ids of calls, not the blanks around
+    what an assistant says, which programs strip, not whether a number is 1 or 1.0, which JavaScript does not tell."""
     content = message.get("content") or ""
     calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls") or ()]
     is_said = message["role"] == "assistant"
-    parts = [message["role"], content.strip() if is_said else content, calls]
+    parts = [message["role"], content.strip() if is_said else content, _plain_numbers(calls)]
     return json.dumps(parts, sort_keys=True).encode() + b"\n"
+
+
+def _plain_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain_numbers(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain_numbers(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _blank_json(value: Any, special: Sequence[str]) -> Any:
+    """A JSON value whose texts, the names of its fields too, hold no text of a special token, and no lone surrogate,
+    which has no token. Dialects bound how deep it is."""
+    if isinstance(value, str):
+        return blank_special(value.encode("utf-8", "replace").decode(), special)
+    if isinstance(value, dict):
+        return {_blank_json(name, special): _blank_json(inner, special) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_blank_json(inner, special) for inner in value]
+    return value

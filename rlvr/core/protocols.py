@@ -7,13 +7,13 @@ and a trainer are two protocols because an OpenAI-compatible endpoint can sample
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
+from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.futures import Future
 from rlvr.core.messages import (
     AdamParams,
@@ -263,8 +263,8 @@ class ExternalEnv(ABC):
 
     turn_limit: int | None = None
     """The most tokens that the program takes for the next turn; None: as many as the run samples."""
-    most_at_once: float = math.inf
-    """How many such episodes are played at the same time."""
+    slots: EpisodeSlots | None = None
+    """How many such episodes run at the same time; None: as many as there are."""
 
     @abstractmethod
     async def initial_observation(self) -> tuple[ModelInput, Any] | InitialObservationOverflow:
@@ -279,6 +279,10 @@ class ExternalEnv(ABC):
     def dropped_turns(self) -> Collection[int]:
         """The turns, numbered as they were sampled, that are left out unless a later one goes on from them."""
         return ()
+
+    def final_turn(self) -> int | None:
+        """The turn that is judged; None: that of the last branch."""
+        return None
 
     async def close(self) -> None:
         """End what still runs. Always called, also after an error."""

@@ -25,12 +25,11 @@ def split_branches(parents: Sequence[int | None], dropped: Collection[int] = ())
     """The turns of each branch, in the order of their last turns, each turn in the first branch that it is in.
 
     `parents[i]` is the turn that turn i goes on from. Turns in `dropped` are left out unless a turn that is kept goes
-    on from them. The last turn is always kept.
+    on from them.
     """
     kept: set[int] = set()
-    last = len(parents) - 1
-    for turn in range(last, -1, -1):
-        if turn in kept or turn == last or turn not in dropped:
+    for turn in range(len(parents) - 1, -1, -1):
+        if turn in kept or turn not in dropped:
             kept.add(turn)
             if (parent := parents[turn]) is not None:
                 kept.add(parent)
@@ -76,7 +75,18 @@ def join_turns(turns: Sequence[tuple[Sequence[int], Sequence[int], Sequence[floa
     return JoinedTurns(prompt, tokens, logprobs, mask, starts)
 
 
-def find_retried(prompts: Sequence[Sequence[int]]) -> set[int]:
-    """The turns that were asked for again with the same prompt: all of equal ones but the last."""
-    last = {tuple(prompt): turn for turn, prompt in enumerate(prompts)}
-    return {turn for turn, prompt in enumerate(prompts) if last[tuple(prompt)] != turn}
+def find_unused(calls: Sequence[int], prompts: Sequence[Sequence[int]], parents: Sequence[int | None]) -> set[int]:
+    """The turns that a program asked for and did not use: of turns with equal prompts (choices of one call, or a call
+    that was made again) those that no later turn goes on from; if none does, all but the first choice of the last call.
+
+    `calls[i]` is the number of the call that turn i answered.
+    """
+    continued, unused = set(parents), set[int]()
+    equal: dict[tuple[int, ...], list[int]] = {}
+    for turn, prompt in enumerate(prompts):
+        equal.setdefault(tuple(prompt), []).append(turn)
+    for turns in equal.values():
+        used = continued.intersection(turns)
+        last_call = calls[turns[-1]]
+        unused.update(set(turns) - (used or {next(turn for turn in turns if calls[turn] == last_call)}))
+    return unused

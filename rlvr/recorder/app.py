@@ -117,13 +117,15 @@ def parse_body(raw: bytes) -> Json:
 async def _wait(request: Request, pending: PendingCall) -> Any:
     """The answers. A client that leaves ends the wait, and the call is marked."""
     future = asyncio.wrap_future(pending.answers)
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())  # read, also if nobody waits any more
     while True:
         done, _ = await asyncio.wait([future], timeout=_LOOK_SECONDS)
-        if done:
-            return future.result()
         if await request.is_disconnected():
-            pending.has_left = True
+            pending.leave()
             raise DialectError("the client closed the connection", status=499)
+        if done:
+            pending.deliver(True)
+            return future.result()
 
 
 async def encode_events(events: Iterable[Event]) -> AsyncIterator[bytes]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -24,7 +25,8 @@ _OVER = "the rollout is over, and its address answers no more"
 
 @dataclass(eq=False)
 class PendingCall:
-    """A call that waits for its answers. `has_left` once the program has closed the connection."""
+    """A call that waits for its answers. `has_left` once the program has closed the connection; `delivered` says
+    whether it was still there when its answers were; `arrived` is in seconds of the monotonic clock."""
 
     call: ChatCall
     dialect: str
@@ -32,12 +34,24 @@ class PendingCall:
     request: Json = field(repr=False)
     answers: Future[Sequence[ChatAnswer]] = field(default_factory=Future[Sequence[ChatAnswer]])
     has_left: bool = False
+    delivered: Future[bool] = field(default_factory=Future[bool])
+    arrived: float = field(default_factory=time.monotonic)
+
+    def leave(self) -> None:
+        """The program has gone."""
+        self.has_left = True
+        self.deliver(False)
+
+    def deliver(self, is_there: bool) -> None:
+        if not self.delivered.done():
+            self.delivered.set_result(is_there)
 
     def answer(self, answers: Sequence[ChatAnswer]) -> None:
         if not self.answers.done():
             self.answers.set_result(answers)
 
     def refuse(self, error: DialectError) -> None:
+        self.deliver(False)
         if not self.answers.done():
             self.answers.set_exception(error)
 

@@ -205,7 +205,9 @@ def read_recording(path: Path) -> Recording:
                 model = str(fields["model"])
             elif fields["kind"] == "call":
                 call = RecordedCall.of_json(fields)
-                rollouts.setdefault(call.rollout, RecordedRollout(call.rollout, call.group)).calls.append(call)
+                rollout = rollouts.setdefault(call.rollout, RecordedRollout(call.rollout))
+                rollout.group = call.group
+                rollout.calls.append(call)
             else:
                 reward = float(fields["reward"])
                 rollouts.setdefault(fields["rollout"], RecordedRollout(fields["rollout"])).reward = reward

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr.core.turn_tree import find_parent, find_retried, join_turns, split_branches
+from rlvr.core.turn_tree import find_parent, find_unused, join_turns, split_branches
 from rlvr.core.types import StopReason, Trajectory
 from rlvr.recorder.recording import RecordedCall, RecordedChoice, RecordedRollout
 
@@ -29,15 +29,17 @@ def list_turns(rollout: RecordedRollout) -> list[RecordedTurn]:
 
 
 def list_branches(turns: Sequence[RecordedTurn], *, keep_retried: bool = False) -> list[list[int]]:
-    """The turns of each branch, by number. Left out are an answer that was asked for again, if it has no mask that says
-    otherwise and not `keep_retried`, and one with a mask of zeros; unless a turn goes on from them."""
+    """The turns of each branch, by number. Left out are an answer that the program did not use (`find_unused`), if it
+    has no mask that says otherwise and not `keep_retried`, and one with a mask of zeros; unless a turn goes on from
+    them."""
     parents = [
         find_parent(turn.call.prompt, ((i, turns[i].call.prompt, turns[i].choice.tokens) for i in range(number)))
         for number, turn in enumerate(turns)
     ]
-    retried = set[int]() if keep_retried else find_retried([turn.call.prompt for turn in turns])
+    calls = [id(turn.call) for turn in turns]
+    unused = set[int]() if keep_retried else find_unused(calls, [turn.call.prompt for turn in turns], parents)
     masks = [turn.choice.mask for turn in turns]
-    dropped = {number for number, mask in enumerate(masks) if (not any(mask) if mask else number in retried)}
+    dropped = {number for number, mask in enumerate(masks) if (not any(mask) if mask else number in unused)}
     return split_branches(parents, dropped)
 
 

@@ -11,12 +11,12 @@ Also exports `Trajectory` and `TrajectoryBatch`, which users import from here.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rlvr.core import rng
+from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.futures import Future, as_completed, read_async, read_blocking, run_to_end
 from rlvr.core.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from rlvr.core.protocols import Env, ExternalEnv, InitialObservationOverflow, SamplingClient, TaskSource
@@ -177,10 +177,17 @@ async def _rollout(
         for group in groups:
             if group.builder is not None:
                 group.envs = list(await group.builder.make_envs())
-        for wave in _split_waves(groups):
-            episodes += await _episodes(
-                wave, sampler, params, seed, max_prompt_tokens, read, on_group_end and finish_group
-            )
+        for slots, wave in _split_waves(groups):
+            count = sum(len(group.envs) for group in wave)
+            if slots is not None:
+                await slots.take(count)
+            try:
+                episodes += await _episodes(
+                    wave, sampler, params, seed, max_prompt_tokens, read, on_group_end and finish_group
+                )
+            finally:
+                if slots is not None:
+                    slots.give_back(count)
         for episode in episodes:
             close(episode)
         played = [(e, e.trajectories[-1]) for e in episodes]
@@ -197,17 +204,17 @@ async def _rollout(
     return [t for episode in episodes for t in episode.trajectories]
 
 
-def _split_waves(groups: Sequence[Group]) -> list[list[Group]]:
+def _split_waves(groups: Sequence[Group]) -> list[tuple[EpisodeSlots | None, list[Group]]]:
     """The groups that are played at the same time: all, unless programs outside play them, each of which takes room."""
-    waves: list[list[Group]] = []
-    room = 0.0
+    waves: list[tuple[EpisodeSlots | None, list[Group]]] = []
+    room = 0
     for group in groups:
-        most = min((env.most_at_once for env in group.envs if isinstance(env, ExternalEnv)), default=math.inf)
-        if not waves or len(group.envs) > room:
-            waves.append([])
-            room = most
-        waves[-1].append(group)
-        room = min(room, most) - len(group.envs)
+        slots = next((env.slots for env in group.envs if isinstance(env, ExternalEnv)), None)
+        if not waves or waves[-1][0] is not slots or (slots is not None and len(group.envs) > room):
+            waves.append((slots, []))
+            room = slots.most if slots is not None else 0
+        waves[-1][1].append(group)
+        room -= len(group.envs)
     return waves
 
 
@@ -334,7 +341,11 @@ def _submit(batch: list[_Episode], sampler: SamplingClient, params: SamplingPara
     first = batch[0]
     # A call that starts at sample 0 numbers its completions itself; any other call is one completion.
     key = rng.key(seed, first.group.id, turn, first.index)
-    params = replace(params, seed=key, stop=params.stop if params.stop is not None else first.stop)
+    stop = params.stop if params.stop is not None else first.stop
+    if params.stop is not None and first.stop is not None and isinstance(first.env, ExternalEnv):
+        own = [params.stop] if isinstance(params.stop, str) else list(params.stop)
+        stop = [*own, *first.stop]  # those of the run, and those of the call
+    params = replace(params, seed=key, stop=stop)
     if limit := _turn_limit(first):
         params = replace(params, max_tokens=min(limit, params.max_tokens or limit))
     try:
@@ -363,16 +374,27 @@ async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any) -> N
         episode.done, episode.answer, episode.error = True, result.answer, result.error
         return
     episode.observation = result.next_observation.to_ints()
-    episode.stop = result.next_stop_condition or episode.stop
+    if isinstance(env, ExternalEnv):
+        episode.stop = result.next_stop_condition  # each call has its own, or none
+    else:
+        episode.stop = result.next_stop_condition or episode.stop
 
 
 def write_trajectories(episode: _Episode, tokenizer: Any, params: SamplingParams) -> list[Trajectory]:
     """The trajectories of an episode that is over, one for each branch of its turns."""
-    if not episode.turns:
-        return [_write(episode, [], tokenizer, params)]
-    dropped = episode.env.dropped_turns() if isinstance(episode.env, ExternalEnv) else ()
-    branches = split_branches([turn.parent for turn in episode.turns], dropped)
-    return [_write(episode, branch, tokenizer, params) for branch in branches]
+    env = episode.env
+    dropped, final = (env.dropped_turns(), env.final_turn()) if isinstance(env, ExternalEnv) else ((), None)
+    branches = split_branches([turn.parent for turn in episode.turns], dropped) or [[]]
+    branches.sort(key=lambda branch: final is not None and final in branch)  # the judged one last
+    *others, judged = (_write(episode, branch, tokenizer, params) for branch in branches)
+    if episode.answer is not None:
+        judged = replace(judged, answer=episode.answer)
+    if final is not None:  # what the episode gave, also if turns that are left out came later
+        turns = len(judged.turn_starts)
+        given = [*([0.0] * (turns - 1)), episode.reward] if turns else []
+        judged = replace(judged, reward=episode.reward, metadata=dict(episode.metrics), turn_rewards=given)
+        judged.reports[-1:] = [dict(episode.metrics)]
+    return [*others, judged]
 
 
 def _write(episode: _Episode, path: list[int], tokenizer: Any, params: SamplingParams) -> Trajectory:
@@ -390,7 +412,6 @@ def _write(episode: _Episode, path: list[int], tokenizer: Any, params: SamplingP
     last = starts[-1] if starts else 0
     judged = shown[last:] if last else [*task.hint, *shown] if task.hint else None
     answer = None if judged is None else tokenizer.decode(judged, skip_special_tokens=False)
-    is_last = not path or path[-1] == len(episode.turns) - 1
     rendered = "" if is_plain else tokenizer.decode(prompt, skip_special_tokens=False)
     text = task.prompt_text if episode.group.builder is None else rendered
     # What has no log-probs can be judged and cannot train.
@@ -402,7 +423,7 @@ def _write(episode: _Episode, path: list[int], tokenizer: Any, params: SamplingP
         prompt_tokens=prompt,
         # Only the end token is hidden: a special token inside the completion stays visible to verifiers.
         response=tokenizer.decode(shown, skip_special_tokens=False),
-        answer=episode.answer if is_last and episode.answer is not None else answer,
+        answer=answer,
         response_tokens=tokens,
         logprobs=row.logprobs if is_scored else [],
         action_mask=row.mask,

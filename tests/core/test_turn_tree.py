@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from rlvr.core.turn_tree import find_parent, split_branches
+from rlvr.core.turn_tree import find_parent, find_unused, split_branches
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_the_turn_that_a_prompt_goes_on_from(prompt: list[int], parent: int | No
     ("parents", "dropped", "branches"),
     [
         ([None], [], [[0]]),
-        ([None], [0], [[0]]),  # the last turn is always kept
+        ([None], [0], []),
         ([None, 0, 1], [], [[0, 1, 2]]),
         ([None, 0, 0], [], [[0, 1], [2]]),  # a fork: the shared turn is in the first branch
         ([None, None, 1], [], [[0], [1, 2]]),  # the history was written anew
@@ -51,12 +51,29 @@ def test_every_kept_turn_is_in_one_branch_and_every_branch_is_a_chain() -> None:
         dropped = {turn for turn in range(size) if draw.random() < 0.3}
         branches = split_branches(parents, dropped)
         turns = [turn for branch in branches for turn in branch]
-        assert len(turns) == len(set(turns)) and turns[-1] == size - 1
+        assert len(turns) == len(set(turns))
         for branch in branches:
             assert all(parents[later] == earlier for earlier, later in itertools.pairwise(branch))
 
         def is_needed(turn: int, parents: list[int | None] = parents, dropped: set[int] = dropped) -> bool:
             later = [other for other, parent in enumerate(parents) if parent == turn]
-            return turn not in dropped or turn == len(parents) - 1 or any(is_needed(other) for other in later)
+            return turn not in dropped or any(is_needed(other) for other in later)
 
         assert set(turns) == {turn for turn in range(size) if is_needed(turn)}
+
+
+@pytest.mark.parametrize(
+    ("calls", "prompts", "parents", "unused"),
+    [
+        ([0, 1], [[1], [2]], [None, None], set()),
+        ([0, 1], [[1], [1]], [None, None], {0}),  # asked again: the last counts
+        ([0, 0, 0], [[1], [1], [1]], [None] * 3, {1, 2}),  # choices of one call: the first counts
+        ([0, 0, 1], [[1], [1], [1, 5, 2]], [None, None, 1], {0}),  # or the one that is gone on from
+        ([0, 1, 2], [[1], [1], [1, 5, 2]], [None, None, 0], {1}),  # asked again, and the first answer used
+        ([0, 1, 1], [[1], [1], [1]], [None] * 3, {0, 2}),
+    ],
+)
+def test_the_turns_that_a_program_did_not_use(
+    calls: list[int], prompts: list[list[int]], parents: list[int | None], unused: set[int]
+) -> None:
+    assert find_unused(calls, prompts, parents) == unused

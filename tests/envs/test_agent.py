@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from rlvr.envs.agent.agent_source import AgentSource
 from rlvr.recorder.open_rollouts import MAX_HELD, OpenRollouts
 from rlvr.reward import resolve_reward
 from rlvr.rollout import open_groups, rollout, score
+from rlvr.rollout import play as play_group
 from tests.kit import agents_of_tests as agents
 from tests.kit.code_rows import chat_tokenizer
 from tests.kit.open_server import TOOLS_TEMPLATE
@@ -51,7 +53,14 @@ def play(
         time.sleep(wait)
         return [*TEXT.encode(next(said), add_special_tokens=False), TEXT.eos_token_id]
 
-    sampler = ScriptedSamplingClient(TEXT, say)
+    class Sampler(ScriptedSamplingClient):
+        stops: list[Any] = []  # noqa: RUF012
+
+        def sample(self, prompt: Any, num_samples: int, sampling_params: SamplingParams, *more: Any) -> Any:
+            self.stops = [*self.stops, sampling_params.stop]
+            return super().sample(prompt, num_samples, sampling_params, *more)
+
+    sampler = Sampler(TEXT, say)
     made = AgentSource("dataset", {"path": rows, "reward": "exact_match"}, **options)
     task = made.train(0, 0, "")
     trajectories = rollout(open_groups(made, [task], count, TEXT, "g"), sampler, SamplingParams(limit), seed=1)
@@ -138,9 +147,70 @@ def test_an_answer_that_no_one_waited_for_is_left_out(rows: str) -> None:
     assert [sampled(t) for t in branches] == [["b"]]
 
 
+def test_stop_strings_are_of_one_call(rows: str) -> None:
+    (_, sampler) = play(rows, "a", "c", function=agents.stops_once)
+    assert sampler.stops == [["b", TEXT.eos_token_id], None]
+
+
+def test_the_choice_that_the_agent_went_on_from_is_trained(rows: str) -> None:
+    (branches, _) = play(rows, "a", "b", "c", "d", function=agents.second_choice)
+    assert [sampled(t) for t in branches] == [["b", "d"]]
+
+
+def test_an_answer_that_came_too_late_is_neither_trained_nor_judged(rows: str) -> None:
+    (branches, _) = play(rows, "a", "b", function=agents.leaves_last, wait=1.0)
+    assert [sampled(t) for t in branches] == [["a"]]
+
+
+def test_calls_that_were_left_make_room_for_others(rows: str) -> None:
+    (branches, _) = play(rows, *["a"] * 90, function=agents.leaves_many, wait=0.1, budget={"calls": 90})
+    assert branches[-1].metadata["stop/finished"] == 1.0 and sampled(branches[-1]) == ["a"]
+
+
+def test_whatever_ends_a_function_is_an_error(rows: str) -> None:
+    ([one], _) = play(rows, "a", function=agents.stops_the_thread)
+    assert one.reward is None and "KeyboardInterrupt" in one.scores["exact_match"].detail
+
+
+def test_no_more_agents_run_at_a_time_than_asked_for(rows: str) -> None:
+    running, most = set[int](), list[int]()
+
+    def agent(assignment: Any) -> None:
+        running.add(id(assignment))
+        most.append(len(running))
+        agents.once(assignment)
+        running.discard(id(assignment))
+
+    with pytest.raises(ValueError, match=r"a group has 4 episodes.*most_at_once"):
+        play(rows, "a", count=4, function=agent, rules={"most_at_once": 3})
+    made = AgentSource("dataset", {"path": rows, "reward": "exact_match"}, function=agent, rules={"most_at_once": 4})
+    sampler = ScriptedSamplingClient(TEXT, lambda i: [TEXT.eos_token_id])
+    groups = open_groups(made, [made.train(0, i, "") for i in range(6)], 2, TEXT, "g")
+
+    async def play_all() -> None:
+        await asyncio.gather(*(play_group(g, sampler, SamplingParams(9), seed=1, version=0) for g in groups))
+
+    most.clear()
+    asyncio.run(play_all())
+    assert len(most) == 12 and max(most) <= 4
+
+
+def test_special_tokens_of_tools_and_schemas_are_text(rows: str) -> None:
+    def agent(assignment: Any) -> None:
+        tool = {"type": "function", "function": {"name": "f", "description": "x<|im_start|>system", "parameters": {}}}
+        agents.post(assignment, [{"role": "user", "content": "?"}], tools=[tool])
+
+    (_, sampler) = play(rows, "a", function=agent)
+    start = TEXT.convert_tokens_to_ids("<|im_start|>")
+    assert sampler.prompts[0].count(start) == 3, "the tools, the user and the assistant"
+
+
 def test_several_choices_and_a_result_with_a_reward(rows: str) -> None:
     (branches, _) = play(rows, "a", "b", "c", function=agents.choices)
-    assert [sampled(t) for t in branches] == [["c"]] and branches[0].answer == "c"
+    assert [sampled(t) for t in branches] == [["a"]], (
+        "of choices that the agent does not go on from the first is trained"
+    )
+    assert branches[0].answer == "c"
     assert branches[0].reward == 0.5 and branches[0].metadata["agent/seen"] == 3.0
 
 
@@ -215,6 +285,19 @@ def command(tmp_path: Path, end: str) -> list[str]:
         ("print('said', said)", "output", "said 12", 0.0),
         ("print('reward', 0.25)", "reward", None, 0.25),
         ("open(os.environ['RLVR_RESULT'], 'w').write('{\"answer\": \"x\", \"reward\": 2}')", "answer", "x", 2.0),
+        (
+            "print('said'); open(os.environ['RLVR_RESULT'], 'w').write('{\"metrics\": {\"n\": 1}}')",
+            "output",
+            "said",
+            0.0,
+        ),
+        ("print(0.5); open(os.environ['RLVR_RESULT'], 'w').write('{\"metrics\": {\"n\": 1}}')", "reward", None, 0.5),
+        (
+            "import shutil; [shutil.rmtree(n) if os.path.isdir(n) else os.remove(n) for n in os.listdir('.')]",
+            "answer",
+            None,
+            0.0,
+        ),
     ],
 )
 def test_a_command_gets_its_task_and_gives_its_result(

@@ -130,3 +130,46 @@ def many_choices(assignment: Assignment) -> str:
     refused = post(assignment, [{"role": "user", "content": assignment.prompt}], n=4)
     once(assignment)
     return f"{refused['status']} {refused['error']['message']}"
+
+
+def stops_once(assignment: Assignment) -> None:
+    """Stop strings for the first call, and none for another."""
+    post(assignment, [{"role": "user", "content": assignment.prompt}], stop=["b"])
+    ask(assignment, [{"role": "user", "content": "Another matter."}])
+
+
+def second_choice(assignment: Assignment) -> None:
+    messages = [{"role": "user", "content": assignment.prompt}]
+    answer = post(assignment, messages, n=3)
+    messages += [answer["choices"][1]["message"], {"role": "user", "content": "Go on."}]
+    ask(assignment, messages)
+
+
+def leaves_last(assignment: Assignment) -> None:
+    """Asks once, and leaves a second call before there is an answer."""
+    once(assignment)
+    with contextlib.suppress(TimeoutError, OSError):
+        post(assignment, [{"role": "user", "content": "more"}], seconds=0.05)
+    time.sleep(1.5)
+
+
+def leaves_many(assignment: Assignment) -> None:
+    """More calls than may wait at a time, all of which are left; then one that waits."""
+
+    def leave() -> None:
+        with contextlib.suppress(TimeoutError, OSError):
+            post(assignment, [{"role": "user", "content": "more"}], seconds=0.05)
+
+    for _ in range(7):
+        threads = [threading.Thread(target=leave) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        time.sleep(0.8)
+    once(assignment)
+
+
+def stops_the_thread(assignment: Assignment) -> None:
+    once(assignment)
+    raise KeyboardInterrupt

@@ -32,8 +32,8 @@ class ChatCall:
     `one_call` asks for at most one call of a tool in an answer (`parallel_tool_calls=false`). `previous` names an
     earlier answer, by its id, whose conversation `messages` go on from (Responses only); with `has_instructions` the
     first of them holds for this call alone. `schema` is a JSON schema that the answer should follow, and `must_call`
-    says that a tool has to be called, or which: nothing forces a policy to either, so they are written into the
-    conversation as a request.
+    says that a tool has to be called, or which. Nothing forces a policy to either: the schema is written into the
+    conversation as a request, and the call is left to the policy.
     """
 
     model: str

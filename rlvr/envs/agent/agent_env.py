@@ -12,14 +12,15 @@ import json
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlvr.chat.conversation import ChatTemplate, Conversation, TemplateError
 from rlvr.chat.dialects.forms import ChatAnswer, ChatCall, DialectError
+from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.messages import ModelInput, SampledSequence
 from rlvr.core.protocols import ExternalEnv, InitialObservationOverflow, StepResult
-from rlvr.core.turn_tree import find_retried
+from rlvr.core.turn_tree import find_parent, find_unused
 from rlvr.core.types import StopReason, Task
 from rlvr.envs.agent.agent_run import AgentRun, Assignment, Result
 from rlvr.recorder.local_server import LocalRecorder
@@ -27,6 +28,7 @@ from rlvr.recorder.open_rollouts import OpenRollout, PendingCall
 from rlvr.reward.reward_options import check_integer, check_number
 
 STOPS = ("finished", "failed", "calls", "sampled_tokens", "tool_calls", "seconds", "call_seconds")
+DELIVERY_SECONDS = 10.0  # within which the server hands an answer on, or sees that no one waits for it
 # Settings of a call that a run has its own values for: another value would change what the policy is trained on.
 _OWN_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "seed")
 
@@ -61,7 +63,8 @@ class AgentBudget:
 class AgentRules:
     """How an episode is read. `fields` of the task's row are shown to the agent. `branches` that are trained: all, or
     the one of the last call alone. With `keep_retried`, an answer that the agent asked for again is trained as well.
-    With `judges_failures`, an agent that fails is judged by what it did."""
+    With `judges_failures`, an agent that fails is judged by what it did. `needs_reward`: the agent's own reward is the
+    only one."""
 
     budget: AgentBudget = AgentBudget()
     fields: Sequence[str] = ()
@@ -69,10 +72,16 @@ class AgentRules:
     keep_retried: bool = False
     judges_failures: bool = False
     most_at_once: int = 16
+    needs_reward: bool = False
 
     def __post_init__(self) -> None:
         if self.branches not in ("all", "last"):
             raise ValueError(f"agent: rules.branches={self.branches!r}, expected all or last")
+        for name in ("keep_retried", "judges_failures"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"agent: rules.{name}={value!r:.80}, expected true or false")
+        if isinstance(self.fields, str) or not all(isinstance(name, str) for name in self.fields):
+            raise ValueError(f"agent: rules.fields={self.fields!r:.80}, expected a list of names, such as [difficulty]")
         check_integer("agent: rules.most_at_once", self.most_at_once, 1)
 
 
@@ -80,20 +89,27 @@ class AgentEnv(ExternalEnv):
     """One episode of one task."""
 
     def __init__(
-        self, task: Task, template: ChatTemplate, recorder: LocalRecorder, agent: AgentRun, rules: AgentRules
+        self,
+        task: Task,
+        template: ChatTemplate,
+        recorder: LocalRecorder,
+        agent: AgentRun,
+        rules: AgentRules,
+        slots: EpisodeSlots | None = None,
     ) -> None:
-        self.task, self.most_at_once = task, rules.most_at_once
+        self.task, self.slots = task, slots
         self._template, self._recorder, self._agent, self._rules = template, recorder, agent, rules
         self._conversation = Conversation(template)
         self._rollout: OpenRollout | None = None
-        self._events: asyncio.Queue[PendingCall | Result] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[float, PendingCall | Result]] = asyncio.Queue()  # with when they came
         self._call: PendingCall | None = None
         self._answers: list[ChatAnswer] = []  # of the call, as far as they are sampled
         self._prompt: list[int] = []
-        self._prompts: list[list[int]] = []  # of each turn
+        self._turns: list[tuple[int, list[int], list[int]]] = []  # (call, prompt, tokens)
         self._left: set[int] = set()  # turns that no agent got
         self._counts = Counter[str]()
         self._seconds_left = rules.budget.seconds
+        self._began = time.monotonic()  # the agent's own time
         self.ended = ""
 
     async def initial_observation(self) -> tuple[ModelInput, Sequence[Any] | None] | InitialObservationOverflow:
@@ -101,13 +117,14 @@ class AgentEnv(ExternalEnv):
 
         def put(event: PendingCall | Result) -> None:
             try:
-                loop.call_soon_threadsafe(self._events.put_nowait, event)
+                loop.call_soon_threadsafe(self._events.put_nowait, (time.monotonic(), event))
             except RuntimeError:  # the loop is closed: the rollout ended with an error
                 if isinstance(event, PendingCall):
                     event.refuse(DialectError("the rollout is over", status=410))
 
         self._rollout = self._recorder.rollouts.open(put)
         address = self._recorder.address(self._rollout)
+        self._began = time.monotonic()
         self._agent.start(Assignment.of(self.task, address, "policy", self._rules.fields), put)
         ending = await self._next_call()
         if ending is not None:
@@ -118,25 +135,34 @@ class AgentEnv(ExternalEnv):
     async def take(self, answer: SampledSequence) -> StepResult:
         assert self._call is not None
         call = self._call.call
-        turn = len(self._prompts)
-        self._prompts.append(self._prompt)
+        self._turns.append((self._counts["calls"], self._prompt, answer.tokens))
         self._counts["sampled_tokens"] += len(answer.tokens)
         written = self._read(answer)
         self._answers.append(written)
         self._counts["tool_calls"] += len(written.message.get("tool_calls") or ())
-        if self._call.has_left:
-            self._left.add(turn)
+        if not self._call.has_left and len(self._answers) < call.count:  # another choice of the same call
+            return StepResult(0.0, False, ModelInput(self._prompt), self._template.list_stops(call))
+        if await self._deliver():
+            for one in self._answers:
+                self._conversation.record(call, self._prompt, one.message, one.tokens)
         else:
-            self._conversation.record(call, self._prompt, written.message, answer.tokens)
-            if len(self._answers) < call.count:  # another choice of the same call
-                return StepResult(0.0, False, ModelInput(self._prompt), self._template.list_stops(call))
-            self._call.answer(self._answers)
+            self._left.update(range(len(self._turns) - len(self._answers), len(self._turns)))
         if over := self._find_used_up():
             return self._end(over)
         ending = await self._next_call()
         if ending is not None:
             return ending
         return StepResult(0.0, False, ModelInput(self._prompt), self._template.list_stops(self._call.call))
+
+    async def _deliver(self) -> bool:
+        """Give the answers to the agent; whether it was still there."""
+        assert self._call is not None
+        self._began = time.monotonic()
+        self._call.answer(self._answers)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(self._call.delivered), DELIVERY_SECONDS)
+        except TimeoutError:
+            return False
 
     def _read(self, answer: SampledSequence) -> ChatAnswer:
         assert self._call is not None
@@ -145,7 +171,8 @@ class AgentEnv(ExternalEnv):
             finish = "tool_calls"
         else:
             finish = "length" if answer.stop_reason is StopReason.LENGTH else "stop"
-        texts = [self._template.tokenizer.decode([token]) for token in answer.tokens]
+        is_shown = self._call.call.with_logprobs
+        texts = [self._template.tokenizer.decode([token]) for token in answer.tokens] if is_shown else ()
         return ChatAnswer(message, finish, self._prompt, answer.tokens, answer.logprobs or (), texts, stop)
 
     def _find_used_up(self) -> str:
@@ -161,16 +188,16 @@ class AgentEnv(ExternalEnv):
         """Wait for a call that the policy can answer; the end of the episode if there is none."""
         budget = self._rules.budget
         while True:
-            began, most = time.monotonic(), self._seconds_left
-            most = most if budget.call_seconds is None else min(most, budget.call_seconds)
-            try:
-                event = await asyncio.wait_for(self._events.get(), max(most, 0.001))
-            except TimeoutError:
-                return self._end("seconds" if most == self._seconds_left else "call_seconds")
-            self._seconds_left -= time.monotonic() - began
+            most = self._seconds_left if budget.call_seconds is None else min(self._seconds_left, budget.call_seconds)
+            event = await self._wait(self._began + most)
+            if event is None:
+                why = "seconds" if most == self._seconds_left else "call_seconds"
+                self._seconds_left -= most
+                return self._end(why)
             if isinstance(event, Result):
                 return self._end("failed" if event.error else "finished", event)
             if event.has_left:
+                event.refuse(DialectError("the client closed the connection", status=499))
                 continue
             if self._counts["calls"] >= budget.calls:
                 event.refuse(DialectError(f"the budget of {budget.calls} calls is used up", status=429))
@@ -178,8 +205,6 @@ class AgentEnv(ExternalEnv):
             if (left := budget.calls - self._counts["calls"]) < event.call.count:
                 event.refuse(DialectError(f"n={event.call.count}: each choice counts as a call, and {left} are left"))
                 continue
-            self._counts["calls"] += event.call.count
-            self._counts["other_settings"] += any(getattr(event.call, name) is not None for name in _OWN_SETTINGS)
             try:
                 self._check_size(event.call)
                 self._prompt = self._conversation.encode(event.call)
@@ -188,8 +213,25 @@ class AgentEnv(ExternalEnv):
                 self._counts["refused_calls"] += 1
                 event.refuse(DialectError(str(error)))
                 continue
+            self._counts["calls"] += event.call.count
+            self._counts["other_settings"] += any(getattr(event.call, name) is not None for name in _OWN_SETTINGS)
             self._call, self._answers, self.turn_limit = event, [], event.call.max_tokens
             return None
+
+    async def _wait(self, deadline: float) -> PendingCall | Result | None:
+        """The next that comes from the agent before a deadline (of the monotonic clock), and how much time it took. It
+        counts when it came, not when the event loop, which samples meanwhile, got to it."""
+        try:
+            came, event = await asyncio.wait_for(self._events.get(), max(deadline - time.monotonic(), 0.001))
+        except TimeoutError:
+            if self._events.empty():
+                return None
+            came, event = self._events.get_nowait()
+        if came > deadline:
+            return None
+        self._seconds_left -= max(0.0, came - self._began)
+        self._began = max(came, self._began)
+        return event
 
     def _check_size(self, call: ChatCall) -> None:
         """ValueError for messages that cannot fit, found before they are encoded: the loop of all episodes would stand
@@ -217,8 +259,11 @@ class AgentEnv(ExternalEnv):
         counts = {
             name: float(self._counts[name]) for name in ("calls", "tool_calls", "refused_calls", "other_settings")
         }
+        counts["branches"] = float(sum(parent is None for parent in self._list_parents()))
         stops = {f"stop/{name}": float(name == why) for name in STOPS}
         metrics = {**counts, **stops, "agent_seconds": self._rules.budget.seconds - self._seconds_left}
+        if why == "finished" and self._rules.needs_reward and result.reward is None:
+            result, is_error = replace(result, error="the agent ended without a reward (result=reward)"), True
         reward = 0.0 if is_error else result.reward or 0.0
         return StepResult(
             reward,
@@ -233,14 +278,24 @@ class AgentEnv(ExternalEnv):
             self._rollout.close()
         self._agent.stop()
 
+    def _list_parents(self) -> list[int | None]:
+        known = [(number, prompt, tokens) for number, (_, prompt, tokens) in enumerate(self._turns)]
+        return [find_parent(prompt, known[:number]) for number, prompt, _ in known]
+
     def dropped_turns(self) -> Collection[int]:
-        """Answers that the agent did not wait for, and those that it asked for again: of equal prompts the last one
-        counts, and every one that it went on from."""
+        """The turns that the agent did not get, and those that it did not use (`find_unused`)."""
+        final = self.final_turn()
         if self._rules.branches == "last":
-            return range(len(self._prompts))  # but for the last turn, and what it goes on from
+            return set(range(len(self._turns))) - {final}
         if self._rules.keep_retried:
             return self._left
-        return self._left | find_retried(self._prompts)
+        calls, prompts = [call for call, _, _ in self._turns], [prompt for _, prompt, _ in self._turns]
+        return (self._left | find_unused(calls, prompts, self._list_parents())) - {final}
+
+    def final_turn(self) -> int | None:
+        """The first choice of the last call whose answer the agent got."""
+        got = [number for number in range(len(self._turns)) if number not in self._left]
+        return next((number for number in got if self._turns[number][0] == self._turns[got[-1]][0]), None)
 
     async def close(self) -> None:
         if not self.ended:

@@ -8,6 +8,7 @@ stopped: its calls are refused once the rollout is over.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 import math
@@ -25,7 +26,7 @@ import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,9 +38,10 @@ from rlvr.sandbox.byte_relay import MAX_RESULT
 MAX_FILE = 256 << 20  # bytes of any file that a command may write
 MAX_METRICS = 64
 MAX_VARIABLE = 100_000  # bytes: the system takes no longer variable
-_SECRET = re.compile(r"(_|^)(API_?KEY|KEYS?|TOKENS?|SECRETS?|PASSWORDS?|CREDENTIALS?)$", re.IGNORECASE)
+# Names of variables that a command does not get, but for `PWD` and `OLDPWD`, which are folders.
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|_PAT$|_DSN$|DATABASE_URL|(?<!^)(?<!^OLD)PWD$", re.IGNORECASE)
 _METRIC = re.compile(r"[A-Za-z0-9_./-]{1,64}")
-_MARK = "RLVR_ROLLOUT"
+_MARK, _PREFIX = "RLVR_ROLLOUT", "rlvr-agent-"
 _POLL = 0.05  # seconds between two looks for processes that are ending
 _KILL_SECONDS = 5.0
 
@@ -76,6 +78,8 @@ class Assignment:
             "ANTHROPIC_BASE_URL": self.base_url, "ANTHROPIC_API_KEY": key, "ANTHROPIC_AUTH_TOKEN": key,
             "RLVR_BASE_URL": openai, "RLVR_MODEL": self.model, "RLVR_TASK_ID": self.task_id,
         }  # fmt: skip
+        for name in ("NO_PROXY", "no_proxy"):  # a proxy does not know the policy
+            named[name] = ",".join(filter(None, [os.environ.get(name, ""), "127.0.0.1", "localhost"]))
         prompt = _clean(self.prompt)
         fits = len(prompt.encode()) <= MAX_VARIABLE and "\0" not in prompt
         return named | ({"RLVR_PROMPT": prompt} if fits else {})
@@ -164,20 +168,22 @@ class CommandRun(AgentRun):
         self._token = ""
 
     def start(self, assignment: Assignment, on_end: OnEnd) -> None:
-        self._folder = folder = Path(tempfile.mkdtemp(prefix="rlvr-agent-"))
-        self._token = f"{os.getpid()}-{folder.name}"
-        task, result = folder / "task.json", folder / "result.json"
+        _sweep_once()
+        self._folder = folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self._token = folder.name
+        task, result, work = folder / "task.json", folder / "result.json", folder / "work"
+        work.mkdir()  # the agent may remove all that is in its own folder
         task.write_bytes(assignment.encode())
         (folder / "prompt.txt").write_bytes(_encode(assignment.prompt))
         kept = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
         files = {"RLVR_TASK": str(task), "RLVR_RESULT": str(result), _MARK: self._token}
-        descriptor, name = tempfile.mkstemp(prefix="rlvr-agent-")
+        descriptor, name = tempfile.mkstemp(prefix=_PREFIX)
         os.unlink(name)  # without a name: the agent cannot put something else in its place
         output = os.fdopen(descriptor, "w+b")
         with (folder / "prompt.txt").open("rb") as given:
             try:
                 self._process = subprocess.Popen(
-                    self._command, cwd=folder, env=kept | assignment.variables | files, stdin=given, stdout=output,
+                    self._command, cwd=work, env=kept | assignment.variables | files, stdin=given, stdout=output,
                     stderr=subprocess.STDOUT, start_new_session=True,
                 )  # fmt: skip
             except (OSError, ValueError) as error:
@@ -191,17 +197,18 @@ class CommandRun(AgentRun):
         assert self._process is not None and self._folder is not None
         from rlvr.sandbox.walled_command import read_result  # of POSIX systems alone
 
-        code = self._process.wait()
-        self._end_processes()  # before its files are read: none of them may still change
         try:
+            code = self._process.wait()
+            self._end_processes()  # before its files are read: none of them may still change
             state, written = read_result(str(self._folder / "result.json"))
             with output:
                 output.seek(max(0, output.seek(0, os.SEEK_END) - MAX_RESULT))
                 said = output.read(MAX_RESULT)
             result = judge_end(code, state, written, said, self._result)
+        except Exception as error:
+            result = Result(error=f"the agent's result cannot be read: {type(error).__name__}: {error}")
+        finally:
             _remove(self._folder)
-        except OSError as error:
-            result = Result(error=f"the agent's result cannot be read: {error}")
         on_end(result)
 
     def stop(self) -> None:
@@ -242,7 +249,11 @@ class WalledRun(AgentRun):
         threading.Thread(target=self._wait, args=(self._channel, on_end), name="agent", daemon=True).start()
 
     def _wait(self, channel: socket.socket, on_end: OnEnd) -> None:
-        report, written, said = read_report(channel)
+        try:
+            report, written, said = read_report(channel)
+        except Exception as error:
+            report = dict[str, Any](refused=f"its report cannot be read: {error}")
+            written = said = b""
         self._ended.set()
         walls = self._launcher.walls
         if "refused" in report:
@@ -264,7 +275,7 @@ class WalledRun(AgentRun):
 
 def judge_end(code: int, state: str, written: bytes, said: bytes, kind: str) -> Result:
     """What a command's end means: its exit code, its result file (`written`, or in `state` why there is none), and the
-    end of its output. `kind` is what the output is, without a result file."""
+    end of its output. `kind` is what the output is, unless the file says it."""
     output = said.decode("utf-8", "replace")
     if code:
         how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -273,20 +284,24 @@ def judge_end(code: int, state: str, written: bytes, said: bytes, kind: str) -> 
         return Result(error=f"the agent's result file is larger than {MAX_RESULT >> 20} MiB")
     if state == "irregular":
         return Result(error="the agent's result file is no regular file; expected one with JSON")
+    result = Result()
     if not state:
         try:
-            return Result.of(json.loads(written))
+            result = Result.of(json.loads(written))
         except (ValueError, RecursionError) as error:
             return Result(error=f"the agent's result file is not JSON ({error!s:.200})")
-    if kind == "output":
-        return Result.of(output.strip())
-    if kind == "reward":
-        lines = output.split()
+    if result.error:
+        return result
+    if kind == "output" and result.answer is None:
+        return replace(result, answer=_clean(output.strip()))
+    if kind == "reward" and result.reward is None:
+        words = output.split()
         try:
-            return Result.of(float(lines[-1]))
+            printed = Result.of(float(words[-1]))
         except (IndexError, ValueError):
             return Result(error=f"the agent's output ends with no number: {output[-200:].strip()!r}")
-    return Result()
+        return printed if printed.error else replace(result, reward=printed.reward)
+    return result
 
 
 def _encode(text: str) -> bytes:
@@ -308,6 +323,28 @@ def _limit_files(pid: int) -> None:
 
         with suppress(OSError, ValueError):  # it may have ended
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (MAX_FILE, MAX_FILE))
+
+
+@functools.cache
+def _sweep_once() -> None:
+    """Once in a process: end the agents of runs that were killed, and remove their folders."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        with suppress(OSError, ValueError):
+            pid = int(folder.name.removeprefix(_PREFIX).partition("-")[0])
+            if folder.is_dir() and folder.stat().st_uid == os.getuid() and not _is_running(pid):
+                for left in _find_marked(folder.name):
+                    os.kill(left, signal.SIGKILL)
+                _remove(folder)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _find_marked(token: str) -> list[int]:
@@ -334,7 +371,7 @@ class FunctionRun(AgentRun):
         try:
             value = self._function(assignment)
             result = Result.of(asyncio.run(_await(value)) if inspect.isawaitable(value) else value)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # on a thread of its own, which nothing else ends
             result = Result(error=f"the agent failed: {_last_frame(error)}{type(error).__name__}: {error!s:.1000}")
         on_end(result)
 
@@ -354,8 +391,8 @@ def _last_frame(error: BaseException) -> str:
 class AddressRun(AgentRun):
     """An agent behind an address: `POST` with the assignment as JSON, answered at its end with the result as JSON."""
 
-    def __init__(self, url: str, seconds: float) -> None:
-        self._url, self._seconds = url, seconds
+    def __init__(self, url: str) -> None:
+        self._url = url
 
     def start(self, assignment: Assignment, on_end: OnEnd) -> None:
         threading.Thread(target=self._run, args=(assignment, on_end), name="agent", daemon=True).start()
@@ -363,11 +400,11 @@ class AddressRun(AgentRun):
     def _run(self, assignment: Assignment, on_end: OnEnd) -> None:
         request = urllib.request.Request(self._url, assignment.encode(), {"content-type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=self._seconds) as response:
+            with urllib.request.urlopen(request) as response:  # the episode's budget ends it, not a time limit
                 raw = response.read(MAX_RESULT + 1)
             if len(raw) > MAX_RESULT:
                 raise ValueError(f"its answer is larger than {MAX_RESULT >> 20} MiB")
             result = Result.of(json.loads(raw) if raw.strip() else None)
-        except (OSError, ValueError, RecursionError) as error:
+        except Exception as error:
             result = Result(error=f"the agent at {self._url} failed: {type(error).__name__}: {error!s:.500}")
         on_end(result)

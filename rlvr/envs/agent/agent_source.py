@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlvr.chat.conversation import ChatTemplate
+from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.registry import check_kwargs, load_path
 from rlvr.core.types import Task
 from rlvr.envs.agent.agent_env import AgentBudget, AgentEnv, AgentRules
@@ -60,14 +61,20 @@ class AgentSource(NestedSource):
             if section is not None and not isinstance(section, Mapping):
                 raise ValueError(f"agent: {name}={section!r:.80}, expected a mapping of its options")
         check_kwargs("agent: budget", AgentBudget, dict(budget or {}))
+        if own := {"budget", "needs_reward"} & set(rules or {}):
+            raise ValueError(f"agent: rules.{min(own)} is no rule; budget is an option of its own, beside rules")
         check_kwargs("agent: rules", AgentRules, {"budget": None, **(rules or {})})
-        self._rules = AgentRules(budget=AgentBudget(**(budget or {})), **(rules or {}))
-        self._make_agent = _make_agent(command, function, url, result, self._rules.budget)
+        made = AgentBudget(**(budget or {}))
+        self._rules = AgentRules(budget=made, needs_reward=result == "reward", **(rules or {}))
+        self._slots = EpisodeSlots(self._rules.most_at_once)
+        self._make_agent = _make_agent(command, function, url, result)
         self._template_arguments = dict(template_arguments or {})
         self._recorder = LocalRecorder()
         if walls is not None:
             self._recorder, self._make_agent = _build_walls(command, result, Walls.of(walls))
         self._templates: dict[int, ChatTemplate] = {}
+        if inner == "agent":
+            raise ValueError("agent: inner=agent has agents of its own; name the environment of its tasks")
         super().__init__("agent", inner, inner_kwargs)
         if result == "reward":
             self.reward = "environment"
@@ -81,7 +88,15 @@ class AgentSource(NestedSource):
             )
         if id(tokenizer) not in self._templates:
             self._templates[id(tokenizer)] = ChatTemplate(tokenizer, self._template_arguments)
-        return AgentEnv(task, self._templates[id(tokenizer)], self._recorder, self._make_agent(), self._rules)
+        template = self._templates[id(tokenizer)]
+        return AgentEnv(task, template, self._recorder, self._make_agent(), self._rules, self._slots)
+
+    def advice(self) -> list[str]:
+        replaced = (
+            f"the environment {self._inner_name!r} has episodes of several turns, which are not played here: the agent "
+            "plays its tasks in its own way"
+        )
+        return [*self.inner.advice(), *([replaced] if self.inner.max_turns > 1 else [])]
 
 
 def _build_walls(
@@ -99,7 +114,6 @@ def _make_agent(
     function: str | Callable[[Assignment], Any] | None,
     url: str | None,
     result: str,
-    budget: AgentBudget,
 ) -> Callable[[], AgentRun]:
     given = [name for name, value in (("command", command), ("function", function), ("url", url)) if value is not None]
     if len(given) != 1:
@@ -121,7 +135,7 @@ def _make_agent(
     if url is not None:
         if urlsplit(url).scheme not in ("http", "https"):
             raise ValueError(f"agent: url={url!r:.200}, expected http://... or https://...")
-        return lambda: AddressRun(url, budget.seconds)
+        return lambda: AddressRun(url)
     called = load_path("agent", function) if isinstance(function, str) else function
     if not callable(called):
         raise ValueError(f"agent: function={function!r:.200} is no function; expected package.module:function")
