@@ -117,7 +117,7 @@ def parse_body(raw: bytes) -> Json:
 async def _wait(request: Request, pending: PendingCall) -> Any:
     """The answers. A client that leaves ends the wait, and the call is marked."""
     future = asyncio.wrap_future(pending.answers)
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())  # read, also if nobody waits any more
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())  # so that it is never an unread error
     while True:
         done, _ = await asyncio.wait([future], timeout=_LOOK_SECONDS)
         if await request.is_disconnected():
