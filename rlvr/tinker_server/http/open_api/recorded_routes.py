@@ -28,7 +28,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
 from rlvr.chat.conversation import ChatTemplate, Conversation
-from rlvr.chat.dialects.forms import ChatAnswer, ChatCall, Dialect, DialectError
+from rlvr.chat.dialects.forms import ApiDialect, ChatAnswer, ChatCall, DialectError
 from rlvr.chat.dialects.registry import DIALECTS
 from rlvr.core.messages import SampleResponse, SamplingParams
 from rlvr.core.types import StopReason
@@ -245,7 +245,7 @@ async def rollout_models(request: Request) -> Response:
     return JSONResponse({"object": "list", "data": [card]})
 
 
-async def _answer(request: Request, caller: Caller, dialect: Dialect) -> Response:
+async def _answer(request: Request, caller: Caller, dialect: ApiDialect) -> Response:
     try:
         one = _find(request)
         body = await caller.compute(parse_body, await request.body())
@@ -329,7 +329,7 @@ def _read(one: ServedRollout, call: ChatCall, prompt: list[int], response: Sampl
     return answers
 
 
-def _add_dialect(dialect: Dialect) -> None:
+def _add_dialect(dialect: ApiDialect) -> None:
     @router.post(f"/r/{{token}}{dialect.path}", name=dialect.name)
     async def handle(request: Request, caller: CallerDep) -> Response:
         return await _answer(request, caller, dialect)
