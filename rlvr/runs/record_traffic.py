@@ -132,7 +132,11 @@ def show_rows(path: Path, tokenizer: str | None, *, keep_retried: bool = False) 
     total = trained = 0
     for rollout in recording.rollouts:
         reward = "no reward" if rollout.reward is None else f"reward {rollout.reward:g}"
-        rows = make_rows(rollout, words, keep_retried=keep_retried)
+        try:
+            rows = make_rows(rollout, words, keep_retried=keep_retried)
+        except ValueError as error:  # of this rollout: the others can be shown
+            lines.append(f"{error}; it cannot be trained")
+            continue
         lines.append(f"rollout {rollout.id}: {len(rollout.calls)} calls, {len(rows)} branches, {reward}")
         for number, row in enumerate(rows):
             total += len(row.full_tokens)
