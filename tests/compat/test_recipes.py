@@ -66,7 +66,7 @@ def warm(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert Recipe("sl_basic", sl_basic.WORDS).run(words) == 0
     losses = [row["loss"] for row in metrics(place / "run") if row["phase"] == "sft"]
     assert losses[-1] < 0.5 * losses[0]
-    [checkpoint] = (place / "run" / "checkpoints").glob("done-*")
+    [checkpoint] = (place / "run" / "checkpoints").glob("final-*")
     return checkpoint
 
 

@@ -83,7 +83,7 @@ def run(config: str, name: str, *words: str, killed_at: int = 0) -> Path:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    (last,) = folder.glob("checkpoints/done-*")
+    (last,) = folder.glob("checkpoints/final-*")
     return load_file(last / "model.safetensors")
 
 

@@ -52,7 +52,7 @@ def test_start_and_last_are_those_of_the_runs_own_evaluations(learned: rlvr.Run)
     for side, phase in (("first", "baseline"), ("second", "final")):
         assert rate(compared.rows, side) == pytest.approx(learned.summary[phase]["pass@1"]["value"])
     assert any(row["first"] != row["second"] for row in compared.rows), "equal completions would test nothing"
-    assert sum(compared.changes.values()) == 12 and (compared.first, compared.second) == ("start", "done-000000")
+    assert sum(compared.changes.values()) == 12 and (compared.first, compared.second) == ("start", "final-000003")
     assert len(learned.compare(tasks=2, quiet=True).rows) == 2
 
 
@@ -77,7 +77,7 @@ def test_prompts_of_ones_own_and_checkpoints_by_name_and_path(learned: rlvr.Run)
 
 
 def test_a_mistake_is_named_with_the_remedy(learned: rlvr.Run, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'rl-9' is no checkpoint of .*expected start, last, done-000000"):
+    with pytest.raises(ValueError, match=r"'rl-9' is no checkpoint of .*expected start, last, final-000003"):
         learned.compare("rl-9")
     with pytest.raises(ValueError, match="is no checkpoint of"):
         learned.compare(tmp_path)

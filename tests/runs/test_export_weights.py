@@ -269,12 +269,13 @@ def test_runs_without_weights_to_write_say_why(copy: rlvr.Run, whole: rlvr.Run, 
         whole.export(tmp_path / "out", form="adapter")
     with pytest.raises(ValueError, match="form='onnx', expected merged, adapter, gguf"):
         copy.export(form="onnx")  # type: ignore[arg-type]
-    weights = copy.checkpoints[0] / "adapter_model.safetensors"
+    last = copy.checkpoints[0]
+    weights = last / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(ValueError, match="damaged"):
         copy.export(tmp_path / "out")
-    shutil.rmtree(copy.checkpoints[0])
-    store_remote_path(copy.checkpoints[0], "tinker://run/weights/7")
+    shutil.rmtree(last)
+    store_remote_path(last, "tinker://run/weights/7")
     with pytest.raises(ValueError, match=r"tinker://run/weights/7.*download"):
         copy.export(tmp_path / "out")
     (copy.folder / "journal.jsonl").write_text("")
