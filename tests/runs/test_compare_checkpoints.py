@@ -81,7 +81,7 @@ def test_a_mistake_is_named_with_the_remedy(learned: rlvr.Run, tmp_path: Path) -
         learned.compare("rl-9")
     with pytest.raises(ValueError, match="is no checkpoint of"):
         learned.compare(tmp_path)
-    with pytest.raises(ValueError, match=r"both checkpoints are done-000000; give two"):
+    with pytest.raises(ValueError, match=r"both checkpoints are final-000003; give two"):
         learned.compare("last", learned.checkpoints[0])
     with pytest.raises(ValueError, match="no best checkpoint"):
         learned.compare("best")
