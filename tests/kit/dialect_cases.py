@@ -27,7 +27,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=8,
 )
-names = st.sampled_from(["add", "look_up", "a.b-c"])
+names = st.sampled_from(["add", "look_up", "a.b-c", ""])
 calls = st.lists(st.tuples(names, st.dictionaries(texts, values, max_size=3)), max_size=3)
 
 

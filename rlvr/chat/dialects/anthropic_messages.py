@@ -17,9 +17,8 @@ from rlvr.chat.dialects.request_fields import (
     Fields,
     choose_tools,
     clean_arguments,
-    make_call,
-    read_arguments,
     read_body,
+    read_call,
     read_sampling,
     read_text,
     read_tool,
@@ -167,8 +166,7 @@ def _read_turn(blocks: Sequence[Fields]) -> Json:
         elif kind == "thinking":
             thoughts.append(_read_block_text(block, "thinking"))
         elif kind == "tool_use":
-            arguments = read_arguments(block.take("input"), block.join_path("input"))
-            calls.append(make_call(block.take_word("id"), block.take_word("name"), arguments))
+            calls.append(read_call(block, "id", "input"))
         elif kind != "redacted_thinking":
             _refuse_block(block, kind)
     message: Json = {"role": "assistant", "content": "".join(texts)}

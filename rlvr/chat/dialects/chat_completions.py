@@ -25,9 +25,8 @@ from rlvr.chat.dialects.request_fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Fields,
-    make_call,
-    read_arguments,
     read_body,
+    read_call,
     read_sampling,
     read_text,
     read_tool,
@@ -146,8 +145,7 @@ def _read_call(fields: Fields) -> Json:
     if (kind := fields.take("type")) not in (None, "function"):
         fields.refuse("type", kind, "'function'")
     function = fields.take_child("function") or fields.refuse("function", None, "an object with name and arguments")
-    arguments = read_arguments(function.take("arguments"), function.join_path("arguments"))
-    return make_call(fields.take_word("id"), function.take_word("name"), arguments)
+    return read_call(fields, "id", "arguments", function)
 
 
 def _read_function(fields: Fields) -> Json:

@@ -24,9 +24,8 @@ from rlvr.chat.dialects.request_fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Fields,
-    make_call,
-    read_arguments,
     read_body,
+    read_call,
     read_sampling,
     read_text,
     read_tool,
@@ -157,11 +156,8 @@ def _read_input(fields: Fields) -> list[Json]:
         if kind == "message" or (kind is None and item.take("role") is not None):
             _read_message(item, history)
         elif kind == "function_call":
-            arguments = read_arguments(item.take("arguments"), item.join_path("arguments"))
             message = history.continue_turn(_CALLED, item.take("id"))
-            message.setdefault("tool_calls", []).append(
-                make_call(item.take_word("call_id"), item.take_word("name"), arguments)
-            )
+            message.setdefault("tool_calls", []).append(read_call(item, "call_id", "arguments"))
         elif kind == "function_call_output":
             content = read_text(item.take("output"), item.join_path("output"), _TEXTS)
             history.add({"role": "tool", "content": content, "tool_call_id": item.take_word("call_id")})

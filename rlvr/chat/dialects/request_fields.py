@@ -16,7 +16,7 @@ from rlvr.core.registry import did_you_mean
 
 MAX_DEPTH = 64  # of lists and objects in each other: a chat template that writes a schema recurses into it
 MAX_VALUES = 1_000_000
-MAX_DIGITS_BITS = 10_000  # of a whole number: Python writes none of more than 4,300 digits
+MAX_BITS = 10_000  # of a whole number: Python writes none of more than 4,300 digits
 MAX_ARGUMENTS = 1 << 20  # characters of the JSON of one call's arguments
 MAX_MESSAGES, MAX_TOOLS, MAX_CHOICES = 10_000, 1_000, 128
 MAX_STOPS, MAX_STOP_CHARS = 64, 1_000  # every sampled token is compared with each
@@ -53,8 +53,8 @@ def check_json(given: Any, param: str | None = None) -> None:
                 if not math.isfinite(one):
                     raise DialectError(f"{what} holds the number {one}, expected JSON, whose numbers are finite", param)
             elif isinstance(one, int):
-                if one.bit_length() > MAX_DIGITS_BITS:
-                    raise DialectError(f"{what} holds a whole number of more than {MAX_DIGITS_BITS:,} bits", param)
+                if one.bit_length() > MAX_BITS:
+                    raise DialectError(f"{what} holds a whole number of more than {MAX_BITS:,} bits", param)
             elif one is not None and not isinstance(one, str):
                 raise DialectError(f"{what} holds a {type(one).__name__}, expected JSON", param)
         left -= len(below)
@@ -93,9 +93,12 @@ class Fields:
         given = self.take(name)
         return given if given is None or isinstance(given, str) else self.refuse(name, given, "a text")
 
-    def take_word(self, name: str) -> str:
+    def take_word(self, name: str, can_be_empty: bool = False) -> str:
         """A text that has to be given."""
-        return self.take_text(name) or self.refuse(name, self.take(name), "a text that is not empty")
+        given = self.take_text(name)
+        if given is None or not (given or can_be_empty):
+            self.refuse(name, given, "a text" if can_be_empty else "a text that is not empty")
+        return given
 
     def take_one_of(self, name: str, words: Collection[str]) -> str:
         given = self.take(name)
@@ -219,8 +222,15 @@ def clean_arguments(arguments: Mapping[str, Any]) -> Json:
         return json.loads(text, parse_constant=lambda name: None)
 
 
-def make_call(id: str, name: str, arguments: Json) -> Json:
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+def read_call(fields: Fields, id: str, arguments: str, named: Fields | None = None) -> Json:
+    """A call of a tool. `id` and `arguments` are fields of it; name and arguments may be in an object of their own.
+
+    The name may be empty: a policy may have said so.
+    """
+    named = named or fields
+    given = read_arguments(named.take(arguments), named.join_path(arguments))
+    function = {"name": named.take_word("name", can_be_empty=True), "arguments": given}
+    return {"id": fields.take_word(id), "type": "function", "function": function}
 
 
 def read_tool(fields: Fields, parameters: str = "parameters") -> Json:
