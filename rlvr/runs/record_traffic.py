@@ -100,9 +100,10 @@ def record_traffic(
             "model. Listen on 127.0.0.1, or put a proxy with keys in front"
         )
     name = str(Path(model).absolute()) if Path(model).exists() else model  # `rlvr rows` looks for it from anywhere
-    with bind_socket(host, port) as listening, RecordingFile(out, name) as file, ExitStack() as stack:
+    with bind_socket(host, port) as listening, ExitStack() as stack:
         say(f"loading {model}")
         sampler = stack.enter_context(open_to_sample(model, overrides, say))
+        file = stack.enter_context(RecordingFile(out, name))  # a model that is not there leaves no recording
         template = ChatTemplate(sampler.get_tokenizer())
         policy = RecordingPolicy(sampler, file, template)
         stack.callback(policy.stop)
