@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import queue
 import secrets
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -169,7 +170,8 @@ class RecordingServer:
         self._rollouts = OpenRollouts()
         self._sessions: dict[str, RecordedSession] = {}
         self._lock = threading.Lock()
-        self._began, self._count = time.strftime("%Y%m%d-%H%M%S"), 0
+        self._began = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"  # two servers may start in a second
+        self._count = 0
         self.app = make_app(self._rollouts, model)
         self._add_routes(self.app)
 
