@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import queue
 import secrets
-import secrets
 import threading
 import time
 from collections.abc import Callable
