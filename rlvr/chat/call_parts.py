@@ -41,7 +41,7 @@ class TemplateCallFormat(CallFormat, Protocol):
     """A form that a chat template writes."""
 
     @property
-    def has_text_arguments(self) -> bool:
+    def takes_json_string(self) -> bool:
         """Whether the template takes the arguments of a call as JSON text, and not as an object."""
         ...
 
@@ -58,14 +58,14 @@ class TemplateCallFormat(CallFormat, Protocol):
 
 def adapt_messages(messages: Sequence[Mapping[str, Any]], form: TemplateCallFormat) -> list[dict[str, Any]]:
     """The messages of a conversation with the arguments and the ids of their calls as the template takes them."""
-    if not (form.has_text_arguments or form.is_numbered):
+    if not (form.takes_json_string or form.is_numbered):
         return [dict(message) for message in messages]
     ids, count, found = dict[str, str](), 0, list[dict[str, Any]]()
     for message in messages:
         made = list[dict[str, Any]]()
         for call in message.get("tool_calls") or ():
             function, one = dict(call["function"]), dict(call)
-            if form.has_text_arguments and not isinstance(function["arguments"], str):
+            if form.takes_json_string and not isinstance(function["arguments"], str):
                 function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
             if form.is_numbered:
                 one["id"] = ids[str(call.get("id"))] = form.write_id(function["name"], count)

@@ -76,7 +76,7 @@ def thinking_arguments(thinking: str | int, variables: Collection[str]) -> dict[
     return {BUDGET: -1 if thinking == "on" else 0}
 
 
-def turn_off_thinking(tokenizer: Any) -> dict[str, Any]:
+def no_thinking_arguments(tokenizer: Any) -> dict[str, Any]:
     """The arguments for a completion without thinking; none where the template has no switch."""
     variables = list_variables(tokenizer)
     return thinking_arguments("off", variables) if variables & {*SWITCHES, BUDGET} else {}

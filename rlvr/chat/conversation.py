@@ -3,8 +3,8 @@
     template = ChatTemplate(tokenizer)
     conversation = Conversation(template)
     prompt = conversation.encode(call)                  # what was said before is taken from the record
-    message = template.read_answer(tokens, call, "call00001")
-    conversation.record(call, prompt, message, tokens)
+    answer = conversation.read(call, prompt, sequence)  # what the policy sampled, as the program gets it
+    conversation.record(call, answer)
 
 A program keeps its history as messages and sends all of it with each call. A history that was rendered and encoded
 again would rarely be the tokens that the policy sampled, so nothing is: messages that equal what was recorded keep
@@ -15,16 +15,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from rlvr.chat.call_parts import TemplateCallFormat, ToolCall, adapt_messages
 from rlvr.chat.chat_template import has_template, list_variables, render_chat
-from rlvr.chat.dialects.forms import ChatCall, Json
+from rlvr.chat.dialects.forms import ChatAnswer, ChatRequest, Json
 from rlvr.chat.special_tokens import blank_special, special_token_texts
 from rlvr.chat.tool_calls import ToolCallFormat
 from rlvr.chat.turns import LostTurn, decode_turn, render_after
+from rlvr.core.messages import SampledSequence, SamplingParams
+from rlvr.core.types import StopReason
 
 # The contents one after the other, for tokenizers without a template of their own.
 PLAIN = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -59,7 +62,7 @@ class ChatTemplate:
         except ValueError as error:
             raise TemplateError(f"tools: {error}") from error
 
-    def prepare(self, call: ChatCall) -> list[Json]:
+    def prepare(self, call: ChatRequest) -> list[Json]:
         """The messages of a call as the template reads them. A schema for the answer is a request in the system
         message, since nothing enforces it."""
         messages = [self.clean(message) for message in call.messages]
@@ -89,7 +92,7 @@ class ChatTemplate:
         given = self._adapt(messages)
         return self._encode(self._render(lambda more: render_chat(given, self.tokenizer, more), tools))
 
-    def encode_after(
+    def encode_new_messages(
         self, before: Sequence[Json], messages: Sequence[Json], tools: Sequence[Json], turn: Sequence[int]
     ) -> list[int]:
         """The ids between the policy's `turn`, which was the last of the messages `before`, and where it speaks again
@@ -126,14 +129,27 @@ class ChatTemplate:
         except Exception as error:  # a word-level vocabulary without a word; each library has its own error
             raise TemplateError(f"messages: this model's tokenizer cannot encode them ({error!s:.200})") from error
 
-    def list_stops(self, call: ChatCall) -> list[Any] | None:
+    def list_stops(self, call: ChatRequest) -> list[Any] | None:
         """Where an answer ends: at the stop strings of a call and the end token; None for the end token alone."""
         if not call.stop:
             return None
         end = self.tokenizer.eos_token_id
         return [*call.stop, *([] if end is None else [end])]
 
-    def read_answer(self, tokens: Sequence[int], call: ChatCall, first_id: int) -> tuple[Json, str | None]:
+    def sampling_params(self, call: ChatRequest) -> SamplingParams:
+        """The sampling settings that a call asks for; ValueError for one that cannot be."""
+        return SamplingParams(
+            max_tokens=call.max_tokens,
+            # Samplers count from 0 where none is given: a server that is started again would sample the same again.
+            seed=secrets.randbits(62) if call.seed is None else call.seed,
+            stop=self.list_stops(call),
+            temperature=1.0 if call.temperature is None else call.temperature,
+            top_p=1.0 if call.top_p is None else call.top_p,
+            top_k=call.top_k or -1,
+            min_p=call.min_p or 0.0,
+        )
+
+    def read_answer(self, tokens: Sequence[int], call: ChatRequest, first_id: int) -> tuple[Json, str | None]:
         """The assistant's message that tokens are, and the stop string at which they end, if at one.
 
         Calls of tools are numbered from `first_id`: `call00001`, nine letters and digits, as all templates take them.
@@ -166,10 +182,11 @@ class Conversation:
 
     def __init__(self, template: ChatTemplate) -> None:
         self.template = template
+        self._next_id = 1  # of the next call of a tool
         self._prompts: dict[str, list[int]] = {}  # of all messages up to there
         self._turns: dict[str, tuple[list[int], list[int]]] = {}  # prompt and turn, with the turn's message
 
-    def encode(self, call: ChatCall) -> list[int]:
+    def encode(self, call: ChatRequest) -> list[int]:
         """The prompt of a call. TemplateError for one that the template refuses."""
         messages, tools = self.template.prepare(call), self.template.clean_tools(call.tools)
         keys = _prefix_keys(messages, tools)
@@ -180,7 +197,7 @@ class Conversation:
                 continue
             prompt, turn = known
             try:
-                added = self.template.encode_after(messages[:place], messages[place:], tools, turn)
+                added = self.template.encode_new_messages(messages[:place], messages[place:], tools, turn)
             except TemplateError as error:
                 if isinstance(error.__cause__, LostTurn):  # such a template shows the policy one turn only
                     break
@@ -188,9 +205,21 @@ class Conversation:
             return [*prompt, *turn, *added]
         return self.template.encode(messages, tools)
 
-    def record(self, call: ChatCall, prompt: Sequence[int], message: Json, turn: Sequence[int]) -> None:
-        """Keep what the policy said after `prompt`, so that a later call goes on from its ids. Of two equal messages
-        the first counts."""
+    def read(self, call: ChatRequest, prompt: Sequence[int], sequence: SampledSequence) -> ChatAnswer:
+        """A completion as the program gets it. The calls of tools in a conversation are numbered."""
+        message, stop = self.template.read_answer(sequence.tokens, call, self._next_id)
+        calls = message.get("tool_calls") or ()
+        self._next_id += len(calls)
+        ended = "length" if sequence.stop_reason is StopReason.LENGTH else "stop"
+        decode = self.template.tokenizer.decode
+        texts = [decode([token]) for token in sequence.tokens] if call.with_logprobs else ()
+        finish = "tool_calls" if calls else ended
+        return ChatAnswer(message, finish, prompt, sequence.tokens, sequence.logprobs or (), texts, stop)
+
+    def record(self, call: ChatRequest, answer: ChatAnswer) -> None:
+        """Keep what the policy said, so that a later call goes on from its ids. Of two equal messages the first
+        counts."""
+        prompt, message, turn = answer.prompt_tokens, answer.message, answer.tokens
         messages = self.template.prepare(call)
         keys = _prefix_keys([*messages, self.template.clean(message)], self.template.clean_tools(call.tools))
         self._prompts.setdefault(keys[-2], list(prompt))

@@ -60,8 +60,8 @@ class _Argument(NamedTuple):
 class TaggedCallFormat:
     """`argument` is None where the arguments are a JSON object. `section` are the words around all calls of a turn.
 
-    `signs` are texts that only a call has, and `example` is what the policy is told. In a form that `is_numbered` a
-    call has an id, `functions.NAME:NUMBER`, in place of a name.
+    `signs` are texts that only a call has, and `call_example` is what the policy is told. In a form that `is_numbered`
+    a call has an id, `functions.NAME:NUMBER`, in place of a name.
     """
 
     begin: re.Pattern[str]
@@ -70,9 +70,9 @@ class TaggedCallFormat:
     end: re.Pattern[str]
     section: tuple[str, ...]
     signs: tuple[str, ...]
-    example: str
+    call_example: str
     is_numbered: bool = False
-    has_text_arguments: bool = False
+    takes_json_string: bool = False
 
     def split(self, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, list[ToolCall]]:
         """The text without its calls, and the calls. What looks like one and is not well formed stays in the text."""
@@ -101,7 +101,7 @@ class TaggedCallFormat:
         opening = self.begin.search(text)
         found = self._read(text, opening.end(), {}) if opening else "it begins in another way"
         reason = found if isinstance(found, str) else "there are too many malformed ones before it"
-        return f"{UNREADABLE}: {reason}; expected {self.example}"
+        return f"{UNREADABLE}: {reason}; expected {self.call_example}"
 
     def write_id(self, name: str, number: int) -> str:
         return f"functions.{name}:{number}" if self.is_numbered else f"call{number:05d}"
@@ -177,7 +177,7 @@ def _find_harmony(write_turn: WriteTurn) -> TaggedCallFormat | None:
         end=re.compile(r"\s*<\|call\|>"),
         section=(),
         signs=("to=functions.",),
-        example="<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}<|call|>",
+        call_example="<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}<|call|>",
     )
     try:
         turn = write_turn(_SAID, [given])
@@ -186,12 +186,12 @@ def _find_harmony(write_turn: WriteTurn) -> TaggedCallFormat | None:
     return form if form.split(turn)[1] == [call] else None
 
 
-def _learn(turn: str, later: str, has_text_arguments: bool) -> TaggedCallFormat | None:
+def _learn(turn: str, later: str, takes_json_string: bool) -> TaggedCallFormat | None:
     """The form of a turn of the two calls; `later` is the same turn after a word."""
     first, second = _CALLS
     before, _, rest = turn.partition(first.name)
     head, _, tail = rest.partition("{")
-    body, argument, example = "{" + tail, None, "{...}"
+    body, argument, call_example = "{" + tail, None, "{...}"
     try:
         given, size = json.JSONDecoder().raw_decode(body)
     except ValueError:
@@ -199,7 +199,7 @@ def _learn(turn: str, later: str, has_text_arguments: bool) -> TaggedCallFormat 
     if given == first.arguments:
         after_name, body = head, body[size:]
     elif parts := _learn_argument(rest):
-        after_name, argument, body, example = parts
+        after_name, argument, body, call_example = parts
     else:
         return None
     between, found, _ = body.partition(second.name)
@@ -221,9 +221,9 @@ def _learn(turn: str, later: str, has_text_arguments: bool) -> TaggedCallFormat 
         end=_loose(end),
         section=tuple(word for word in (opening, closing[0] if closing else "") if word),
         signs=tuple(word for word in (opening, tag[0] if tag else begin) if word),
-        example=f"{opening}{begin}name{after_name}{example}{end}{closing[0] if closing else ''}",
+        call_example=f"{opening}{begin}name{after_name}{call_example}{end}{closing[0] if closing else ''}",
         is_numbered=number is not None,
-        has_text_arguments=has_text_arguments,
+        takes_json_string=takes_json_string,
     )
 
 
@@ -247,8 +247,8 @@ def _learn_argument(rest: str) -> tuple[str, _Argument, str, str] | None:
         has_line_after_key=key_end.endswith("\n"),
         has_line_before_end=value_end.startswith("\n"),
     )
-    example = f"{begin}key{key_end}value{value_end}"
-    return head[: len(head) - len(begin)], tags, rest[len(value_end.rstrip()) :], example
+    call_example = f"{begin}key{key_end}value{value_end}"
+    return head[: len(head) - len(begin)], tags, rest[len(value_end.rstrip()) :], call_example
 
 
 def _pairs(call: ToolCall) -> Iterable[tuple[str, Any]]:

@@ -150,7 +150,7 @@ class ToolCallFormat:
         return cls(begin, closing if begin else "", names[0], arguments[0])
 
     @property
-    def has_text_arguments(self) -> bool:
+    def takes_json_string(self) -> bool:
         return False
 
     @property

@@ -19,7 +19,7 @@ class EpisodeSlots:
         """Wait for so many slots. ValueError for more than there are."""
         if count > self.most:
             raise ValueError(
-                f"a group has {count} episodes, and {self.most} run at the same time (rules.most_at_once); raise it, "
+                f"a group has {count} episodes, and {self.most} run at the same time (rules.max_concurrent); raise it, "
                 "or make groups smaller (training.group_size, evaluation.samples)"
             )
         while not self._try(count):

@@ -124,7 +124,7 @@ async def _wait(request: Request, pending: PendingCall) -> Any:
             pending.leave()
             raise DialectError("the client closed the connection", status=499)
         if done:
-            pending.deliver(True)
+            pending.mark_delivered(True)
             return future.result()
 
 

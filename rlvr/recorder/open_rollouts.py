@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from rlvr.chat.dialects.forms import ChatAnswer, ChatCall, DialectError, Json
+from rlvr.chat.dialects.forms import ChatAnswer, ChatRequest, DialectError, Json
 
 MAX_WAITING = 64  # calls of one rollout at the same time
 MAX_HELD = 64 << 20  # bytes of bodies of one rollout that are being read, or whose calls wait
@@ -28,7 +28,7 @@ class PendingCall:
     """A call that waits for its answers. `has_left` once the program has closed the connection; `delivered` says
     whether it was still there when its answers were; `arrived` is in seconds of the monotonic clock."""
 
-    call: ChatCall
+    call: ChatRequest
     dialect: str
     id: str
     request: Json = field(repr=False)
@@ -40,9 +40,9 @@ class PendingCall:
     def leave(self) -> None:
         """The program has gone."""
         self.has_left = True
-        self.deliver(False)
+        self.mark_delivered(False)
 
-    def deliver(self, is_there: bool) -> None:
+    def mark_delivered(self, is_there: bool) -> None:
         if not self.delivered.done():
             self.delivered.set_result(is_there)
 
@@ -51,7 +51,7 @@ class PendingCall:
             self.answers.set_result(answers)
 
     def refuse(self, error: DialectError) -> None:
-        self.deliver(False)
+        self.mark_delivered(False)
         if not self.answers.done():
             self.answers.set_exception(error)
 
@@ -65,10 +65,10 @@ class OpenRollout:
         self._on_call, self._on_close = on_call, on_close
         self._lock = threading.Lock()
         self._waiting: set[PendingCall] = set()
-        self._answered: dict[str, tuple[ChatCall, Json]] = {}  # by the id of an answer
+        self._answered: dict[str, tuple[ChatRequest, Json]] = {}  # by the id of an answer
         self._count, self._held, self._is_closed = 0, 0, False
 
-    def offer(self, call: ChatCall, dialect: str, request: Json) -> PendingCall:
+    def offer(self, call: ChatRequest, dialect: str, request: Json) -> PendingCall:
         """Hand a call in. DialectError if the rollout is over, or too many of its calls wait."""
         with self._lock:
             if self._is_closed:

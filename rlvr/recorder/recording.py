@@ -15,13 +15,17 @@ import json
 import math
 import os
 import threading
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rlvr.chat.dialects.forms import ChatAnswer
 from rlvr.core.files import lock_file, sync_folder
+from rlvr.recorder.open_rollouts import PendingCall
 
 VERSION = 1
 SETTINGS = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")  # of sampling, that a program may give
@@ -93,6 +97,19 @@ def _are_ids(tokens: Any) -> bool:
 
 def _is_logprob(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value) and value <= 1e-3  # engines round above 0
+
+
+def make_call(
+    pending: PendingCall, rollout: str, group: str, policy: str, answers: Sequence[ChatAnswer], began: float
+) -> RecordedCall:
+    """The record of a call that was answered now; `policy` names the weights that answered."""
+    choices = [RecordedChoice(list(a.tokens), list(a.logprobs), a.finish, a.message) for a in answers]
+    settings = {name: value for name in SETTINGS if (value := getattr(pending.call, name)) is not None}
+    prompt = list(answers[0].prompt_tokens)
+    return RecordedCall(
+        pending.id, rollout, group, pending.dialect, policy, prompt, choices, pending.request, settings, began,
+        time.time(),
+    )  # fmt: skip
 
 
 @dataclass

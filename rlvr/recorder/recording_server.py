@@ -26,14 +26,13 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from rlvr.chat.conversation import ChatTemplate, Conversation
-from rlvr.chat.dialects.forms import ChatAnswer, ChatCall, DialectError
+from rlvr.chat.dialects.forms import ChatAnswer, ChatRequest, DialectError
 from rlvr.core.futures import Future
-from rlvr.core.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
+from rlvr.core.messages import ModelInput, SampleResponse
 from rlvr.core.protocols import SamplingClient
-from rlvr.core.types import StopReason
 from rlvr.recorder.app import make_app, parse_body, read_body
 from rlvr.recorder.open_rollouts import OpenRollout, OpenRollouts, PendingCall
-from rlvr.recorder.recording import SETTINGS, RecordedCall, RecordedChoice, RecordingFile
+from rlvr.recorder.recording import RecordingFile, make_call
 
 MAX_ROLLOUTS = 10_000  # that are open at the same time
 MAX_CHOICES = 64
@@ -47,7 +46,6 @@ class RecordedSession:
     group: str
     conversation: Conversation
     rollout: OpenRollout | None = None
-    sampled: int = 0
 
 
 class RecordingPolicy:
@@ -104,19 +102,10 @@ class RecordingPolicy:
 
         return finish
 
-    def _sample(self, call: ChatCall, prompt: list[int]) -> Future[SampleResponse]:
+    def _sample(self, call: ChatRequest, prompt: list[int]) -> Future[SampleResponse]:
         if call.count > MAX_CHOICES:
             raise ValueError(f"n={call.count} is too many; at most {MAX_CHOICES} choices are sampled for a call")
-        params = SamplingParams(
-            max_tokens=call.max_tokens,
-            # Samplers count from 0 where none is given: a recorder that is started again would sample the same again.
-            seed=secrets.randbits(62) if call.seed is None else call.seed,
-            stop=self._template.list_stops(call),
-            temperature=1.0 if call.temperature is None else call.temperature,
-            top_p=1.0 if call.top_p is None else call.top_p,
-            top_k=call.top_k or -1,
-            min_p=call.min_p or 0.0,
-        )
+        params = self._template.sampling_params(call)
         return self._sampler.sample(ModelInput(prompt), call.count, params)
 
     def _answer(
@@ -124,41 +113,14 @@ class RecordingPolicy:
     ) -> None:
         call, answers = pending.call, list[ChatAnswer]()
         for sequence in response.sequences:
-            answers.append(self._read(session, call, prompt, sequence))
-            session.conversation.record(call, prompt, answers[-1].message, sequence.tokens)
-        settings = {name: value for name in SETTINGS if (value := getattr(call, name)) is not None}
-        choices = [RecordedChoice(list(a.tokens), list(a.logprobs), a.finish, a.message) for a in answers]
+            if sequence.logprobs is None:
+                raise RuntimeError("the sampler gives no log-probs, so nothing can be recorded to train on")
+            answers.append(session.conversation.read(call, prompt, sequence))
+            session.conversation.record(call, answers[-1])
         if not (pending.has_left or pending.answers.done()):  # it was refused meanwhile if its rollout was closed
-            self._file.append(
-                RecordedCall(
-                    pending.id,
-                    session.id,
-                    session.group,
-                    pending.dialect,
-                    response.fingerprint,
-                    prompt,
-                    choices,
-                    pending.request,
-                    settings,
-                    began,
-                    time.time(),
-                )
-            )
+            made = make_call(pending, session.id, session.group, response.fingerprint, answers, began)
+            self._file.append(made)
         pending.answer(answers)
-
-    def _read(
-        self, session: RecordedSession, call: ChatCall, prompt: list[int], sequence: SampledSequence
-    ) -> ChatAnswer:
-        if sequence.logprobs is None:
-            raise RuntimeError("the sampler gives no log-probs, so nothing can be recorded to train on")
-        message, stop = self._template.read_answer(sequence.tokens, call, session.sampled)
-        calls = message.get("tool_calls") or ()
-        session.sampled += len(calls)
-        ended = "length" if sequence.stop_reason is StopReason.LENGTH else "stop"
-        texts = [self._template.tokenizer.decode([token]) for token in sequence.tokens] if call.with_logprobs else ()
-        return ChatAnswer(
-            message, "tool_calls" if calls else ended, prompt, sequence.tokens, sequence.logprobs, texts, stop
-        )
 
 
 class RecordingServer:

@@ -3,7 +3,7 @@
 All episodes of a call move in lockstep, one turn at a time: every observation of a turn is submitted before the first
 completion is read. So the engine sees the same batches whatever the environments' timing, and a resumed step repeats to
 the bit. The first turn of a group whose observations are equal is one `sample` call: the prompt is computed once.
-`play` is the same for groups that need not wait for each other: it awaits answers, so many of them share a thread.
+`play_group` is the same for groups that need not wait for each other: it awaits answers, so many share a thread.
 
 Also exports `Trajectory` and `TrajectoryBatch`, which users import from here.
 """
@@ -26,7 +26,7 @@ from rlvr.core.verdict_reasons import EPISODE_FAILED
 from rlvr.reward.environment import NAME as ENVIRONMENT
 from rlvr.rollout.scoring import score
 
-__all__ = ["Group", "Trajectory", "TrajectoryBatch", "open_groups", "play", "rollout", "score"]
+__all__ = ["Group", "Trajectory", "TrajectoryBatch", "open_groups", "play_group", "rollout", "score"]
 
 
 class GroupBuilder(Protocol):
@@ -135,7 +135,7 @@ def rollout(
     return run_to_end(_rollout(groups, sampler, params, seed, version, max_prompt_tokens, read_blocking, on_group_end))
 
 
-async def play(
+async def play_group(
     group: Group,
     sampler: SamplingClient,
     params: SamplingParams,

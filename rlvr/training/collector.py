@@ -14,7 +14,7 @@ from rlvr.core import rng
 from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import SamplingClient
 from rlvr.core.types import Task, Trajectory
-from rlvr.rollout import Group, open_groups, play, rollout
+from rlvr.rollout import Group, open_groups, play_group, rollout
 from rlvr.rollout.scoring import CALLS, Scoring, score
 from rlvr.training.errors import TrainingStoppedError
 from rlvr.training.given_completions import make_given
@@ -94,9 +94,9 @@ class Collector:
         self._apply_control(sampled)
         return ScoredGroups(sampled, seconds_sampling, time.perf_counter() - began - seconds_sampling)
 
-    async def play(self, group: Group, sampler: SamplingClient, version: int) -> list[Trajectory]:
+    async def play_group(self, group: Group, sampler: SamplingClient, version: int) -> list[Trajectory]:
         """Sample one group on an event loop that has others to play meanwhile; nothing is scored."""
-        return await play(group, sampler, self.params(version), **self._rollout_options(version))
+        return await play_group(group, sampler, self.params(version), **self._rollout_options(version))
 
     def score(self, trajectories: Sequence[Trajectory], sampler: SamplingClient) -> None:
         """Score sampled trajectories, after checking which weights sampled them."""

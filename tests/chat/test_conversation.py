@@ -10,8 +10,10 @@ import pytest
 pytest.importorskip("transformers", reason="the extra [train] is not installed")
 
 from rlvr.chat.conversation import ChatTemplate, Conversation, TemplateError
-from rlvr.chat.dialects.forms import ChatCall, Json
+from rlvr.chat.dialects.forms import ChatRequest, Json
+from rlvr.core.messages import SampledSequence
 from rlvr.core.turn_tree import join_turns
+from rlvr.core.types import StopReason
 from tests.kit.call_templates import HARMONY, TAGGED
 from tests.kit.chat_rows import TEMPLATE as QWEN_TEMPLATE
 from tests.kit.code_rows import chat_tokenizer
@@ -32,15 +34,15 @@ def user(text: str) -> Json:
     return {"role": "user", "content": text}
 
 
-def ask(*messages: Json, tools: Any = (), **options: Any) -> ChatCall:
-    return ChatCall("any", list(messages), list(tools), **options)
+def ask(*messages: Json, tools: Any = (), **options: Any) -> ChatRequest:
+    return ChatRequest("any", list(messages), list(tools), **options)
 
 
-def say(conversation: Conversation, call: ChatCall, tokens: list[int]) -> tuple[list[int], Json]:
+def say(conversation: Conversation, call: ChatRequest, tokens: list[int]) -> tuple[list[int], Json]:
     prompt = conversation.encode(call)
-    message, _ = conversation.template.read_answer(tokens, call, 1)
-    conversation.record(call, prompt, message, tokens)
-    return prompt, message
+    answer = conversation.read(call, prompt, SampledSequence(StopReason.STOP, tokens, [0.0] * len(tokens)))
+    conversation.record(call, answer)
+    return prompt, answer.message
 
 
 def ids(conversation: Conversation, text: str, *, ends: bool = True) -> list[int]:
@@ -225,10 +227,7 @@ def test_every_sampled_token_is_kept_where_tools_are_called(name: str) -> None:
         tokens = [token for letter in text for token in ids(conversation, letter, ends=False)]
         if name != "harmony":
             tokens.append(tokenizer.eos_token_id)
-        call = ask(*messages, tools=[TOOL])
-        prompt = conversation.encode(call)
-        answer, _ = template.read_answer(tokens, call, turn + 1)
-        conversation.record(call, prompt, answer, tokens)
+        prompt, answer = say(conversation, ask(*messages, tools=[TOOL]), tokens)
         assert prompt[: len(seen)] == seen and answer["tool_calls"] == [made]
         seen = [*prompt, *tokens]
         result = {"role": "tool", "name": "add", "tool_call_id": answer["tool_calls"][0]["id"], "content": f"is {turn}"}

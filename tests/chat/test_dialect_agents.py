@@ -104,7 +104,7 @@ def test_litellm_with_schemas_and_forced_calls(litellm: Any, provider: str) -> N
         forced: Any = {"tools": TOOLS[CHAT], "tool_choice": "required", "parallel_tool_calls": False}
         made = litellm.completion(messages=[USER], **forced, **address(model, provider))
         assert made.choices[0].message.tool_calls[0].function.name == "add"
-        assert model.calls[1].must_call is True and model.calls[1].one_call
+        assert model.calls[1].required_tool is True and model.calls[1].one_call
 
 
 @pytest.mark.parametrize("form", ["OpenAIResponsesModel", "OpenAIChatCompletionsModel"])
@@ -141,7 +141,7 @@ def test_an_agent_with_a_tool_and_an_output_type(agents: Any, form: str, is_stre
     ]
     with serving_dialects(answers) as model:
         assert asyncio.run(play(model)).model_dump() == {"a": 4, "note": "é"}
-    assert [call.must_call for call in model.calls] == [True, False, False]  # the SDK asks once
+    assert [call.required_tool for call in model.calls] == [True, False, False]  # the SDK asks once
     assert all(call.one_call and call.schema and call.temperature == 0.5 for call in model.calls)
     ids = [call["id"] for answer in answers[:2] for call in answer.message["tool_calls"]]
     results = [{"role": "tool", "content": text, "tool_call_id": id} for text, id in zip("377", ids, strict=True)]

@@ -99,7 +99,7 @@ def test_structured_answers_and_tools_that_the_sdk_runs() -> None:
         # The SDK asks the server to keep the conversation, and goes on without where it does not.
         last = client.beta.messages.tool_runner(**options, tools=[add], tool_choice=choice).until_done()
         assert [block.text for block in last.content if block.type == "text"] == ["7"]
-        assert model.calls[1].must_call is True and model.calls[1].one_call
+        assert model.calls[1].required_tool is True and model.calls[1].one_call
         assert model.calls[2].messages[1:] == [answers[1].message, {**model.calls[2].messages[2], "content": "7"}]
 
 

@@ -162,7 +162,7 @@ def test_structured_answers_and_parsed_calls_of_responses(is_streamed: bool) -> 
                 made.append(client.responses.parse(**options))
         assert made[0].output_parsed == Sum(a=4, note="") and made[0].output[0].content[0].text == "Hm."
         assert made[1].output[0].parsed_arguments == {"a": 1, "note": "x"}
-        assert model.calls[0].schema is not None and model.calls[1].must_call is True and model.calls[1].one_call
+        assert model.calls[0].schema is not None and model.calls[1].required_tool is True and model.calls[1].one_call
         assert made[1].tool_choice == "required" and not made[1].parallel_tool_calls
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlvr.chat.dialects.forms import ChatCall, DialectError
+from rlvr.chat.dialects.forms import ChatRequest, DialectError
 from rlvr.chat.dialects.registry import DIALECTS
 from tests.kit.dialect_cases import (
     RESPONSES,
@@ -27,7 +27,7 @@ from tests.kit.dialect_cases import (
 from tests.kit.dialect_server import make_answer
 
 every_dialect = pytest.mark.parametrize("path", DIALECTS)
-CALL = ChatCall("m", [USER])
+CALL = ChatRequest("m", [USER])
 
 
 def carry(value: Any) -> Any:
@@ -108,7 +108,7 @@ def test_a_body_with_one_wrong_place_is_read_or_a_dialect_error(path: str, data:
         check_form(call)
 
 
-def check_form(call: ChatCall) -> None:
+def check_form(call: ChatRequest) -> None:
     assert call.model and isinstance(call.count, int) and 1 <= call.count <= 128
     for message in call.messages:
         assert message["role"] in ("system", "user", "assistant", "tool") and isinstance(message["content"], str)
@@ -116,7 +116,7 @@ def check_form(call: ChatCall) -> None:
             assert isinstance(one["function"]["arguments"], dict) and isinstance(one["id"], str)
     for tool in call.tools:
         assert tool["type"] == "function" and isinstance(tool["function"]["parameters"], dict)
-    assert call.must_call is False or call.tools
+    assert call.required_tool is False or call.tools
     assert call.temperature is None or call.temperature >= 0
     assert call.top_p is None or 0 < call.top_p <= 1
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.chat.dialects.forms import ChatCall, DialectError, Json
+from rlvr.chat.dialects.forms import ChatRequest, DialectError, Json
 from rlvr.chat.dialects.registry import DIALECTS
 from tests.kit.dialect_cases import ADD, ANTHROPIC, CHAT, RESPONSES, SCHEMA, TOOLS, USER, full_body, make_body
 from tests.kit.dialect_server import make_answer, say, use_tools
@@ -23,7 +23,7 @@ HISTORY = [
 ]
 
 
-def read(path: str, **fields: Any) -> ChatCall:
+def read(path: str, **fields: Any) -> ChatRequest:
     return DIALECTS[path].read({**make_body(path, [USER]), **fields})
 
 
@@ -31,7 +31,7 @@ def read(path: str, **fields: Any) -> ChatCall:
 def test_a_full_body_is_read_into_the_one_form(path: str) -> None:
     call = DIALECTS[path].read(full_body(path))
     assert call.messages == [*HISTORY, *([{"role": "user", "content": "And now?"}] if path == ANTHROPIC else [])]
-    assert call.tools == [ADD] and call.must_call == "add" and call.one_call
+    assert call.tools == [ADD] and call.required_tool == "add" and call.one_call
     assert (call.model, call.temperature, call.top_p, call.top_k, call.seed) == ("m", 0.5, 0.9, 3, 1)
     assert call.max_tokens == 5 and call.stream and call.schema == SCHEMA
     assert call.stop == (() if path == RESPONSES else ("x",))
@@ -42,7 +42,7 @@ def test_a_full_body_is_read_into_the_one_form(path: str) -> None:
 
 @every_dialect
 def test_a_small_body_gives_no_option(path: str) -> None:
-    assert read(path) == ChatCall("m", [USER])
+    assert read(path) == ChatRequest("m", [USER])
 
 
 CHOICES: dict[str, dict[str, Any]] = {
@@ -70,10 +70,10 @@ CHOICES: dict[str, dict[str, Any]] = {
 @every_dialect
 def test_the_choice_of_tools(path: str) -> None:
     choices, tools = CHOICES[path], TOOLS[path]
-    assert (call := read(path, tools=tools)).tools == [ADD] and call.must_call is False
-    assert (call := read(path, tools=tools, tool_choice=choices["none"])).tools == [] and call.must_call is False
-    assert read(path, tools=tools, tool_choice=choices["must"]).must_call is True
-    assert read(path, tools=tools, tool_choice=choices["named"]).must_call == "add"
+    assert (call := read(path, tools=tools)).tools == [ADD] and call.required_tool is False
+    assert (call := read(path, tools=tools, tool_choice=choices["none"])).tools == [] and call.required_tool is False
+    assert read(path, tools=tools, tool_choice=choices["must"]).required_tool is True
+    assert read(path, tools=tools, tool_choice=choices["named"]).required_tool == "add"
     for choice, given in (("unknown", tools), ("must", [])):
         with pytest.raises(DialectError, match="tool_choice") as error:
             read(path, tools=given, tool_choice=choices[choice])
@@ -86,7 +86,7 @@ def test_allowed_tools_are_the_ones_that_are_shown(path: str) -> None:
     allowed = {"mode": "required", "tools": [other]}
     choice = {"type": "allowed_tools", **({"allowed_tools": allowed} if path == CHAT else allowed)}
     call = read(path, tools=[*TOOLS[path], other], tool_choice=choice)
-    assert [tool["function"]["name"] for tool in call.tools] == ["other"] and call.must_call is True
+    assert [tool["function"]["name"] for tool in call.tools] == ["other"] and call.required_tool is True
 
 
 PNG = "data:image/png;base64,AA=="
@@ -249,7 +249,7 @@ WITHOUT_EFFECT: list[tuple[str, Json]] = [
 
 @pytest.mark.parametrize(("path", "fields"), WITHOUT_EFFECT)
 def test_fields_without_effect_here_are_ignored(path: str, fields: Json) -> None:
-    assert read(path, **fields) == ChatCall("m", [USER])
+    assert read(path, **fields) == ChatRequest("m", [USER])
 
 
 def test_a_misspelt_field_has_its_name_said() -> None:
@@ -281,7 +281,7 @@ def test_the_arguments_of_calls_are_objects() -> None:
 @every_dialect
 def test_numbers_that_json_does_not_have_are_written_as_null(path: str) -> None:
     answer = use_tools(("add", {"a": float("nan"), "b": [float("inf"), 1.5]}))
-    written = DIALECTS[path].write(ChatCall("m", [USER]), [answer], "r", 0)
+    written = DIALECTS[path].write(ChatRequest("m", [USER]), [answer], "r", 0)
     text = json.dumps(written, allow_nan=False).replace("\\", "")
     assert '"a": null' in text and "[null, 1.5]" in text
 
@@ -296,7 +296,7 @@ ENDS = [
 
 @pytest.mark.parametrize(("answer", "chat", "anthropic", "responses"), ENDS)
 def test_how_an_answer_ended_in_each_dialect_s_words(answer: Any, chat: str, anthropic: str, responses: str) -> None:
-    call = ChatCall("m", [USER])
+    call = ChatRequest("m", [USER])
     written = {path: DIALECTS[path].write(call, [answer], "r", 7) for path in DIALECTS}
     events: dict[str, list[Any]] = {
         path: [e.data for e in DIALECTS[path].write_events(call, [answer], "r", 7)] for path in DIALECTS
@@ -329,7 +329,7 @@ def test_token_ids_and_logprobs_as_vllm_gives_them() -> None:
     ids = [(c["index"], c["token_ids"]) for chunk in chunks[:-1] for c in chunk["choices"] if "token_ids" in c]
     assert ids == [(0, [5, 6, 7]), (1, [5, 6, 7])]
     assert chunks[-2]["choices"] == [] and chunks[-2]["usage"] == written["usage"]
-    plain = DIALECTS[CHAT].write(ChatCall("m", [USER]), answers, "r", 0)
+    plain = DIALECTS[CHAT].write(ChatRequest("m", [USER]), answers, "r", 0)
     assert "prompt_token_ids" not in plain and "token_ids" not in plain["choices"][0]
 
 
@@ -361,7 +361,7 @@ EVENTS = {
 
 @every_dialect
 def test_the_sequence_of_events(path: str) -> None:
-    events = list(DIALECTS[path].write_events(ChatCall("m", [USER]), [use_tools(("add", {}), text="Wait.")], "r", 0))
+    events = list(DIALECTS[path].write_events(ChatRequest("m", [USER]), [use_tools(("add", {}), text="Wait.")], "r", 0))
     assert [event.name for event in events] == EVENTS[path]
     assert all(
         event.name is None or (isinstance(event.data, dict) and event.data["type"] == event.name) for event in events

@@ -290,7 +290,7 @@ def test_no_more_requests_run_at_once_than_allowed_across_views() -> None:
         sampler = client(server, concurrency=3)
         futures = [s.sample(prompt("2"), 4, SamplingParams()) for s in (sampler, sampler.view(), sampler.view())]
         assert [len(future.result(20).sequences) for future in futures] == [4, 4, 4]
-        assert 1 < server.most_at_once <= 3
+        assert 1 < server.max_concurrent <= 3
 
 
 @pytest.mark.slow

@@ -24,8 +24,7 @@ from rlvr.envs.agent.agent_run import Assignment
 from rlvr.envs.agent.agent_source import AgentSource
 from rlvr.recorder.open_rollouts import MAX_HELD, OpenRollouts
 from rlvr.reward import resolve_reward
-from rlvr.rollout import open_groups, rollout, score
-from rlvr.rollout import play as play_group
+from rlvr.rollout import open_groups, play_group, rollout, score
 from tests.kit import agents_of_tests as agents
 from tests.kit.code_rows import chat_tokenizer
 from tests.kit.open_server import TOOLS_TEMPLATE
@@ -181,9 +180,9 @@ def test_no_more_agents_run_at_a_time_than_asked_for(rows: str) -> None:
         agents.once(assignment)
         running.discard(id(assignment))
 
-    with pytest.raises(ValueError, match=r"a group has 4 episodes.*most_at_once"):
-        play(rows, "a", count=4, function=agent, rules={"most_at_once": 3})
-    made = AgentSource("dataset", {"path": rows, "reward": "exact_match"}, function=agent, rules={"most_at_once": 4})
+    with pytest.raises(ValueError, match=r"a group has 4 episodes.*max_concurrent"):
+        play(rows, "a", count=4, function=agent, rules={"max_concurrent": 3})
+    made = AgentSource("dataset", {"path": rows, "reward": "exact_match"}, function=agent, rules={"max_concurrent": 4})
     sampler = ScriptedSamplingClient(TEXT, lambda i: [TEXT.eos_token_id])
     groups = open_groups(made, [made.train(0, i, "") for i in range(6)], 2, TEXT, "g")
 

@@ -57,7 +57,7 @@ def train(folder: Path, name: str, *words: str) -> dict[str, Any]:
 def test_an_agent_process_trains_to_the_bits_of_our_own_tool_loop(tmp_path: Path, agent: str) -> None:
     """The same task, the same draws: what reaches the trainer is what was sampled, to the last bit of the weights."""
     own = train(tmp_path, "own")
-    kwargs = f"{{inner: tool_arithmetic, inner_kwargs: {TASKS}, url: '{agent}', rules: {{most_at_once: 1024}}}}"
+    kwargs = f"{{inner: tool_arithmetic, inner_kwargs: {TASKS}, url: '{agent}', rules: {{max_concurrent: 1024}}}}"
     through = train(tmp_path, "agent", "env.name=agent", f"env.kwargs={kwargs}")
     assert through["weights_sha256"] == own["weights_sha256"]
     rows = [json.loads(line) for line in (tmp_path / "agent" / "metrics.jsonl").read_text().splitlines()]

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from rlvr.chat.dialects.forms import ApiDialect, ChatAnswer, ChatCall, DialectError, Finish, Json
+from rlvr.chat.dialects.forms import ApiDialect, ChatAnswer, ChatRequest, DialectError, Finish, Json
 from rlvr.chat.dialects.registry import DIALECTS
 from tests.kit.tinker_server import serving
 
@@ -58,9 +58,9 @@ class ScriptedModel:
 
     answers: list[ChatAnswer]
     port: int = 0
-    calls: list[ChatCall] = field(default_factory=list)
+    calls: list[ChatRequest] = field(default_factory=list)
     headers: list[Mapping[str, str]] = field(default_factory=list)
-    _answered: dict[str, tuple[ChatCall, Json]] = field(default_factory=dict)
+    _answered: dict[str, tuple[ChatRequest, Json]] = field(default_factory=dict)
 
     @property
     def openai_url(self) -> str:
@@ -70,7 +70,7 @@ class ScriptedModel:
     def anthropic_url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def answer(self, dialect: ApiDialect, body: Any) -> tuple[str, ChatCall, Sequence[ChatAnswer]]:
+    def answer(self, dialect: ApiDialect, body: Any) -> tuple[str, ChatRequest, Sequence[ChatAnswer]]:
         call = dialect.read(body)
         if call.previous is not None:
             if call.previous not in self._answered:

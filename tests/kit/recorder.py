@@ -55,7 +55,7 @@ def chat(base: str, *messages: Any, **more: Any) -> tuple[int, Any]:
     return post(f"{base}/chat/completions", {"model": "any", "messages": read, **more})
 
 
-def said(answer: tuple[int, Any]) -> Any:
+def read_message(answer: tuple[int, Any]) -> Any:
     """The assistant's message of an answer."""
     assert answer[0] == 200, answer
     return answer[1]["choices"][0]["message"]
@@ -117,8 +117,8 @@ def write_traffic(model: Path, path: Path) -> None:
             for number in range(8):
                 _, rollout = post(f"{server_url(listening)}/rollouts", {"group": f"task-{number // 4}"})
                 more = {"max_tokens": 6, "seed": number}
-                message = said(chat(rollout["openai_base_url"], f"task {number // 4}", **more))
-                said(chat(rollout["openai_base_url"], f"task {number // 4}", message, "go on", **more))
+                message = read_message(chat(rollout["openai_base_url"], f"task {number // 4}", **more))
+                read_message(chat(rollout["openai_base_url"], f"task {number // 4}", message, "go on", **more))
                 assert post(f"{rollout['url']}/reward", {"reward": number % 2})[0] == 200
         policy.stop()
 

@@ -89,7 +89,7 @@ class TextEndpoint(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
         self.script = script
         self.asked: list[EndpointRequest] = []
-        self.at_once = self.most_at_once = 0
+        self.at_once = self.max_concurrent = 0
         self.lock = threading.Lock()
         self.ending = threading.Event()
         self.port = self.server_address[1]
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
             asked = EndpointRequest(self.path, dict(self.headers.items()), body, len(server.asked), time.monotonic())
             server.asked.append(asked)
             server.at_once += 1
-            server.most_at_once = max(server.most_at_once, server.at_once)
+            server.max_concurrent = max(server.max_concurrent, server.at_once)
         try:
             said = server.script(asked)
             said = EndpointReply(said) if isinstance(said, str) else said

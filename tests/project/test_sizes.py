@@ -53,7 +53,7 @@ PARAMETERS = {
 FIELDS = {
     "RunConfig": "the sections of a config",
     "TrainArguments": "the arguments of `rlvr.train`, which an editor completes",
-    "ChatCall": "what a request of any dialect may ask for",
+    "ChatRequest": "what a request of any dialect may ask for",
     "TrainingOptions": SETTINGS,
     "ClusterOptions": SETTINGS,
     "Settings": SETTINGS,

@@ -19,7 +19,7 @@ from rlvr.recorder.recording import RecordedCall, RecordedChoice, RecordingFile,
 from rlvr.recorder.rows import make_rows
 from tests.kit.chat_rows import qwen_folder
 from tests.kit.open_server import TOOLS_TEMPLATE
-from tests.kit.recorder import chat, post, recorder_process, said
+from tests.kit.recorder import chat, post, read_message, recorder_process
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +70,8 @@ def test_a_model_is_recorded_and_the_file_is_continued(model: Path, tmp_path: Pa
     path = tmp_path / "calls.jsonl"
     for count in (1, 2):
         with recorder_process(model, path) as (program, base):
-            message = said(chat(base, "go", max_tokens=4, seed=1, temperature=0.5))
-            said(chat(base, "go", message, "on", max_tokens=4, seed=2, temperature=0.5))
+            message = read_message(chat(base, "go", max_tokens=4, seed=1, temperature=0.5))
+            read_message(chat(base, "go", message, "on", max_tokens=4, seed=2, temperature=0.5))
             assert post(base.removesuffix("/v1") + "/reward", {"reward": count})[0] == 200
             program.send_signal(signal.SIGTERM)
             assert program.wait(60) == 0

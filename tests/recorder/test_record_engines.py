@@ -22,7 +22,7 @@ from rlvr.recorder.rows import make_rows
 from rlvr.runs.record_traffic import open_to_sample
 from tests.kit.chat_rows import qwen_folder
 from tests.kit.open_server import TOOLS_TEMPLATE
-from tests.kit.recorder import chat, post, recorder_process, said
+from tests.kit.recorder import chat, post, read_message, recorder_process
 from tests.kit.vllm_server import FakeVllm, serve_vllm
 
 
@@ -53,8 +53,8 @@ def test_vllm_samples_and_the_recording_is_of_its_tokens(model: Path, fake: Fake
     with serve_vllm(fake) as url:
         settings = ("sampler.name=vllm", f"sampler.urls=[{url}]")
         with recorder_process(words, path, *settings) as (program, base):
-            message = said(chat(base, "go", max_tokens=5, temperature=0.7))
-            said(chat(base, "go", message, "on", max_tokens=5, temperature=0.7, n=2))
+            message = read_message(chat(base, "go", max_tokens=5, temperature=0.7))
+            read_message(chat(base, "go", message, "on", max_tokens=5, temperature=0.7, n=2))
             status, answer = chat(base, "go", top_p=0.5)
             assert status == 400 and "top_p" in answer["error"]["message"]
             fake.fault = lambda path, body, given: drop_ids(given) if path.endswith("generate") else given
@@ -144,7 +144,7 @@ def test_an_endpoint_of_text_is_refused_with_what_to_give() -> None:
 
 def test_a_recorder_that_is_started_again_samples_anew(model: Path, tmp_path: Path) -> None:
     from rlvr.chat.conversation import ChatTemplate
-    from rlvr.chat.dialects.forms import ChatCall
+    from rlvr.chat.dialects.forms import ChatRequest
     from rlvr.recorder.open_rollouts import OpenRollouts
     from rlvr.recorder.recording import RecordingFile
     from rlvr.recorder.recording_server import RecordingPolicy, RecordingServer
@@ -157,7 +157,7 @@ def test_a_recorder_that_is_started_again_samples_anew(model: Path, tmp_path: Pa
             policy = RecordingPolicy(sampler, file, template)
             session = RecordingServer(policy, file, template, "m").open()
             rollout = OpenRollouts().open(lambda call, to=policy, of=session: to.submit(of, call))
-            call = ChatCall("any", [{"role": "user", "content": "go"}], max_tokens=12)
+            call = ChatRequest("any", [{"role": "user", "content": "go"}], max_tokens=12)
             answers.append(list(rollout.offer(call, "chat", {}).answers.result(60)[0].tokens))
             policy.stop()
     assert answers[0] != answers[1]

@@ -24,7 +24,7 @@ from rlvr.chat.dialects.registry import DIALECTS
 from rlvr.recorder.open_rollouts import MAX_WAITING
 from rlvr.recorder.recording_server import MAX_ROLLOUTS
 from rlvr.recorder.rows import make_rows
-from tests.kit.recorder import Recorder, chat, post, recorder, said
+from tests.kit.recorder import Recorder, chat, post, read_message, recorder
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def server(tmp_path: Path) -> Iterator[Recorder]:
 def test_a_call_is_on_disk_when_the_client_has_its_answer(server: Recorder) -> None:
     rollout = server.open("task-1")
     for count in range(1, 4):
-        answer = said(chat(rollout["openai_base_url"], "go", temperature=0.5, max_tokens=9))
+        answer = read_message(chat(rollout["openai_base_url"], "go", temperature=0.5, max_tokens=9))
         (recorded,) = server.recorded
         assert (recorded.id, recorded.group, len(recorded.calls)) == (rollout["id"], "task-1", count)
         last = recorded.calls[-1]
@@ -72,9 +72,9 @@ def test_every_dialect_names_the_model_that_is_recorded(server: Recorder) -> Non
 
 def test_a_conversation_goes_on_with_the_ids_that_were_sampled_and_rollouts_are_apart(server: Recorder) -> None:
     first, second = server.open("g"), server.open("g")
-    message = said(chat(first["openai_base_url"], "go"))
-    said(chat(first["openai_base_url"], "go", message, "on"))
-    said(chat(second["openai_base_url"], "go", message, "on"))
+    message = read_message(chat(first["openai_base_url"], "go"))
+    read_message(chat(first["openai_base_url"], "go", message, "on"))
+    read_message(chat(second["openai_base_url"], "go", message, "on"))
     one, two = server.recorded
     (row,) = make_rows(one)
     assert row.num_action_tokens == sum(len(call.choices[0].tokens) for call in one.calls)
@@ -84,8 +84,8 @@ def test_a_conversation_goes_on_with_the_ids_that_were_sampled_and_rollouts_are_
 
 def test_rewards_are_written_and_the_last_counts(server: Recorder) -> None:
     rollout, silent = server.open(), server.open()
-    said(chat(rollout["openai_base_url"], "go"))
-    said(chat(silent["openai_base_url"], "go"))
+    read_message(chat(rollout["openai_base_url"], "go"))
+    read_message(chat(silent["openai_base_url"], "go"))
     for reward in (True, 0.25):
         assert post(f"{rollout['url']}/reward", {"reward": reward, "source": "tests"})[0] == 200
     for wrong in ({}, {"reward": "1"}, {"reward": None}, {"reward": 1, "source": 3}, b'{"reward": NaN}', b"[]", b"{"):
@@ -128,7 +128,7 @@ def test_a_call_that_was_refused_since_its_rollout_was_closed_is_not_recorded(se
     thread.join()
     assert answers[0][0] == 410
     server.wait = 0.0
-    said(chat(server.open()["openai_base_url"], "go"))
+    read_message(chat(server.open()["openai_base_url"], "go"))
     assert len(server.recorded) == 1 and len(server.recorded[0].calls) == 1
 
 
@@ -142,7 +142,7 @@ def test_a_client_that_leaves_is_not_recorded_and_others_are_answered(server: Re
         wait_for_call(server)
     time.sleep(0.6)  # the server looks twice a second
     server.wait = 0.0
-    assert said(chat(rollout["openai_base_url"], "go"))["content"] == "13"
+    assert read_message(chat(rollout["openai_base_url"], "go"))["content"] == "13"
     (recorded,) = server.recorded
     assert [one.request["messages"][0]["content"] for one in recorded.calls] == ["go"]
 
@@ -169,7 +169,7 @@ def test_a_body_of_100_megabytes_is_refused_and_the_server_goes_on(server: Recor
                 if answer:
                     break
             assert b" 413 " in (answer or connection.recv(1 << 16)), path
-    said(chat(rollout["openai_base_url"], "go"))
+    read_message(chat(rollout["openai_base_url"], "go"))
     assert len(server.recorded[0].calls) == 1
 
 
@@ -222,7 +222,7 @@ def test_an_engine_that_fails_and_a_disk_that_is_full_are_errors_of_the_call(ser
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert server.recorded == []
-    assert said(chat(rollout["openai_base_url"], "go"))["content"] == "14"
+    assert read_message(chat(rollout["openai_base_url"], "go"))["content"] == "14"
     assert len(server.recorded[0].calls) == 1
 
 

@@ -47,7 +47,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[JudgeRequest] = []
-        self.at_once = self.most_at_once = 0
+        self.at_once = self.max_concurrent = 0
         self.lock = threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
 
@@ -63,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         with self.server.lock:
             self.server.at_once += 1
-            self.server.most_at_once = max(self.server.most_at_once, self.server.at_once)
+            self.server.max_concurrent = max(self.server.max_concurrent, self.server.at_once)
             asked = JudgeRequest(self.path, self.headers, body, len(self.server.asked))
             self.server.asked.append(asked)
         said = self.server.script(asked)
@@ -370,7 +370,7 @@ def test_no_more_requests_run_at_once_than_allowed_across_calls(serve: Any) -> N
     with ThreadPoolExecutor(2) as pool:
         got = list(pool.map(lambda _: scores(server.url, *"abcdef", concurrency=3), range(2)))
     assert [s.value for batch in got for s in batch] == [0.5] * 12
-    assert 1 < server.most_at_once <= 3
+    assert 1 < server.max_concurrent <= 3
 
 
 def test_a_composite_sends_all_answers_to_the_judge_at_once(serve: Any) -> None:

@@ -185,7 +185,7 @@ def test_sessions_wait_for_a_slot_and_are_refused_when_the_queue_is_full(tmp_pat
                 ended = [await sessions.wait(one.id) for one in begun]
         assert (refused.value.status, refused.value.code, refused.value.retry_after) == (429, "busy", 5)
         assert {one.status for one in ended} == {Status.DONE}
-        assert server.most_at_once == 2
+        assert server.max_concurrent == 2
 
     asyncio.run(run())
 

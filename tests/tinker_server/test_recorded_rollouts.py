@@ -103,6 +103,16 @@ def test_an_agent_is_recorded_at_its_address_with_any_key(tmp_path: Path, engine
         assert "anything" not in "".join(one.read_text() for one in (tmp_path / "state").rglob("*.jsonl"))
 
 
+def test_a_call_that_names_no_most_tokens_may_fill_what_the_context_has_left(tmp_path: Path, engine: Any) -> None:
+    with server(tmp_path / "state", engine) as port:
+        made, path = open_rollout(port)
+        message_of(chat(port, path, "go", max_tokens=None))
+        (call_read,) = read(port, made["id"], tmp_path).rollouts[0].calls
+        (choice,) = call_read.choices
+        room = engine.model.context - len(call_read.prompt)
+        assert 6 < len(choice.tokens) <= room, "more than the calls of the other tests ask for"
+
+
 def test_opening_needs_a_key_and_no_owner_reads_anothers(tmp_path: Path, engine: Any) -> None:
     with server(tmp_path / "state", engine) as port:
         assert request(port, "/rollouts", {})[0] == 401

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlvr.chat.dialects.forms import ChatAnswer, ChatCall, DialectError, Event, Json
+from rlvr.chat.dialects.forms import ChatAnswer, ChatRequest, DialectError, Event, Json
 from rlvr.chat.dialects.request_fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -57,7 +57,7 @@ class AnthropicMessages:
     name = "anthropic_messages"
     path = "/v1/messages"
 
-    def read(self, body: Mapping[str, Any]) -> ChatCall:
+    def read(self, body: Mapping[str, Any]) -> ChatRequest:
         fields = read_body(body)
         messages: list[Json] = []
         if system := read_text(fields.take("system"), "system"):
@@ -71,24 +71,24 @@ class AnthropicMessages:
             raise DialectError(
                 "messages: the last is the assistant's, and an answer cannot be begun for it", "messages"
             )
-        tools, must_call, one_call = _read_tools(fields)
+        tools, required_tool, one_call = _read_tools(fields)
         _check_context_management(fields)
         if fields.take("thread") is not None:
             raise DialectError("thread: no conversation is kept here; send all messages with each call", "thread")
-        call = ChatCall(
+        call = ChatRequest(
             model=fields.take_word("model"),
             messages=messages,
             tools=tools,
             max_tokens=fields.take_whole("max_tokens", 1),
             one_call=one_call,
-            must_call=must_call,
+            required_tool=required_tool,
             schema=_read_format(fields),
             **read_sampling(fields, "stop_sequences"),
         )
         fields.refuse_others(_WITHOUT_EFFECT)
         return call
 
-    def write(self, call: ChatCall, answers: Sequence[ChatAnswer], id: str, created: int) -> Json:
+    def write(self, call: ChatRequest, answers: Sequence[ChatAnswer], id: str, created: int) -> Json:
         [answer] = answers
         return {
             **_write_head(call, id),
@@ -97,7 +97,7 @@ class AnthropicMessages:
             "usage": _write_usage(answer, len(answer.tokens)),
         }
 
-    def write_events(self, call: ChatCall, answers: Sequence[ChatAnswer], id: str, created: int) -> Iterator[Event]:
+    def write_events(self, call: ChatRequest, answers: Sequence[ChatAnswer], id: str, created: int) -> Iterator[Event]:
         [answer] = answers
         begun = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": _write_usage(answer, 0)}
         events: list[Json] = [{"type": "message_start", "message": {**_write_head(call, id), **begun}}]
@@ -188,7 +188,7 @@ def _refuse_block(block: Fields, kind: Any) -> None:
 
 
 def _read_tools(fields: Fields) -> tuple[list[Json], str | bool, bool]:
-    """The tools that are shown, `ChatCall.must_call` and `ChatCall.one_call`."""
+    """The tools that are shown, `ChatRequest.required_tool` and `ChatRequest.one_call`."""
     tools: list[Json] = []
     for tool in fields.take_children("tools", MAX_TOOLS):
         if (kind := tool.take("type")) not in (None, "custom"):
@@ -198,8 +198,8 @@ def _read_tools(fields: Fields) -> tuple[list[Json], str | bool, bool]:
         return tools, False, False
     mode = choice.take_one_of("type", ("auto", "any", "tool", "none"))
     one_call = choice.take_flag("disable_parallel_tool_use")
-    must_call = choice.take_word("name") if mode == "tool" else {"auto": False, "any": True, "none": None}[mode]
-    return *choose_tools(tools, must_call, choice.place), one_call
+    required_tool = choice.take_word("name") if mode == "tool" else {"auto": False, "any": True, "none": None}[mode]
+    return *choose_tools(tools, required_tool, choice.place), one_call
 
 
 def _read_format(fields: Fields) -> Json | None:
@@ -223,7 +223,7 @@ def _check_context_management(fields: Fields) -> None:
             edit.refuse("type", kind, "clear_thinking_...: a history is read as it is sent")
 
 
-def _write_head(call: ChatCall, id: str) -> Json:
+def _write_head(call: ChatRequest, id: str) -> Json:
     return {"id": id, "type": "message", "role": "assistant", "model": call.model}
 
 

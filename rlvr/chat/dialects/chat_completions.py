@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlvr.chat.dialects.forms import ChatAnswer, ChatCall, Event, Json
+from rlvr.chat.dialects.forms import ChatAnswer, ChatRequest, Event, Json
 from rlvr.chat.dialects.openai_fields import (
     WITHOUT_EFFECT,
     check_top_logprobs,
@@ -41,17 +41,17 @@ class ChatCompletions:
     name = "chat_completions"
     path = "/v1/chat/completions"
 
-    def read(self, body: Mapping[str, Any]) -> ChatCall:
+    def read(self, body: Mapping[str, Any]) -> ChatRequest:
         fields = read_body(body)
         messages = [_read_message(one) for one in fields.take_children("messages", MAX_MESSAGES)]
         if not messages:
             fields.refuse("messages", fields.take("messages"), "at least one message")
         given = [_read_function(one) for one in fields.take_children("tools", MAX_TOOLS)]
-        tools, must_call = choose_openai_tools(fields, given)
+        tools, required_tool = choose_openai_tools(fields, given)
         older, limit = fields.take_whole("max_tokens", 1), fields.take_whole("max_completion_tokens", 1)
         check_top_logprobs(fields)
         streaming = fields.take_child("stream_options")
-        call = ChatCall(
+        call = ChatRequest(
             model=fields.take_word("model"),
             messages=messages,
             tools=tools,
@@ -59,7 +59,7 @@ class ChatCompletions:
             max_tokens=older if limit is None else limit,
             with_usage=streaming is not None and streaming.take_flag("include_usage"),
             one_call=not fields.take_flag("parallel_tool_calls", True),
-            must_call=must_call,
+            required_tool=required_tool,
             schema=read_format(fields.take_child("response_format")),
             with_token_ids=fields.take_flag("return_token_ids"),
             with_logprobs=fields.take_flag("logprobs"),
@@ -68,7 +68,7 @@ class ChatCompletions:
         fields.refuse_others(WITHOUT_EFFECT)
         return call
 
-    def write(self, call: ChatCall, answers: Sequence[ChatAnswer], id: str, created: int) -> Json:
+    def write(self, call: ChatRequest, answers: Sequence[ChatAnswer], id: str, created: int) -> Json:
         choices: list[Json] = []
         for index, answer in enumerate(answers):
             calls = answer.message.get("tool_calls") or []
@@ -90,7 +90,7 @@ class ChatCompletions:
         }
         return written | ({"prompt_token_ids": list(answers[0].prompt_tokens)} if call.with_token_ids else {})
 
-    def write_events(self, call: ChatCall, answers: Sequence[ChatAnswer], id: str, created: int) -> Iterator[Event]:
+    def write_events(self, call: ChatRequest, answers: Sequence[ChatAnswer], id: str, created: int) -> Iterator[Event]:
         head = _write_head(call, id, created, "chat.completion.chunk") | ({"usage": None} if call.with_usage else {})
 
         def chunk(index: int, delta: Json, around: Mapping[str, Any] | None = None, **more: Any) -> Event:
@@ -153,7 +153,7 @@ def _read_function(fields: Fields) -> Json:
     return read_tool(function or fields.refuse("function", None, "an object with name, description and parameters"))
 
 
-def _write_head(call: ChatCall, id: str, created: int, kind: str) -> Json:
+def _write_head(call: ChatRequest, id: str, created: int, kind: str) -> Json:
     return {"id": id, "object": kind, "created": created, "model": call.model, "system_fingerprint": None}
 
 
@@ -161,14 +161,14 @@ def _write_function(call: Mapping[str, Any]) -> Json:
     return {"name": call["function"]["name"], "arguments": write_arguments(call)}
 
 
-def _write_end(call: ChatCall, answer: ChatAnswer) -> Json:
+def _write_end(call: ChatRequest, answer: ChatAnswer) -> Json:
     end: Json = {"finish_reason": answer.finish, "logprobs": None}
     if call.with_logprobs:
         end["logprobs"] = {"content": write_logprobs(answer), "refusal": None}
     return end
 
 
-def _write_tokens(call: ChatCall, answer: ChatAnswer) -> Json:
+def _write_tokens(call: ChatRequest, answer: ChatAnswer) -> Json:
     """In a stream in the first chunk of a choice: OpenAI's SDK keeps fields that it does not know of that one alone."""
     return {"token_ids": list(answer.tokens)} if call.with_token_ids else {}
 

@@ -26,14 +26,14 @@ class DialectError(ValueError):
 
 
 @dataclass(frozen=True)
-class ChatCall:
+class ChatRequest:
     """What a program asks of a model. An option that is None was not given.
 
     `one_call` asks for at most one call of a tool in an answer (`parallel_tool_calls=false`). `previous` names an
     earlier answer, by its id, whose conversation `messages` go on from (Responses only); with `has_instructions` the
-    first of them holds for this call alone. `schema` is a JSON schema that the answer should follow, and `must_call`
-    says that a tool has to be called, or which. Nothing forces a policy to either: the schema is written into the
-    conversation as a request, and the call is left to the policy.
+    first of them holds for this call alone. `schema` is a JSON schema that the answer should follow; `required_tool` is
+    the name of the tool that has to be called, True for any of them, False for none. Nothing forces a policy to
+    either: the schema is written into the conversation as a request, and the call is left to the policy.
     """
 
     model: str
@@ -50,14 +50,14 @@ class ChatCall:
     stream: bool = False
     with_usage: bool = False
     one_call: bool = False
-    must_call: str | bool = False
+    required_tool: str | bool = False
     schema: Json | None = None
     previous: str | None = None
     has_instructions: bool = False
     with_token_ids: bool = False
     with_logprobs: bool = False
 
-    def continue_from(self, earlier: ChatCall, message: Json) -> ChatCall:
+    def continue_from(self, earlier: ChatRequest, message: Json) -> ChatRequest:
         """This call behind the conversation of the one that it names as `previous`, which `message` answered."""
         own = int(self.has_instructions)
         before = earlier.messages[int(earlier.has_instructions) :]
@@ -101,15 +101,15 @@ class ApiDialect(Protocol):
     path: str
     """Below the base URL: `/v1/chat/completions`."""
 
-    def read(self, body: Mapping[str, Any]) -> ChatCall:
+    def read(self, body: Mapping[str, Any]) -> ChatRequest:
         """The call that a request's body asks for. DialectError for what is wrong or not supported, by its field."""
         ...
 
-    def write(self, call: ChatCall, answers: Sequence[ChatAnswer], id: str, created: int) -> Json:
-        """The whole answer. `id` names it and is given back as `ChatCall.previous`; `created` is in Unix seconds."""
+    def write(self, call: ChatRequest, answers: Sequence[ChatAnswer], id: str, created: int) -> Json:
+        """The whole answer. `id` names it and is given back as `ChatRequest.previous`; `created` is in Unix seconds."""
         ...
 
-    def write_events(self, call: ChatCall, answers: Sequence[ChatAnswer], id: str, created: int) -> Iterator[Event]:
+    def write_events(self, call: ChatRequest, answers: Sequence[ChatAnswer], id: str, created: int) -> Iterator[Event]:
         """The same answer as a stream. What has to be kept is kept before the last event is sent."""
         ...
 

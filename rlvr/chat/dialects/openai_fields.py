@@ -19,7 +19,10 @@ _LEAST = -9999.0  # of a token that a model excludes: JSON has no infinity, and 
 
 
 def choose_openai_tools(fields: Fields, tools: list[Json]) -> tuple[list[Json], str | bool]:
-    """The tools that are shown, and `ChatCall.must_call`. Chat completions have names in an object, Responses flat."""
+    """The tools that are shown, and `ChatRequest.required_tool`.
+
+    Chat completions have the names in an object, Responses flat.
+    """
     given, param = fields.take("tool_choice"), fields.join_path("tool_choice")
     if given is None or isinstance(given, str):
         modes = {"auto": False, "required": True, "any": True, "none": None}

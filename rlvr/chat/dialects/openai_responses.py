@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlvr.chat.dialects.forms import ChatAnswer, ChatCall, DialectError, Event, Json
+from rlvr.chat.dialects.forms import ChatAnswer, ChatRequest, DialectError, Event, Json
 from rlvr.chat.dialects.openai_fields import (
     WITHOUT_EFFECT,
     check_top_logprobs,
@@ -46,7 +46,7 @@ class OpenaiResponses:
     name = "responses"
     path = "/v1/responses"
 
-    def read(self, body: Mapping[str, Any]) -> ChatCall:
+    def read(self, body: Mapping[str, Any]) -> ChatRequest:
         fields = read_body(body)
         previous, instructions = fields.take_text("previous_response_id"), fields.take_text("instructions")
         messages = _read_input(fields)
@@ -55,18 +55,18 @@ class OpenaiResponses:
         if instructions:
             messages.insert(0, {"role": "system", "content": instructions})
         given = [read_tool(take_function(one)) for one in fields.take_children("tools", MAX_TOOLS)]
-        tools, must_call = choose_openai_tools(fields, given)
+        tools, required_tool = choose_openai_tools(fields, given)
         text, include = fields.take_child("text"), fields.take("include")
         if include is not None and not isinstance(include, list):
             fields.refuse("include", include, "a list of texts")
         check_top_logprobs(fields)
-        call = ChatCall(
+        call = ChatRequest(
             model=fields.take_word("model"),
             messages=messages,
             tools=tools,
             max_tokens=fields.take_whole("max_output_tokens", 1),
             one_call=not fields.take_flag("parallel_tool_calls", True),
-            must_call=must_call,
+            required_tool=required_tool,
             schema=None if text is None else read_format(text.take_child("format")),
             previous=previous or None,
             has_instructions=bool(instructions),
@@ -76,7 +76,7 @@ class OpenaiResponses:
         fields.refuse_others(_WITHOUT_EFFECT)
         return call
 
-    def write(self, call: ChatCall, answers: Sequence[ChatAnswer], id: str, created: int) -> Json:
+    def write(self, call: ChatRequest, answers: Sequence[ChatAnswer], id: str, created: int) -> Json:
         [answer] = answers
         is_cut = answer.finish == "length"
         status = "incomplete" if is_cut else "completed"
@@ -95,7 +95,7 @@ class OpenaiResponses:
             },
         }
 
-    def write_events(self, call: ChatCall, answers: Sequence[ChatAnswer], id: str, created: int) -> Iterator[Event]:
+    def write_events(self, call: ChatRequest, answers: Sequence[ChatAnswer], id: str, created: int) -> Iterator[Event]:
         whole = self.write(call, answers, id, created)
         begun = {**_write_head(call, id, created), "status": "in_progress", "output": [], "usage": None}
         events: list[Json] = [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
@@ -190,8 +190,8 @@ def _read_reasoning(item: Fields) -> str:
     return text or read_text(item.take("summary"), item.join_path("summary"), ("summary_text",))
 
 
-def _write_head(call: ChatCall, id: str, created: int) -> Json:
-    choice: Any = call.must_call
+def _write_head(call: ChatRequest, id: str, created: int) -> Json:
+    choice: Any = call.required_tool
     if isinstance(choice, str):
         choice = {"type": "function", "name": choice}
     form: Json = {"type": "text"}
@@ -218,7 +218,7 @@ def _write_head(call: ChatCall, id: str, created: int) -> Json:
     }
 
 
-def _write_items(call: ChatCall, answer: ChatAnswer, id: str, status: str) -> list[Json]:
+def _write_items(call: ChatRequest, answer: ChatAnswer, id: str, status: str) -> list[Json]:
     """What was thought, what was said, and the calls. An answer without calls says something, if only an empty text."""
     items: list[Json] = []
     message, calls = answer.message, answer.message.get("tool_calls") or []

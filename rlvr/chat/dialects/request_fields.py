@@ -255,25 +255,25 @@ def refuse_tool(fields: Fields, kind: Any) -> NoReturn:
 
 
 def choose_tools(
-    tools: list[Json], must_call: str | bool | None, param: str, allowed: Collection[str] | None = None
+    tools: list[Json], required_tool: str | bool | None, param: str, allowed: Collection[str] | None = None
 ) -> tuple[list[Json], str | bool]:
-    """The tools that are shown and `ChatCall.must_call`, which is None here if no tool may be called."""
-    if must_call is None:
+    """The tools that are shown and `ChatRequest.required_tool`, which is None here if no tool may be called."""
+    if required_tool is None:
         return [], False
     names = {tool["function"]["name"] for tool in tools}
-    for name in [*(allowed or ()), *([must_call] if isinstance(must_call, str) else ())]:
+    for name in [*(allowed or ()), *([required_tool] if isinstance(required_tool, str) else ())]:
         if name not in names:
             raise DialectError(f"{param}: no tool has the name {show(name)}; give one of the tools' names", param)
-    if must_call and not tools:
+    if required_tool and not tools:
         raise DialectError(f"{param} asks for a call, and there are no tools; give tools", param)
     if allowed is not None:
         shown = set(allowed)
         tools = [tool for tool in tools if tool["function"]["name"] in shown]
-    return tools, must_call
+    return tools, required_tool
 
 
 def read_sampling(fields: Fields, stop: str) -> dict[str, Any]:
-    """The options of `ChatCall` that all dialects name alike, and the stop strings of the field `stop`."""
+    """The options of `ChatRequest` that all dialects name alike, and the stop strings of the field `stop`."""
     top_k = fields.take_whole("top_k", -1)
     return {
         "temperature": fields.take_number(

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlvr.chat.conversation import ChatTemplate, Conversation, TemplateError
-from rlvr.chat.dialects.forms import ChatAnswer, ChatCall, DialectError
+from rlvr.chat.dialects.forms import ChatAnswer, ChatRequest, DialectError
 from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.messages import ModelInput, SampledSequence
 from rlvr.core.protocols import ExternalEnv, InitialObservationOverflow, StepResult
 from rlvr.core.turn_tree import find_parent, find_unused
-from rlvr.core.types import StopReason, Task
+from rlvr.core.types import Task
 from rlvr.envs.agent.agent_run import AgentRun, Assignment, Result
 from rlvr.recorder.local_server import LocalRecorder
 from rlvr.recorder.open_rollouts import OpenRollout, PendingCall
@@ -71,7 +71,7 @@ class AgentRules:
     branches: str = "all"
     keep_retried: bool = False
     judges_failures: bool = False
-    most_at_once: int = 16
+    max_concurrent: int = 16
     needs_reward: bool = False
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class AgentRules:
                 raise ValueError(f"agent: rules.{name}={value!r:.80}, expected true or false")
         if isinstance(self.fields, str) or not all(isinstance(name, str) for name in self.fields):
             raise ValueError(f"agent: rules.fields={self.fields!r:.80}, expected a list of names, such as [difficulty]")
-        check_integer("agent: rules.most_at_once", self.most_at_once, 1)
+        check_integer("agent: rules.max_concurrent", self.max_concurrent, 1)
 
 
 class AgentEnv(ExternalEnv):
@@ -137,14 +137,14 @@ class AgentEnv(ExternalEnv):
         call = self._call.call
         self._turns.append((self._counts["calls"], self._prompt, answer.tokens))
         self._counts["sampled_tokens"] += len(answer.tokens)
-        written = self._read(answer)
+        written = self._conversation.read(call, self._prompt, answer)
         self._answers.append(written)
         self._counts["tool_calls"] += len(written.message.get("tool_calls") or ())
         if not self._call.has_left and len(self._answers) < call.count:  # another choice of the same call
             return StepResult(0.0, False, ModelInput(self._prompt), self._template.list_stops(call))
         if await self._deliver():
             for one in self._answers:
-                self._conversation.record(call, self._prompt, one.message, one.tokens)
+                self._conversation.record(call, one)
         else:
             self._left.update(range(len(self._turns) - len(self._answers), len(self._turns)))
         if over := self._find_used_up():
@@ -163,17 +163,6 @@ class AgentEnv(ExternalEnv):
             return await asyncio.wait_for(asyncio.wrap_future(self._call.delivered), DELIVERY_SECONDS)
         except TimeoutError:
             return False
-
-    def _read(self, answer: SampledSequence) -> ChatAnswer:
-        assert self._call is not None
-        message, stop = self._template.read_answer(answer.tokens, self._call.call, self._counts["tool_calls"])
-        if message.get("tool_calls"):
-            finish = "tool_calls"
-        else:
-            finish = "length" if answer.stop_reason is StopReason.LENGTH else "stop"
-        is_shown = self._call.call.with_logprobs
-        texts = [self._template.tokenizer.decode([token]) for token in answer.tokens] if is_shown else ()
-        return ChatAnswer(message, finish, self._prompt, answer.tokens, answer.logprobs or (), texts, stop)
 
     def _find_used_up(self) -> str:
         """The budget that is used up; "" if none is."""
@@ -233,7 +222,7 @@ class AgentEnv(ExternalEnv):
         self._began = max(came, self._began)
         return event
 
-    def _check_size(self, call: ChatCall) -> None:
+    def _check_size(self, call: ChatRequest) -> None:
         """ValueError for messages that cannot fit, found before they are encoded: the loop of all episodes would stand
         still for seconds."""
         context = getattr(self._template.tokenizer, "model_max_length", None)

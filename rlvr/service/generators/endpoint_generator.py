@@ -22,7 +22,7 @@ from rlvr.envs.refine import RefineEnv
 from rlvr.envs.reviewers import Attempt, BlendJudge, BlendReviewer
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
-from rlvr.rollout import Group, play
+from rlvr.rollout import Group, play_group
 from rlvr.service.learning.credit import compute_gains
 from rlvr.service.learning.strategy_policy import EvidenceStore, StrategyLearner, StrategyPrompter
 from rlvr.service.service_options import TrainingConfig
@@ -151,7 +151,9 @@ class EndpointGenerator:
             job.task, view.get_tokenizer(), reviewer, compose=prompter.compose, max_turns=job.max_iterations
         )
         version = self.strategies.policy.updates
-        await play(Group(job.draw_name, job.task, [env]), view, self._params, seed=self._seed + sample, version=version)
+        await play_group(
+            Group(job.draw_name, job.task, [env]), view, self._params, seed=self._seed + sample, version=version
+        )
         outcome.end_reasons[sample] = env.ended
         for number, gain in enumerate(compute_gains(rewards), 1):
             if gain is not None:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlvr.chat.chat_template import render_chat, turn_off_thinking
+from rlvr.chat.chat_template import no_thinking_arguments, render_chat
 from rlvr.core.chat_client import ChatError, ChatReply, Cost
 from rlvr.core.messages import ModelInput, SampledSequence, SamplingParams
 from rlvr.core.protocols import SamplingClient
@@ -48,7 +48,7 @@ class ChatFormatter:
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError("the tokenizer of this judge has no chat template; use an instruction-tuned model")
         # Thinking would spend the token budget of a verdict.
-        self._tokenizer, self._arguments = tokenizer, turn_off_thinking(tokenizer)
+        self._tokenizer, self._arguments = tokenizer, no_thinking_arguments(tokenizer)
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         special = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
         longest_first = sorted(filter(str.strip, special), key=len, reverse=True)

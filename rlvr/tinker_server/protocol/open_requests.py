@@ -186,7 +186,7 @@ class ChatMessage(OpenRequest):
     reasoning_content: str | None = None
 
 
-class ChatRequest(OpenSamplingFields):
+class OpenChatRequest(OpenSamplingFields):
     """`POST /v1/chat/completions`."""
 
     model: Name
@@ -203,7 +203,7 @@ class ChatRequest(OpenSamplingFields):
     return_token_ids: bool = False
 
     @model_validator(mode="after")
-    def _check(self) -> ChatRequest:
+    def _check(self) -> OpenChatRequest:
         if self.tool_choice not in (None, "auto", "none"):
             raise ValueError("tool_choice: this server has 'auto' and 'none'; a call cannot be forced")
         if self.top_logprobs and not self.logprobs:
@@ -245,7 +245,7 @@ class GenerateRequest(OpenRequest):
 
 
 _FIELDS = {
-    name for kind in (CompletionRequest, ChatRequest, GenerateRequest, GenerateParams) for name in kind.model_fields
+    name for kind in (CompletionRequest, OpenChatRequest, GenerateRequest, GenerateParams) for name in kind.model_fields
 }
 
 

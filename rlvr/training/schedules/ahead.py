@@ -57,7 +57,7 @@ class BackgroundProducer:
         return [asyncio.run_coroutine_threadsafe(self._play(g, sampler, version), self._loop) for g in groups]
 
     async def _play(self, group: Group, sampler: SamplingClient, version: int) -> list[Trajectory]:
-        sampled = await self._collector.play(group, sampler, version)
+        sampled = await self._collector.play_group(group, sampler, version)
         await asyncio.to_thread(self._score, sampled, sampler)
         return sampled
 

@@ -17,7 +17,7 @@ from rlvr.engine.scheduler import SampledToken
 from rlvr.tinker_server.http.dependencies import MAX_PARTS, MAX_VALUES
 from rlvr.tinker_server.http.open_api.open_sampling import OpenSampling
 from rlvr.tinker_server.http.open_api.served_text import ServedText, TextStream, cut_stops
-from rlvr.tinker_server.protocol.open_requests import ChatMessage, ChatRequest, CompletionRequest
+from rlvr.tinker_server.protocol.open_requests import ChatMessage, CompletionRequest, OpenChatRequest
 from rlvr.web.json_bodies import has_more_parts, read_json
 
 Json = dict[str, Any]
@@ -169,7 +169,7 @@ class ChoiceStream:
 
     def __init__(
         self,
-        body: CompletionRequest | ChatRequest,
+        body: CompletionRequest | OpenChatRequest,
         sampling: OpenSampling,
         text: ServedText,
         prompt: list[int],
@@ -223,7 +223,7 @@ class AnswerStream:
 
     def __init__(
         self,
-        body: CompletionRequest | ChatRequest,
+        body: CompletionRequest | OpenChatRequest,
         sampling: OpenSampling,
         text: ServedText,
         head: Json,
@@ -304,7 +304,7 @@ class CompletionStream(AnswerStream):
 class ChatStream(AnswerStream):
     """`/v1/chat/completions`. With tools the text comes at once: a call is read when it is whole."""
 
-    def __init__(self, body: ChatRequest, sampling: OpenSampling, text: ServedText, head: Json, has_tools: bool):
+    def __init__(self, body: OpenChatRequest, sampling: OpenSampling, text: ServedText, head: Json, has_tools: bool):
         super().__init__(body, sampling, text, head | {"object": "chat.completion.chunk"}, has_tools)
         self._body, self._has_tools = body, has_tools
         self._whole = dict.fromkeys(self._streams, "")

@@ -22,7 +22,7 @@ from rlvr.tinker_server.http.open_api.open_sampling import OpenSampling, error_f
 from rlvr.tinker_server.http.open_api.served_text import ServedText
 from rlvr.tinker_server.http.tinker_middleware import internal_error
 from rlvr.tinker_server.protocol.errors import TinkerServerError, UserError
-from rlvr.tinker_server.protocol.open_requests import ChatRequest, CompletionRequest, GenerateRequest, find_param
+from rlvr.tinker_server.protocol.open_requests import CompletionRequest, GenerateRequest, OpenChatRequest, find_param
 
 Json = dict[str, Any]
 
@@ -143,7 +143,7 @@ def _completion_choices(
 
 
 @router.post("/v1/chat/completions")
-async def chat(body: ChatRequest, caller: CallerDep) -> Response:
+async def chat(body: OpenChatRequest, caller: CallerDep) -> Response:
     row = await caller.call(caller.backend.sampling.find_model, body.model)
     text = await caller.compute(served_text, caller, row)
     tools = (body.tools or []) if body.tool_choice != "none" else []
@@ -179,7 +179,9 @@ async def chat(body: ChatRequest, caller: CallerDep) -> Response:
     return await caller.compute(answer)
 
 
-def _chat_choice(body: ChatRequest, index: int, sequence: SampledSequence, text: ServedText, has_tools: bool) -> Json:
+def _chat_choice(
+    body: OpenChatRequest, index: int, sequence: SampledSequence, text: ServedText, has_tools: bool
+) -> Json:
     skip = body.skip_special_tokens
     said, found = replies.answer_text(sequence, text, body.stop_strings, skip and not has_tools), list[ToolCall]()
     if has_tools:

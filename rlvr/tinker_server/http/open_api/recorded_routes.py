@@ -19,7 +19,7 @@ import secrets
 import threading
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +28,12 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
 from rlvr.chat.conversation import ChatTemplate, Conversation
-from rlvr.chat.dialects.forms import ApiDialect, ChatAnswer, ChatCall, DialectError
+from rlvr.chat.dialects.forms import ApiDialect, ChatAnswer, ChatRequest, DialectError
 from rlvr.chat.dialects.registry import DIALECTS
-from rlvr.core.messages import SampleResponse, SamplingParams
-from rlvr.core.types import StopReason
+from rlvr.core.messages import SamplingParams
 from rlvr.recorder.app import encode_events, parse_body
 from rlvr.recorder.open_rollouts import OpenRollout, OpenRollouts, PendingCall
-from rlvr.recorder.recording import SETTINGS, RecordedCall, RecordedChoice, append_line, make_head, make_reward
+from rlvr.recorder.recording import append_line, make_call, make_head, make_reward
 from rlvr.tinker_server.http.dependencies import Caller, CallerDep, JsonRoute
 from rlvr.tinker_server.http.open_api.open_sampling import OpenSampling
 from rlvr.tinker_server.protocol.errors import Busy, StatusError, TinkerServerError, UserError
@@ -65,7 +64,6 @@ class ServedRollout:
     conversation: Conversation
     rollout: OpenRollout
     lock: threading.Lock = field(default_factory=threading.Lock)
-    sampled: int = 0
 
 
 class ServedRollouts:
@@ -283,50 +281,25 @@ async def _sample(one: ServedRollout, pending: PendingCall, caller: Caller) -> l
     await sampling.start(call.count, _params(call, template, sampling.context - len(prompt)), {})
     [response] = await sampling.results()
 
-    def read() -> list[ChatAnswer]:
+    def read_answers() -> list[ChatAnswer]:
         with served.encoding, one.lock:
-            return _read(one, call, prompt, response)
+            read = [one.conversation.read(call, prompt, sequence) for sequence in response.sequences]
+            for answer in read:
+                one.conversation.record(call, answer)
+            return read
 
-    answers = await caller.compute(read)
-    choices = [RecordedChoice(list(a.tokens), list(a.logprobs), a.finish, a.message) for a in answers]
-    settings = {name: value for name in SETTINGS if (value := getattr(call, name)) is not None}
-    line = RecordedCall(
-        pending.id, one.id, one.group, pending.dialect, response.fingerprint, prompt, choices, pending.request,
-        settings, began, time.time(),
-    )  # fmt: skip
+    answers = await caller.compute(read_answers)
+    line = make_call(pending, one.id, one.group, response.fingerprint, answers, began)
     if not pending.answers.done():
         await caller.call(lambda owner: served.write(one, line.to_json()))
     return answers
 
 
-def _params(call: ChatCall, template: ChatTemplate, room: int) -> SamplingParams:
+def _params(call: ChatRequest, template: ChatTemplate, room: int) -> SamplingParams:
     if room < 1:
         raise UserError(f"messages: they leave no room in the model's context ({room} tokens); shorten them")
-    return SamplingParams(
-        max_tokens=room if call.max_tokens is None else call.max_tokens,
-        seed=secrets.randbits(62) if call.seed is None else call.seed,
-        stop=template.list_stops(call),
-        temperature=1.0 if call.temperature is None else call.temperature,
-        top_p=1.0 if call.top_p is None else call.top_p,
-        top_k=call.top_k or -1,
-        min_p=call.min_p or 0.0,
-    )
-
-
-def _read(one: ServedRollout, call: ChatCall, prompt: list[int], response: SampleResponse) -> list[ChatAnswer]:
-    template, answers = one.conversation.template, list[ChatAnswer]()
-    for sequence in response.sequences:
-        message, stop = template.read_answer(sequence.tokens, call, one.sampled)
-        calls = message.get("tool_calls") or ()
-        one.sampled += len(calls)
-        ended = "length" if sequence.stop_reason is StopReason.LENGTH else "stop"
-        texts = [template.tokenizer.decode([token]) for token in sequence.tokens] if call.with_logprobs else ()
-        logprobs = sequence.logprobs or []
-        answers.append(
-            ChatAnswer(message, "tool_calls" if calls else ended, prompt, sequence.tokens, logprobs, texts, stop)
-        )
-        one.conversation.record(call, prompt, message, sequence.tokens)
-    return answers
+    given = template.sampling_params(call)
+    return given if given.max_tokens is not None else replace(given, max_tokens=room)
 
 
 def _add_dialect(dialect: ApiDialect) -> None:
