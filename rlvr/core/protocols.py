@@ -254,6 +254,15 @@ class Env(Protocol):
         ...
 
 
+@runtime_checkable
+class ClosableEnv(Protocol):
+    """An episode that holds something to give back: a session, a process."""
+
+    def close(self) -> Awaitable[None]:
+        """Called once the rollout is over, also after an error."""
+        ...
+
+
 class ExternalEnv(ABC):
     """An episode that a program outside plays: it decides what the policy reads next, and when the episode is over.
 

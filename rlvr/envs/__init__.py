@@ -9,10 +9,12 @@ from rlvr.envs import mini_mbpp as mini_mbpp
 from rlvr.envs import procedural as procedural
 from rlvr.envs import refine as refine
 from rlvr.envs import rpn_arithmetic as rpn_arithmetic
+from rlvr.envs import seeds as seeds
 from rlvr.envs import small_tasks as small_tasks
 from rlvr.envs import sorting as sorting
 from rlvr.envs import toy as toy
 from rlvr.envs.agent import agent_source as agent_source
+from rlvr.envs.gym import gym_source as gym_source
 from rlvr.envs.prompt import PromptEnv, encode_prompt
 from rlvr.envs.registry import known_environments, register_environment, resolve_environment
 from rlvr.envs.tools import tool_arithmetic as tool_arithmetic

@@ -141,6 +141,17 @@ class PromptWriter:
         return f"{how}{given}{f', after {len(self.examples)} examples' if self.examples else ''}"
 
 
+def append_text(task: Task, text: str) -> Task:
+    """The task with a text behind its prompt; in a chat, behind the last message."""
+    text = text.encode("utf-8", "replace").decode()  # a lone surrogate has no token
+    prompt = task.model_prompt
+    if not text:
+        return task
+    if isinstance(prompt, str):
+        return replace(task, shown_prompt=prompt + text)
+    return replace(task, shown_prompt=[*prompt[:-1], {**prompt[-1], "content": f"{prompt[-1]['content']}{text}"}])
+
+
 def build_messages(prompt: str | list[dict[str, str]]) -> list[dict[str, str]]:
     """A prompt as chat messages: text is one message of the user."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)

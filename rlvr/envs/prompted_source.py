@@ -256,10 +256,10 @@ def _describe_own_prompts(source: TaskSource, task: Task, tokenizer: Any, option
     """What to say where `chat=auto` changes the prompt of a task, and yet not what an episode shows; else ""."""
     plain = write_prompt(source, make_writer(source, tokenizer, PromptOptions(chat="off")), task)
     shown = write_prompt(source, make_writer(source, tokenizer, options), task)
-    encoded = encode_prompt(shown, tokenizer)
-    if encode_prompt(plain, tokenizer) == encoded:
-        return ""
     try:
+        encoded = encode_prompt(shown, tokenizer)
+        if encode_prompt(plain, tokenizer) == encoded:
+            return ""
         seen = _observe(source, shown, tokenizer)
         if seen in (None, encoded) or seen != _observe(source, plain, tokenizer):
             return ""

@@ -1,6 +1,7 @@
 """Environments by name: `@register_environment("mine")` on a factory, `resolve_environment("mine", **options)`.
 
-A factory takes the options and returns a task source (`rlvr.core.protocols.TaskSource`): a class of sources is one.
+A name with a colon is a path or a reference (`rlvr.envs.references`). A factory takes the options and returns a task
+source (`rlvr.core.protocols.TaskSource`): a class of sources is one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from types import MethodType
 from typing import Any, TypeVar
 
 from rlvr.core.protocols import TaskSource
-from rlvr.core.registry import Registry, check_kwargs, load_path, named_parameters, takes_any
+from rlvr.core.registry import Registry, check_kwargs, named_parameters, takes_any
+from rlvr.envs.references import find_reference
 
 F = TypeVar("F", bound=Callable[..., Any])
 _environments: Registry[Callable[..., TaskSource]] = Registry("environment")
@@ -40,13 +42,17 @@ def resolve_environment(name: str, /, **kwargs: Any) -> TaskSource:
     ValueError for an unknown name, an option that the factory does not take, a task source with a member missing, and
     whatever the factory itself refuses.
     """
-    factory = load_path("environment", name) if ":" in name else _environments.get(name)
+    factory = _find_factory(name)
     check_kwargs(f"environment {name!r}", factory, kwargs)
     abstract = getattr(factory, "__abstractmethods__", ())
     _refuse_missing(name, factory, [member for member in _REQUIRED if member in abstract])
     source = factory(**kwargs)
     _refuse_missing(name, type(source), [member for member in _REQUIRED if not hasattr(source, member)])
     return source if TaskSource in type(source).__mro__ else _add_defaults(source)
+
+
+def _find_factory(name: str) -> Callable[..., TaskSource]:
+    return find_reference(name) if ":" in name else _environments.get(name)
 
 
 def options_of(name: str) -> set[str] | None:
@@ -57,7 +63,7 @@ def options_of(name: str) -> set[str] | None:
 
 def takes_option(name: str, option: str) -> bool:
     """Whether the environment of that name or path has the option by name."""
-    factory = load_path("environment", name) if ":" in name else _environments.get(name)
+    factory = _find_factory(name)
     return option in named_parameters(factory)
 
 

@@ -19,7 +19,7 @@ from rlvr.core import rng
 from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.futures import Future, as_completed, read_async, read_blocking, run_to_end
 from rlvr.core.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
-from rlvr.core.protocols import Env, ExternalEnv, InitialObservationOverflow, SamplingClient, TaskSource
+from rlvr.core.protocols import ClosableEnv, Env, ExternalEnv, InitialObservationOverflow, SamplingClient, TaskSource
 from rlvr.core.turn_tree import find_parent, join_turns, split_branches
 from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch
 from rlvr.core.verdict_reasons import EPISODE_FAILED
@@ -199,7 +199,7 @@ async def _rollout(
             if group.builder is not None:
                 await group.builder.cleanup()
             for env in group.envs:
-                if isinstance(env, ExternalEnv):
+                if isinstance(env, ClosableEnv):
                     await env.close()
     return [t for episode in episodes for t in episode.trajectories]
 
@@ -252,19 +252,17 @@ async def _episodes(
 
 
 async def _open_episodes(groups: Sequence[Group], max_prompt_tokens: int | None) -> list[_Episode]:
-    """Every episode with its first observation. Those that programs outside play begin at the same time."""
+    """Every episode with its first observation; they begin at the same time."""
     places = [(group, i, env) for group in groups for i, env in enumerate(group.envs)]
-    outside = [env for _, _, env in places if isinstance(env, ExternalEnv)]
-    begun = dict(zip(map(id, outside), await asyncio.gather(*(e.initial_observation() for e in outside)), strict=True))
+    begun = await asyncio.gather(*(env.initial_observation() for _, _, env in places))
     episodes: list[_Episode] = []
-    for group, i, env in places:
-        given = begun[id(env)] if id(env) in begun else await env.initial_observation()
+    for (group, i, env), given in zip(places, begun, strict=True):
         if isinstance(given, InitialObservationOverflow):
             episodes.append(_over_at_once(group, i, env, given))
             continue
         observation, stop = given
         length = observation.length - len(group.task.hint)
-        if max_prompt_tokens is not None and length > max_prompt_tokens and id(env) not in begun:
+        if max_prompt_tokens is not None and length > max_prompt_tokens and not isinstance(env, ExternalEnv):
             raise ValueError(
                 f"task {group.task.id!r}: its prompt has {length} tokens, more than "
                 f"training.max_prompt_tokens={max_prompt_tokens}; raise the limit or leave the task out"

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import environments_of_tests as given
 import pytest
 
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
+from rlvr.core.futures import run_to_end
 from rlvr.core.messages import SamplingParams
 from rlvr.core.types import Task, Trajectory
 from rlvr.envs.prompt import PromptOptions
 from rlvr.envs.prompted_source import apply_prompt_options
 from rlvr.envs.registry import resolve_environment
 from rlvr.envs.tools.environment_class import EnvironmentClass
+from rlvr.envs.tools.tool import Toolbox
+from rlvr.envs.tools.tool_env import ToolEnv
+from rlvr.envs.tools.tool_source import find_call_format
 from rlvr.reward import resolve_reward
 from rlvr.rollout import open_groups, rollout, score
 from tests.kit.code_rows import chat_tokenizer
@@ -84,10 +90,19 @@ def test_episodes_of_a_group_share_nothing(rows: str) -> None:
 def test_an_episode_has_its_own_copy_of_the_row() -> None:
     task = Task("t", [{"role": "user", "content": "Take."}], meta={"letters": ["a", "b"]})
     kept = copy.deepcopy(task)
+    environment = EnvironmentClass("environments_of_tests:Greedy")
     for _ in range(2):
-        opened = EnvironmentClass("environments_of_tests:Greedy").open(task, ["<|im_start|>", "<|im_end|>"])
-        assert opened.instance.take() == "b"
-        said = opened.task.model_prompt[-1]["content"]
+        env = ToolEnv(
+            task,
+            TEXT,
+            Toolbox(environment.tools),
+            find_call_format(TEXT, Toolbox(environment.tools)),
+            session=environment.open(),
+        )
+        run_to_end(env.initial_observation())
+        (tool,) = [one.function for one in env._toolbox.tools]
+        assert tool() == "b"
+        said = env.task.model_prompt[-1]["content"]
         assert said.startswith("Take.") and "42?" in said and "<|im" not in said
     assert task == kept
 
@@ -120,15 +135,27 @@ def test_a_reward_may_be_awaited(rows: str) -> None:
         ("Leaving", "Leaving.get_reward.*SystemExit"),
     ],
 )
-def test_a_reward_that_fails_ends_the_run(rows: str, name: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        play(source(rows, name), "35")
+def test_a_reward_that_fails_is_an_error_of_the_episode_and_no_zero(rows: str, name: str, words: str) -> None:
+    made = source(rows, name)
+    (t,) = play(made, "35")
+    score([t], resolve_reward("exact_match").plus_environment(made.environment_weight))
+    assert t.reward is None and re.search(words, t.scores["environment"].detail or "")
+
+
+def test_a_reset_that_fails_or_hangs_is_an_error_of_its_episode(rows: str) -> None:
+    for name, words in (("Moody", "reset of task .* failed: OSError: not today"), ("Slow", "longer than 0.2 s")):
+        made = source(rows, name)
+        made._environment.seconds, getattr(given, name).count = 0.2, 0
+        pair = play(made, "35", "35", size=2)
+        score(pair, resolve_reward("exact_match").plus_environment(made.environment_weight))
+        failed = [t for t in pair if t.reward is None]
+        assert len(failed) == 1 and re.search(words, failed[0].scores["environment"].detail or ""), name
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("Picky", r"reset\(.*answer.*\) of task .* failed: TypeError"),
+        ("Picky", r"reset of task .* failed: TypeError"),
         ("Talkative", "reset gave a int, expected text or None"),
         ("Still", "no method `reset`"),
         ("Empty", "at least one"),

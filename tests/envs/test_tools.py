@@ -14,7 +14,7 @@ import pytest
 import tools_of_tests as given
 
 from rlvr.chat.tool_calls import ToolCallFormat, WordCallFormat
-from rlvr.envs.tools import tool as tool_module
+from rlvr.envs import limited_calls
 from rlvr.envs.tools.tool import Tool, Toolbox, ToolOutage
 
 
@@ -90,7 +90,7 @@ def test_many_calls_run_at_once_and_too_many_stuck_ones_end_the_run(monkeypatch:
     began = time.monotonic()
     assert asyncio.run(all_at_once()) == [("slept", True)] * 40
     assert time.monotonic() - began < 3
-    monkeypatch.setattr(tool_module, "_stuck", {threading.Thread() for _ in range(tool_module.MOST_STUCK)})
+    monkeypatch.setattr(limited_calls, "_stuck", {threading.Thread() for _ in range(limited_calls.MOST_STUCK)})
     with pytest.raises(ToolOutage, match="late calls of tools have not ended"):
         call(BOX, "sleep", {"seconds": 0})
 

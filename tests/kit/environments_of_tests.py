@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 
@@ -99,3 +100,80 @@ class Empty:
 
 def refuse() -> Safe:
     raise RuntimeError("no safe here")
+
+
+class Moody(Safe):
+    """Each second episode cannot begin."""
+
+    count = 0
+
+    def reset(self, prompt: Any, answer: str, **row: Any) -> str:
+        Moody.count += 1
+        if Moody.count % 2 == 0:
+            raise OSError("not today")
+        return super().reset(prompt, answer, **row)
+
+
+class Slow(Safe):
+    """Each second episode takes long to begin."""
+
+    count = 0
+
+    def reset(self, prompt: Any, answer: str, **row: Any) -> str:
+        Slow.count += 1
+        if Slow.count % 2 == 0:
+            time.sleep(1)
+        return super().reset(prompt, answer, **row)
+
+
+class Countdown:
+    """Gym's contract: count down from a number that the seed gives; a wrong number ends the game."""
+
+    vocabulary = ("3", "2", "1", "0", "go", "wrong")
+    max_turns = 4
+
+    def reset(self, seed: int) -> str:
+        self.next = 1 + seed % 3
+        return f"{self.next}"
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        self.next -= 1
+        if action.strip() != str(self.next):
+            return "wrong", 0.0, True
+        return "go", 0.25, self.next == 0
+
+
+class Gymnasium(Countdown):
+    """The same with Gymnasium's values, asynchronous, and with options of its own."""
+
+    def __init__(self, bonus: float = 0.0) -> None:
+        self.bonus, self.is_closed = bonus, False
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:  # type: ignore[override]
+        return super().reset(seed or 0), {"seed": seed}
+
+    async def step(self, action: str) -> Any:  # type: ignore[override]
+        said, reward, done = super().step(action)
+        return said, reward + self.bonus, done and said == "wrong", done and said != "wrong", {"correct": said == "go"}
+
+
+class Strange(Countdown):
+    """`answer` of the row says what `step` gives."""
+
+    def reset(self, prompt: str, answer: str) -> str:  # type: ignore[override]
+        self.given = answer
+        return " Say something."
+
+    def step(self, action: str) -> Any:
+        forms: dict[str, Any] = {
+            "nan": ("x", float("nan"), True),
+            "text": "only text",
+            "words": ("x", "much", False),
+            "long": ("x" * 200_000, 0, False),
+            "object": {"observation": {"board": [1, 2]}, "reward": 1, "done": True},
+        }
+        if self.given == "raise":
+            raise LookupError("lost")
+        if self.given == "exit":
+            raise SystemExit(3)
+        return forms[self.given]

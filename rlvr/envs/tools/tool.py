@@ -13,12 +13,9 @@ elsewhere, as the built-in `python` does.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, get_type_hints
 
@@ -26,10 +23,15 @@ from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, 
 
 from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Task
+from rlvr.envs.limited_calls import (
+    MOST_STUCK,
+    CallFailed,
+    count_stuck,
+    run_ending_call,
+    run_in_thread,
+    wait_for_result,
+)
 from rlvr.reward.reward_options import check_integer, check_number
-
-MOST_STUCK = 16  # late calls that go on, each on a thread of this process; then the run ends
-_stuck: set[threading.Thread] = set()
 
 
 class ToolProblem(Exception):
@@ -118,71 +120,25 @@ class Tool:
     async def call(self, given: Mapping[str, Any] | Sequence[str], seconds: float) -> str:
         """The result as text; ToolProblem for wrong arguments, an exception of the tool, or a call that is late."""
         arguments = self.check(given)
-        if len(_stuck) >= MOST_STUCK and not self.ends_late_calls:
+        if count_stuck() >= MOST_STUCK and not self.ends_late_calls:
             raise ToolOutage(
-                f"tool {self.name}: {len(_stuck)} late calls of tools have not ended; give the tools time limits of "
+                f"tool {self.name}: {count_stuck()} late calls of tools have not ended; give the tools time limits of "
                 "their own"
             )
+        run = run_ending_call if self.ends_late_calls else run_in_thread
+        limit = None if self.has_own_limit else seconds
         try:
-            result, error = await _run_in_thread(
-                lambda: _write(self.function(**arguments)),
-                None if self.has_own_limit else seconds,
-                may_hang=not self.ends_late_calls,
-            )
+            return await run(lambda: _write(self.function(**arguments)), limit, ToolProblem, ToolOutage)
         except TimeoutError:
             raise ToolProblem(f"{self.name} took longer than {seconds:g} s") from None
-        if error is not None:
-            raise error
-        return result
+        except CallFailed as error:
+            raise ToolProblem(str(error)) from None
 
 
 def _write(result: Any) -> str:
     """A result as text. Called on the tool's thread: the methods of a result are the tool's, too."""
-    if inspect.isawaitable(result):
-        result = asyncio.run(_wait(result))
+    result = wait_for_result(result)
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
-
-
-async def _wait(result: Any) -> Any:
-    return await result
-
-
-async def _run_in_thread(
-    function: Callable[[], str], seconds: float | None, may_hang: bool
-) -> tuple[str, ToolProblem | ToolOutage | None]:
-    """The result of a function on a daemon thread, which no exit waits for, or why it has none; TimeoutError if it is
-    late. A thread that is late goes on, and one that may hang counts as stuck until it ends."""
-    loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-    def work() -> None:
-        result, failure = "", None
-        try:
-            result = function()
-        except (ToolProblem, ToolOutage) as error:
-            failure = error
-        except BaseException as error:  # also SystemExit: it ends no process of ours
-            failure = ToolProblem(_describe(error))
-        _stuck.discard(thread)
-        with suppress(RuntimeError):  # the loop has ended, and with it the wait
-            loop.call_soon_threadsafe(lambda: done.done() or done.set_result((result, failure)))
-
-    thread = threading.Thread(target=work, name="tool", daemon=True)
-    thread.start()
-    try:
-        return await asyncio.wait_for(done, seconds)
-    except TimeoutError:
-        if may_hang:
-            _stuck.add(thread)
-        if not thread.is_alive():
-            _stuck.discard(thread)
-        raise
-
-
-def _describe(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except BaseException:  # an exception whose own text fails
-        return type(error).__name__
 
 
 @dataclass(frozen=True)

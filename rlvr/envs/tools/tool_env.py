@@ -4,7 +4,7 @@
 
 What the policy sampled is never rendered again: only the results, and what the chat template writes around them, are
 new tokens, and carry no loss. A call that fails is a result that says why. Calls of one turn run at once, or one after
-the other where an `environment` keeps a state, and are answered in their order.
+the other where a `session` keeps a state, and are answered in their order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlvr.chat.call_parts import TemplateCallFormat, ToolCall
@@ -20,10 +21,11 @@ from rlvr.chat.special_tokens import special_token_texts, strip_special
 from rlvr.chat.tool_calls import WordCallFormat
 from rlvr.chat.turns import decode_turn, encode_between, has_room, render_between
 from rlvr.core.messages import ModelInput
-from rlvr.core.protocols import StepResult
+from rlvr.core.protocols import InitialObservationOverflow, StepResult
 from rlvr.core.types import StopReason, Task
-from rlvr.envs.prompt import encode_prompt
-from rlvr.envs.tools.environment_class import OpenEnvironment
+from rlvr.envs.limited_calls import EpisodeFailed
+from rlvr.envs.prompt import append_text, encode_prompt
+from rlvr.envs.tools.environment_class import ToolSession
 from rlvr.envs.tools.tool import Toolbox
 from rlvr.reward.reward_options import check_integer, check_number
 
@@ -53,18 +55,27 @@ class ToolEnv:
         toolbox: Toolbox,
         calls: TemplateCallFormat | WordCallFormat,
         budget: ToolBudget = ToolBudget(),
-        environment: OpenEnvironment | None = None,
+        session: ToolSession | None = None,
     ) -> None:
         self.task = task if isinstance(task.model_prompt, str) else toolbox.add_to(task)
         self._tokenizer, self._toolbox, self._format = tokenizer, toolbox, calls
-        self._budget, self._environment, self._special = budget, environment, special_token_texts(tokenizer)
+        self._budget, self._session, self._special = budget, session, special_token_texts(tokenizer)
         self._schemas = [tool.schema for tool in toolbox.tools]
         self._seen: list[int] = []
         self._seconds_left, self._written = budget.seconds, 0  # results
         self._counts = Counter[str]()
         self.ended = ""
 
-    async def initial_observation(self) -> tuple[ModelInput, None]:
+    async def initial_observation(self) -> tuple[ModelInput, None] | InitialObservationOverflow:
+        if self._session:
+            try:
+                said = await self._session.reset(self.task)
+            except EpisodeFailed as failure:
+                return InitialObservationOverflow(0.0, error=str(failure))
+            self.task = append_text(self.task, strip_special(said, self._special))
+            own = {tool.name: tool for tool in self._session.list_tools()}
+            tools = [own.get(tool.name, tool) for tool in self._toolbox.tools]
+            self._toolbox = replace(self._toolbox, tools=tools)
         self._seen = encode_prompt(self.task, self._tokenizer)
         return ModelInput(self._seen), None
 
@@ -92,7 +103,7 @@ class ToolEnv:
 
     async def _answer_calls(self, calls: list[ToolCall]) -> list[str]:
         most = self._budget.most_calls
-        if self._environment:  # its state depends on the order of the calls
+        if self._session:  # its state depends on the order of the calls
             given = [await self._answer(call) for call in calls[:most]]
         else:
             given = await asyncio.gather(*(self._answer(call) for call in calls[:most]))
@@ -135,10 +146,18 @@ class ToolEnv:
         return render_between(self.task, self._tokenizer, action, messages, names[0])
 
     async def _end(self, why: str) -> StepResult:
-        self.ended = why
-        reward = await self._environment.get_reward() if self._environment else 0.0
+        self.ended, reward, error = why, 0.0, ""
+        try:
+            reward = await self._session.get_reward() if self._session else 0.0
+        except EpisodeFailed as failure:
+            error = str(failure)
         counts = {name: float(self._counts[name]) for name in ("turns", "tool_calls", "tool_errors")}
         seconds = self._budget.seconds - self._seconds_left
         return StepResult(
-            reward, True, metrics={**counts, "tool_seconds": seconds, "answered": float(why == "answered")}
+            reward, True, metrics={**counts, "tool_seconds": seconds, "answered": float(why == "answered")}, error=error
         )
+
+    async def close(self) -> None:
+        if self._session:
+            with suppress(EpisodeFailed):  # the episode is over, and its reward stands
+                await self._session.close()

@@ -12,17 +12,21 @@ from dataclasses import replace
 from typing import Any
 
 from rlvr.chat.call_parts import TemplateCallFormat
-from rlvr.chat.special_tokens import special_token_texts
+from rlvr.chat.special_tokens import special_token_texts, strip_special
 from rlvr.chat.tool_calls import ToolCallFormat, WordCallFormat
 from rlvr.chat.turns import render_after
+from rlvr.core.futures import run_to_end
 from rlvr.core.registry import check_kwargs
 from rlvr.core.types import Task
+from rlvr.envs.limited_calls import EpisodeFailed
+from rlvr.envs.prompt import append_text
 from rlvr.envs.registry import register_environment
 from rlvr.envs.tools.builtin_tools import TOOL_FORMS, resolve_tools
-from rlvr.envs.tools.environment_class import EnvironmentClass
+from rlvr.envs.tools.environment_class import EnvironmentClass, ToolEnvironment
 from rlvr.envs.tools.tool import Toolbox
 from rlvr.envs.tools.tool_env import ToolBudget, ToolEnv
 from rlvr.envs.wrapped_source import NestedSource
+from rlvr.reward.environment import NAME as ENVIRONMENT
 
 _PROBE = "\u2063result\u2063"
 
@@ -58,7 +62,7 @@ class ToolSource(NestedSource):
 
     def __init__(
         self,
-        inner: str,
+        inner: str = "seeds",
         inner_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[str | Mapping[str, Any]] | None = None,
         max_turns: int = 4,
@@ -67,7 +71,7 @@ class ToolSource(NestedSource):
         most_calls: int = 8,
         most_characters: int = 4_000,
         calls: Mapping[str, str] | None = None,
-        environment: str | None = None,
+        environment: str | ToolEnvironment | None = None,
         instruction: str = "You may call these tools, by {call}; their results come in {result}.\n{tools}\n\n",
     ) -> None:
         given = ([] if environment else ["python"]) if tools is None else tools
@@ -78,17 +82,18 @@ class ToolSource(NestedSource):
             )
         if calls is not None and not isinstance(calls, Mapping):
             raise ValueError(f"tools: calls={calls!r:.80}; expected {{}} or a mapping with the words around a call")
-        self._environment = EnvironmentClass(environment) if environment else None
+        self._environment = EnvironmentClass(environment) if isinstance(environment, str) else environment
+        self._is_tried = False
         own = self._environment.tools if self._environment else []
         self.toolbox = Toolbox(
             [*(tool for one in given for tool in resolve_tools(one)), *own], call_seconds, most_characters
         )
-        if self._environment and self._environment.has_reward:
-            self.environment_weight = 1.0
         self._budget, self.max_turns = ToolBudget(max_turns, seconds, most_calls), max_turns
         check_kwargs("tools: calls", WordCallFormat, dict(calls or {}))
         self._words = None if calls is None else WordCallFormat(**calls)
         super().__init__("tools", inner, inner_kwargs)
+        if self._environment and self._environment.has_reward and self.inner.reward != ENVIRONMENT:
+            self.environment_weight = 1.0
         self.vocabulary, self.prompt_limit = self.inner.vocabulary, self.inner.prompt_limit
         self._formats: dict[
             int, tuple[Any, TemplateCallFormat]
@@ -97,17 +102,33 @@ class ToolSource(NestedSource):
 
     def env(self, task: Task, tokenizer: Any) -> ToolEnv:
         super().env(task, tokenizer)
-        calls, toolbox, opened = self._call_format(task, tokenizer), self.toolbox, None
-        if self._environment:
-            opened = self._environment.open(task, special_token_texts(tokenizer))
-            own, task = {tool.name: tool for tool in opened.tools}, opened.task
-            toolbox = replace(toolbox, tools=[own.get(tool.name, tool) for tool in toolbox.tools])
-        return ToolEnv(self._add_tools(task, calls), tokenizer, toolbox, calls, self._budget, opened)
+        calls = self._call_format(task, tokenizer)
+        session = self._environment.open() if self._environment else None
+        if not self._is_tried and self._environment:  # its faults are found before a model is loaded
+            self._reset_once(task)
+            self._is_tried = True
+        return ToolEnv(self._add_tools(task, calls), tokenizer, self.toolbox, calls, self._budget, session)
 
     def complete_prompt(self, task: Task, tokenizer: Any) -> Task:
         if self._environment:
-            task = self._environment.open(task, special_token_texts(tokenizer)).task
+            task = append_text(task, strip_special(self._reset_once(task), special_token_texts(tokenizer)))
         return self._add_tools(task, self._call_format(task, tokenizer))
+
+    def _reset_once(self, task: Task) -> str:
+        """What an episode of the task begins with; ValueError if it cannot begin."""
+        assert self._environment
+        session = self._environment.open()
+
+        async def reset() -> str:
+            try:
+                return await session.reset(task)
+            finally:
+                await session.close()
+
+        try:
+            return run_to_end(reset())
+        except EpisodeFailed as failure:
+            raise ValueError(str(failure)) from failure
 
     def _add_tools(self, task: Task, calls: TemplateCallFormat | WordCallFormat) -> Task:
         """The task with its tools: in the chat template's form, or in words before a prompt of text."""

@@ -1,0 +1,1 @@
+"""Environments of other projects, by a reference `kind:name`."""

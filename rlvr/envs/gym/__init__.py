@@ -1,0 +1,1 @@
+"""Environments by Gym's contract, `reset` and `step`, as episodes of text."""
