@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.registry import check_kwargs, load_path
 from rlvr.core.types import Task
 from rlvr.envs.limited_calls import EpisodeFailed, wait_for_result
@@ -79,10 +80,14 @@ class GymSession(ABC):
 
 
 class Gym(ABC):
-    """Makes sessions. `vocabulary` are the words of its texts, to build a small tokenizer from; None: not known."""
+    """Makes sessions, of which `slots` bound how many are open at the same time; None: any number.
+
+    `vocabulary` are the words of its texts, to build a small tokenizer from; None: not known.
+    """
 
     max_turns: int = 16
     vocabulary: Sequence[str] | None = None
+    slots: EpisodeSlots | None = None
 
     @abstractmethod
     def open(self) -> GymSession:

@@ -37,7 +37,7 @@ class GymSource(NestedSource):
         if not self._is_tried:  # its faults are found before a model is loaded
             self._try_reset(task)
             self._is_tried = True
-        return GymEnv(task, tokenizer, self._gym.open(), self.max_turns)
+        return GymEnv(task, tokenizer, self._gym.open(), self.max_turns, self._gym.slots)
 
     def _try_reset(self, task: Task) -> None:
         session = self._gym.open()

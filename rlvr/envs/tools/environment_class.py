@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from rlvr.core import rng
+from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.registry import load_path
 from rlvr.core.types import Task
 from rlvr.envs.limited_calls import (
@@ -41,7 +42,12 @@ T = TypeVar("T")
 
 
 class ToolSession(ABC):
-    """The environment of one episode. Its methods raise EpisodeFailed where the episode cannot go on."""
+    """The environment of one episode. Its methods raise EpisodeFailed where the episode cannot go on.
+
+    `slots` bound how many are open at the same time; None: any number.
+    """
+
+    slots: EpisodeSlots | None = None
 
     @abstractmethod
     async def reset(self, task: Task) -> str:

@@ -59,6 +59,7 @@ class ToolEnv:
     ) -> None:
         self.task = task if isinstance(task.model_prompt, str) else toolbox.add_to(task)
         self._tokenizer, self._toolbox, self._format = tokenizer, toolbox, calls
+        self.slots = session.slots if session else None
         self._budget, self._session, self._special = budget, session, special_token_texts(tokenizer)
         self._schemas = [tool.schema for tool in toolbox.tools]
         self._seen: list[int] = []
@@ -71,6 +72,7 @@ class ToolEnv:
             try:
                 said = await self._session.reset(self.task)
             except EpisodeFailed as failure:
+                await self.close()
                 return InitialObservationOverflow(0.0, error=str(failure))
             self.task = append_text(self.task, strip_special(said, self._special))
             own = {tool.name: tool for tool in self._session.list_tools()}
@@ -151,6 +153,7 @@ class ToolEnv:
             reward = await self._session.get_reward() if self._session else 0.0
         except EpisodeFailed as failure:
             error = str(failure)
+        await self.close()
         counts = {name: float(self._counts[name]) for name in ("turns", "tool_calls", "tool_errors")}
         seconds = self._budget.seconds - self._seconds_left
         return StepResult(
@@ -161,3 +164,4 @@ class ToolEnv:
         if self._session:
             with suppress(EpisodeFailed):  # the episode is over, and its reward stands
                 await self._session.close()
+            self._session = None
