@@ -13,7 +13,7 @@ from rlvr.core.messages import ModelInput
 from rlvr.core.protocols import InitialObservationOverflow, StepResult
 from rlvr.core.types import Task
 from rlvr.envs.gym.gym_session import GymSession, Observation
-from rlvr.envs.limited_calls import EpisodeFailed
+from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.prompt import append_text, encode_prompt
 
 ENDS = ("done", "max_turns", "no_room")
@@ -35,7 +35,7 @@ class GymEnv:
     async def initial_observation(self) -> tuple[ModelInput, None] | InitialObservationOverflow:
         try:
             first = await self._session.reset(self.task)
-        except EpisodeFailed as failure:
+        except EpisodeError as failure:
             await self.close()
             return InitialObservationOverflow(0.0, error=str(failure))
         self.task = append_text(self.task, strip_special(first.text, self._special))
@@ -50,7 +50,7 @@ class GymEnv:
         self._counts["turns"] += 1
         try:
             said = await self._session.step(decode_turn(action, self._tokenizer))
-        except EpisodeFailed as failure:
+        except EpisodeError as failure:
             await self.close()
             return StepResult(0.0, True, error=str(failure))
         if said.done:
@@ -78,5 +78,5 @@ class GymEnv:
     async def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            with suppress(EpisodeFailed):  # the episode is over, and its reward stands
+            with suppress(EpisodeError):  # the episode is over, and its reward stands
                 await self._session.close()

@@ -12,7 +12,7 @@ from rlvr.core.futures import run_to_end
 from rlvr.core.types import Task
 from rlvr.envs.gym.gym_env import GymEnv
 from rlvr.envs.gym.gym_session import ClassGym, Gym
-from rlvr.envs.limited_calls import EpisodeFailed
+from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.registry import register_environment
 from rlvr.envs.wrapped_source import NestedSource
 from rlvr.reward.reward_options import check_integer, check_number
@@ -50,7 +50,7 @@ class GymSource(NestedSource):
 
         try:
             run_to_end(reset())
-        except EpisodeFailed as failure:
+        except EpisodeError as failure:
             raise ValueError(str(failure)) from failure
 
     def demonstration(self, task: Task, key: int) -> None:

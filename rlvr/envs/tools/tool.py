@@ -25,7 +25,7 @@ from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Task
 from rlvr.envs.limited_calls import (
     MOST_STUCK,
-    CallFailed,
+    CallError,
     count_stuck,
     run_ending_call,
     run_in_thread,
@@ -131,7 +131,7 @@ class Tool:
             return await run(lambda: _write(self.function(**arguments)), limit, ToolProblem, ToolOutage)
         except TimeoutError:
             raise ToolProblem(f"{self.name} took longer than {seconds:g} s") from None
-        except CallFailed as error:
+        except CallError as error:
             raise ToolProblem(str(error)) from None
 
 

@@ -18,7 +18,7 @@ from rlvr.chat.turns import render_after
 from rlvr.core.futures import run_to_end
 from rlvr.core.registry import check_kwargs
 from rlvr.core.types import Task
-from rlvr.envs.limited_calls import EpisodeFailed
+from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.prompt import append_text
 from rlvr.envs.registry import register_environment
 from rlvr.envs.tools.builtin_tools import TOOL_FORMS, resolve_tools
@@ -127,7 +127,7 @@ class ToolSource(NestedSource):
 
         try:
             return run_to_end(reset())
-        except EpisodeFailed as failure:
+        except EpisodeError as failure:
             raise ValueError(str(failure)) from failure
 
     def _add_tools(self, task: Task, calls: TemplateCallFormat | WordCallFormat) -> Task:
