@@ -1,7 +1,7 @@
 """Environments by name: `@register_environment("mine")` on a factory, `resolve_environment("mine", **options)`.
 
-A name with a colon is a path or a reference (`rlvr.envs.environment_references`). A factory takes the options and returns a task
-source (`rlvr.core.protocols.TaskSource`): a class of sources is one.
+A name with a colon is a path or a reference (`rlvr.envs.environment_references`). A factory takes the options and
+returns a task source (`rlvr.core.protocols.TaskSource`): a class of sources is one.
 """
 
 from __future__ import annotations

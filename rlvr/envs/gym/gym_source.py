@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvr.core.futures import run_to_end
+from rlvr.core.protocols import TaskSource
 from rlvr.core.types import Task
 from rlvr.envs.gym.gym_env import GymEnv
 from rlvr.envs.gym.gym_session import ClassGym, Gym
@@ -22,7 +23,7 @@ class GymSource(NestedSource):
     """The tasks of the environment `inner`, played in sessions of a gym; the episodes give the reward."""
 
     def __init__(
-        self, name: str, gym: Gym, max_turns: int | None, inner: str, inner_kwargs: Mapping[str, Any] | None
+        self, name: str, gym: Gym, max_turns: int | None, inner: str | TaskSource, inner_kwargs: Any = None
     ) -> None:
         super().__init__(name, inner, inner_kwargs)
         self._gym, self._is_tried = gym, False

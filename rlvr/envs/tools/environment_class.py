@@ -154,7 +154,7 @@ async def call_user_code(what: str, seconds: float, function: Callable[[], T]) -
             f"{what}: {count_stuck()} calls that were late have not ended; give them limits of their own"
         )
     try:
-        return await run_in_thread(function, seconds)
+        return await run_in_thread(function, seconds, EpisodeError)
     except CallError as error:
         raise EpisodeError(f"{what} failed: {error}") from error
     except TimeoutError:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
@@ -139,6 +139,25 @@ def _write(result: Any) -> str:
     """A result as text. Called on the tool's thread: the methods of a result are the tool's, too."""
     result = wait_for_result(result)
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+
+
+@dataclass(frozen=True)
+class ServerTool(Tool):
+    """A tool whose arguments are described and checked by its server."""
+
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])  # JSON schema
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.parameters.get("properties") or {})
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+    def check(self, given: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+        return self.name_arguments(given)
 
 
 @dataclass(frozen=True)
