@@ -125,9 +125,14 @@ def _make_agent(
     if result not in RESULTS:
         raise ValueError(f"agent: result={result!r}, expected one of {', '.join(RESULTS)}")
     if command is not None:
-        if isinstance(command, str) or not command or not all(isinstance(word, str) for word in command):
+        if isinstance(command, str) or not command:
             raise ValueError(
                 f"agent: command={command!r:.200}; expected a list of words, such as [python, my_agent.py]"
+            )
+        if wrong := [word for word in command if not isinstance(word, str)]:
+            raise ValueError(
+                f"agent: command={list(command)!r:.200}: the word {wrong[0]!r} is not text; quote it, since YAML reads "
+                "no, on and 5 as other types"
             )
         resolved = resolve_command(command)
         return lambda: CommandRun(resolved, result)
