@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rlvr.chat.dialects.forms import DialectError
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.core.messages import SamplingParams
 from rlvr.core.types import Outcome, Task, Trajectory
+from rlvr.envs.agent.agent_env import AgentBudget, AgentRules
 from rlvr.envs.agent.agent_run import Assignment
 from rlvr.envs.agent.agent_source import AgentSource
 from rlvr.recorder.open_rollouts import MAX_HELD, OpenRollouts
@@ -470,3 +472,14 @@ def test_fields_of_the_row_are_shown_only_if_they_are_asked_for(rows: str) -> No
     assert one.answer is not None and list(json.loads(one.answer)) == ["answer"]
     with pytest.raises(ValueError, match=r"'hint'.*it has answer"):
         play(rows, function=agent, rules={"fields": ["hint"]})
+
+
+def test_the_page_has_every_rule_and_budget_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "train" / "agents.md").read_text(encoding="utf-8")
+    for kind in (AgentRules, AgentBudget):
+        for one in fields(kind):
+            if one.name not in ("budget", "needs_reward"):  # a part of its own, and what `result` says
+                value = one.default
+                shown = "none" if value is None else "`[]`" if value == () else f"`{str(value).lower()}`"
+                shown = shown.replace(".0`", "`")
+                assert f"| `{one.name}` | {shown} |" in page, one.name
