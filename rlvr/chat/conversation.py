@@ -1,14 +1,21 @@
 """Conversations token for token: what a program sends as messages becomes the ids that the policy read and sampled.
 
+A `Conversation` is what one program (an agent in one episode) says to the policy and gets from it. It keeps the ids of
+two things: each prompt as the policy read it, and each turn as the policy sampled it.
+
     template = ChatTemplate(tokenizer)
     conversation = Conversation(template)
-    prompt = conversation.encode(call)                  # what was said before is taken from the record
-    answer = conversation.read(call, prompt, sequence)  # what the policy sampled, as the program gets it
-    conversation.record(call, answer)
+    prompt = conversation.encode(call)                  # the ids that the policy reads
+    answer = conversation.read(call, prompt, sequence)  # what it sampled, as the program gets it
+    conversation.record(call, answer)                   # its ids are known from here on
 
-A program keeps its history as messages and sends all of it with each call. A history that was rendered and encoded
-again would rarely be the tokens that the policy sampled, so nothing is: messages that equal what was recorded keep
-their ids, and only what is new is rendered and encoded, once. A history that was changed begins anew.
+A program keeps its history as messages and sends all of it with each call. Encoded again, that text would often be
+other tokens than those that were sampled. So messages that equal what was recorded keep their ids, and only what is new
+is rendered and encoded, once:
+
+    call 1   [user "2+3?"]                              ->  ids P of the whole; the policy samples the ids T, "5."
+    call 2   [user "2+3?", assistant "5.", user "ok?"]  ->  P + T + the new ids of 'user "ok?"'
+    call 3   [user "2+3?", assistant "five"]...         ->  changed: encoded as a whole, a new branch
 """
 
 from __future__ import annotations

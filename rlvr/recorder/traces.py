@@ -193,7 +193,9 @@ def _read_trace(trace: Json, unnamed: str) -> tuple[str, RecordedRollout]:
     for turn in turns:
         node = turn.get("node_id") if isinstance(turn, dict) else None
         if not isinstance(node, str) or not node or node in nodes:
-            raise ValueError(f"{rollout.id}: node_id={node!r:.80} of a turn is missing, or another turn has it")
+            raise ValueError(
+                f"{rollout.id}: a turn has node_id={node!r:.80}; expected a text that no other turn of the trace has"
+            )
         nodes.add(node)
         about = _object(turn, "metadata")
         if len(nodes) == 1 and "rollout_id" in about:

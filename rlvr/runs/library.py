@@ -395,6 +395,7 @@ def _name_caller(function: str, arguments: Iterable[str] = ()) -> Iterator[None]
 def _find_config(config: str | Path | None, values: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """(name, file) of the config that arguments override: of `dataset` where rows are given, and no other."""
     if config is None:
-        return ("dataset", None) if values.get("env.name") == "dataset" else (None, None)
+        is_rows = "dataset" in (values.get("env.name"), values.get("env.kwargs.inner"))  # an agent may play the rows
+        return ("dataset", None) if is_rows else (None, None)
     is_file = isinstance(config, Path) or Path(config).suffix in (".yaml", ".yml")
     return (None, str(config)) if is_file else (str(config), None)

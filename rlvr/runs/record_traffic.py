@@ -114,9 +114,8 @@ def record_traffic(
             say(f"every call is written to {out}. A program needs one of these, and any key:")
             say(f"  export OPENAI_BASE_URL={addresses['openai_base_url']}")
             say(f"  export ANTHROPIC_BASE_URL={addresses['anthropic_base_url']}")
-            say(
-                f"Another rollout: curl -X POST {url}/rollouts. Its reward: POST {json.dumps({'reward': 1})} to /reward"
-            )
+            say(f"Its reward: curl -X POST {addresses['url']}/reward -d '{json.dumps({'reward': 1})}'")
+            say(f"Another rollout, with addresses of its own: curl -X POST {url}/rollouts")
             running.wait(lambda: None)
 
 

@@ -80,6 +80,7 @@ def ask_once(assignment: Any) -> str:
 def test_an_agent_plays_the_rows(train: Callable[..., rlvr.Run]) -> None:
     run = train(ROWS, digits, agent=ask_once)
     assert run.settings["env"]["name"] == "agent" and run.settings["env"]["kwargs"]["inner"] == "dataset"
+    assert run.settings["training"]["optimizer"]["warmup_steps"] == 5, "of the config dataset, as without an agent"
     assert [row["env/all/stop/finished"] for row in run.metrics if row["phase"] == "rl"] == [1.0, 1.0]
     for wrong, words in ((7, "agent is of type int"), ({"play": 1}, "play")):
         with pytest.raises(ValueError, match=words):

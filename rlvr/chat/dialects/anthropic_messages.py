@@ -220,7 +220,11 @@ def _check_context_management(fields: Fields) -> None:
     for edit in given.take_children("edits", MAX_TOOLS):
         kind = edit.take("type")
         if not isinstance(kind, str) or not kind.startswith("clear_thinking"):
-            edit.refuse("type", kind, "clear_thinking_...: a history is read as it is sent")
+            edit.refuse(
+                "type",
+                kind,
+                "clear_thinking_...; other edits are not supported, so send the history as the model should read it",
+            )
 
 
 def _write_head(call: ChatRequest, id: str) -> Json:

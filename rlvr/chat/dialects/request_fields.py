@@ -45,7 +45,10 @@ def check_json(given: Any, param: str | None = None) -> None:
         for one in level:
             if isinstance(one, dict):
                 if not all(isinstance(name, str) for name in one):
-                    raise DialectError(f"{what} has an object with a name that is no text", param)
+                    raise DialectError(
+                        f"{what} has an object with a field name that is not a string; JSON field names are strings",
+                        param,
+                    )
                 below.extend(one.values())
             elif isinstance(one, list):
                 below.extend(one)
