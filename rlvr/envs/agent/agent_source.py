@@ -35,10 +35,11 @@ class AgentSource(NestedSource):
     judged: `answer`, the policy's last turn, `output`, what the command printed, or `reward`, the number at its end; a
     file `RLVR_RESULT` of JSON with `answer`, `reward` and `metrics` goes before it. `budget` bounds an episode: {calls,
     sampled_tokens, tool_calls, seconds, call_seconds}. `rules` are {fields, branches, keep_retried, judges_failures,
-    max_concurrent}: the fields of a row that the agent is shown, whether `all` branches are trained or the `last`
-    alone, whether answers that it asked for again are trained, whether an agent that fails is judged and not left
-    out, and how many run at the same time. `template_arguments` go to the model's chat template. `walls` keep a command
-    from the files, the network and the processes outside: {readable, memory, processes, scratch}, {} for the defaults.
+    parallel, max_concurrent}: the fields of a row that the agent is shown, whether `all` branches are trained or the
+    `last` alone, whether answers that it asked for again are trained, whether an agent that fails is judged and not
+    left out, whether its calls may come at the same time, and how many agents run at the same time.
+    `template_arguments` go to the model's chat template. `walls` keep a command from the files, the network and the
+    processes outside: {readable, memory, processes, scratch}, {} for the defaults.
     """
 
     owns_prompts = True
