@@ -13,6 +13,7 @@ their ids, and only what is new is rendered and encoded, once. A history that wa
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import secrets
@@ -55,9 +56,13 @@ class ChatTemplate:
         self._special = [text for text in getattr(tokenizer, "all_special_tokens", []) if text.strip()]
 
     @cached_property
+    def _variables(self) -> set[str]:
+        return list_variables(self.tokenizer)
+
+    @cached_property
     def tool_calls(self) -> TemplateCallFormat:
         """How the template writes calls of tools; TemplateError if it has no tools, or a form that is not known."""
-        if not self.has_own or "tools" not in list_variables(self.tokenizer):
+        if not self.has_own or "tools" not in self._variables:
             raise TemplateError("tools: this model's chat template has no tools; leave them out, or use another model")
         try:
             return ToolCallFormat.of_template(self.tokenizer)
@@ -91,8 +96,23 @@ class ChatTemplate:
 
     def encode(self, messages: Sequence[Json], tools: Sequence[Json]) -> list[int]:
         """The ids of a whole conversation, up to where the policy speaks; TemplateError for one that is refused."""
+        return self.encode_text(self.render(messages, tools))
+
+    def render(self, messages: Sequence[Json], tools: Sequence[Json]) -> str:
+        """The text of a whole conversation, up to where the policy speaks."""
         given = self._adapt(messages)
-        return self._encode(self._render(lambda more: render_chat(given, self.tokenizer, more), tools))
+        return self._render(lambda more: render_chat(given, self.tokenizer, more), tools)
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> ChatTemplate:
+        """This template with more arguments; TemplateError for one that it does not read."""
+        if unknown := sorted(set(arguments) - self._variables):
+            raise TemplateError(
+                f"chat_template_kwargs: {', '.join(unknown)[:200]} is not read by this model's chat template, which "
+                f"takes {', '.join(sorted(self._variables)) or 'none'}"
+            )
+        made = copy.copy(self)
+        made.arguments = {**self.arguments, **arguments}
+        return made
 
     def encode_new_messages(
         self, before: Sequence[Json], messages: Sequence[Json], tools: Sequence[Json], turn: Sequence[int]
@@ -103,7 +123,7 @@ class ChatTemplate:
         earlier, later = given[: len(before) - 1], given[len(before) :]
         calls = before[-1].get("tool_calls") or ()
         called = calls[0]["function"]["name"] if calls else ""
-        return self._encode(
+        return self.encode_text(
             self._render(lambda more: render_after(earlier, later, self.tokenizer, more, turn, called), tools)
         )
 
@@ -125,7 +145,8 @@ class ChatTemplate:
         except Exception as error:  # a template may raise any error of its own
             raise TemplateError(f"messages: the chat template refuses them ({error!s:.300})") from error
 
-    def _encode(self, text: str) -> list[int]:
+    def encode_text(self, text: str) -> list[int]:
+        """The ids of a rendered conversation, or a part of one."""
         try:
             return [int(token) for token in self.tokenizer.encode(text, add_special_tokens=False)]
         except Exception as error:  # a word-level vocabulary without a word; each library has its own error
@@ -154,20 +175,26 @@ class ChatTemplate:
     def read_answer(
         self, tokens: Sequence[int], call: ChatRequest, write_id: Callable[[int], str]
     ) -> tuple[Json, str | None]:
-        """The assistant's message that tokens are, and the stop string at which they end, if at one.
-
-        `write_id` gives the ids of its calls of tools, numbered from 0: nine letters and digits, as all templates take.
-        """
+        """The assistant's message that tokens are, and the stop string at which they end, if at one."""
         text = decode_turn(tokens, self.tokenizer)
         stop = next((stop for stop in call.stop if text.endswith(stop)), None)
         if stop is not None:
             text = text.removesuffix(stop)
+        return self.read_text(text, call, write_id), stop
+
+    def read_text(
+        self, text: str, call: ChatRequest, write_id: Callable[[int], str], keeps_special: bool = False
+    ) -> Json:
+        """The assistant's message that a text is, special tokens included.
+
+        `write_id` gives the ids of its calls of tools, numbered from 0: nine letters and digits, as all templates take.
+        """
         calls: list[ToolCall] = []
         if call.tools:
             text, calls = self.tool_calls.split(text, call.tools)
-        for special in self._special:
+        for special in () if keeps_special else self._special:
             text = text.replace(special, "")
-        message: Json = {"role": "assistant", "content": text}
+        message: Json = {"role": "assistant", "content": text.strip() if calls else text}
         if calls:
             named = enumerate(calls[:1] if call.one_call else calls)
             message["tool_calls"] = [
@@ -178,7 +205,7 @@ class ChatTemplate:
                 }
                 for number, one in named
             ]
-        return message, stop
+        return message
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,7 +54,7 @@ class ChatRequest:
     required_tool: str | bool = False
     schema: Json | None = None
     previous: str | None = None
-    is_kept: bool = False
+    is_kept: bool = field(default=False, compare=False)
     has_instructions: bool = False
     with_token_ids: bool = False
     with_logprobs: bool = False
@@ -70,7 +70,8 @@ class ChatRequest:
 class ChatAnswer:
     """One answer of the policy: an assistant's `message` in the form above, and how it ended.
 
-    `stop` is the stop string at which it ended, if it was one. `tokens` are the sampled ids with their `logprobs`.
+    `stop` is the stop string at which it ended, if it was one. `tokens` are the sampled ids with their `logprobs`;
+    `likeliest` has the texts and log-probs of the likeliest tokens at each place, if they are known.
     """
 
     message: Json
@@ -80,6 +81,7 @@ class ChatAnswer:
     logprobs: Sequence[float]
     token_texts: Sequence[str] = ()
     stop: str | None = None
+    likeliest: Sequence[Sequence[tuple[str, float]]] = ()
 
 
 @dataclass(frozen=True)
