@@ -279,6 +279,11 @@ class ExternalEnv(ABC):
 
     turn_limit: int | None = None
     """The most tokens that the program takes for the next turn; None: as many as the run samples."""
+    prompt_limit: int | None = None
+    """The most tokens that the policy may read before a turn; None: as many as fit its context."""
+    is_parallel: bool = False
+    """Whether calls of the program may come at the same time: then what is drawn for a turn follows from what it reads,
+    and not from its number, which would depend on the order in which they arrive."""
     slots: EpisodeSlots | None = None
     """How many such episodes run at the same time; None: as many as there are."""
 

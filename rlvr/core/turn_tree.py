@@ -6,6 +6,7 @@ prompt in the others, so that it is trained once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,12 +14,14 @@ from dataclasses import dataclass
 def find_parent(prompt: Sequence[int], turns: Iterable[tuple[int, Sequence[int], Sequence[int]]]) -> int | None:
     """Of turns (number, prompt, tokens) the one that `prompt` goes on from: the longest, of equal ones the last; None
     where it begins anew."""
-    best: tuple[int, int] | None = None
-    for number, before, tokens in turns:
-        read, length = len(before), len(before) + len(tokens)
-        if length <= len(prompt) and prompt[read:length] == tokens and prompt[:read] == before:
-            best = max(best or (0, -1), (length, number))
-    return best[1] if best else None
+    longest_first = sorted(
+        ((len(before) + len(tokens), number, before, tokens) for number, before, tokens in turns), reverse=True
+    )
+    for length, number, before, tokens in longest_first:  # of a history that only grows the first one fits
+        read = len(before)
+        if prompt[read:length] == tokens and prompt[:read] == before:
+            return number
+    return None
 
 
 def split_branches(parents: Sequence[int | None], dropped: Collection[int] = ()) -> list[list[int]]:
@@ -81,10 +84,11 @@ def find_unused(calls: Sequence[int], prompts: Sequence[Sequence[int]], parents:
 
     `calls[i]` is the number of the call that turn i answered.
     """
-    continued, unused = set(parents), set[int]()
-    equal: dict[tuple[int, ...], list[int]] = {}
+    continued, unused, lengths = set(parents), set[int](), Counter(map(len, prompts))
+    equal: dict[tuple[int, ...] | int, list[int]] = {}
     for turn, prompt in enumerate(prompts):
-        equal.setdefault(tuple(prompt), []).append(turn)
+        key = tuple(prompt) if lengths[len(prompt)] > 1 else ~turn  # a length of its own is no other's prompt
+        equal.setdefault(key, []).append(turn)
     for turns in equal.values():
         used = continued.intersection(turns)
         last_call = calls[turns[-1]]

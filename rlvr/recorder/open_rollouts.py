@@ -99,7 +99,7 @@ class OpenRollout:
     def _settle(self, pending: PendingCall) -> None:
         with self._lock:
             self._waiting.discard(pending)
-            if not pending.answers.cancelled() and pending.answers.exception() is None:
+            if pending.call.is_kept and not pending.answers.cancelled() and pending.answers.exception() is None:
                 self._answered[pending.id] = pending.call, pending.answers.result()[0].message
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -61,7 +61,8 @@ class RecordedCall:
     ended: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        return {"version": VERSION, "kind": "call", **asdict(self)}
+        fields = {**vars(self), "choices": [vars(choice) for choice in self.choices]}
+        return {"version": VERSION, "kind": "call", **fields}
 
     @classmethod
     def of_json(cls, fields: dict[str, Any]) -> RecordedCall:

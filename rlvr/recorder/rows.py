@@ -1,4 +1,4 @@
-"""Rows out of recorded calls: one trajectory for each branch of a rollout, with the tokens that were sampled.
+"""Rows out of recorded calls: a trajectory for each branch of a rollout and temperature in it, with the tokens that were sampled.
 
 for rollout in read_recording(path).rollouts:
     for trajectory in make_rows(rollout):
@@ -23,6 +23,10 @@ class RecordedTurn:
     call: RecordedCall
     choice: RecordedChoice
 
+    @property
+    def temperature(self) -> float:
+        return self.call.settings.get("temperature", 1.0)
+
 
 def list_turns(rollout: RecordedRollout) -> list[RecordedTurn]:
     return [RecordedTurn(call, choice) for call in rollout.calls for choice in call.choices]
@@ -46,28 +50,28 @@ def list_branches(turns: Sequence[RecordedTurn], *, keep_retried: bool = False) 
 def make_rows(rollout: RecordedRollout, tokenizer: Any = None, *, keep_retried: bool = False) -> list[Trajectory]:
     """The trajectories of a rollout, with its reward; None if none was reported. `tokenizer` gives their texts.
 
-    Branches of which nothing is trained are left out.
+    A row has one temperature: a branch whose calls were sampled at several is a row for each, which trains the turns of
+    that one. Rows of which nothing is trained are left out.
     """
     turns = list_turns(rollout)
-    rows = [
-        _make_row(rollout, [turns[number] for number in branch], tokenizer)
-        for branch in list_branches(turns, keep_retried=keep_retried)
-    ]
+    rows: list[Trajectory] = []
+    for branch in list_branches(turns, keep_retried=keep_retried):
+        read = [turns[number] for number in branch]
+        temperatures = dict.fromkeys(turn.temperature for turn in read)
+        rows += [_make_row(rollout, read, temperature, tokenizer) for temperature in temperatures]
     return [row for row in rows if row.num_action_tokens]
 
 
-def _make_row(rollout: RecordedRollout, turns: Sequence[RecordedTurn], tokenizer: Any) -> Trajectory:
+def _make_row(
+    rollout: RecordedRollout, turns: Sequence[RecordedTurn], temperature: float, tokenizer: Any
+) -> Trajectory:
     row = join_turns([(turn.call.prompt, turn.choice.tokens, turn.choice.logprobs) for turn in turns])
     last = turns[-1]
     for turn, start in zip(turns, row.starts, strict=True):
-        for place, is_trained in enumerate(turn.choice.mask, start):
-            if not is_trained:
+        is_other = turn.temperature != temperature
+        for place, is_trained in enumerate(turn.choice.mask or [1] * len(turn.choice.tokens), start):
+            if is_other or not is_trained:
                 row.mask[place], row.logprobs[place] = 0, 0.0
-    temperatures = {turn.call.settings.get("temperature", 1.0) for turn in turns}
-    if len(temperatures) > 1:
-        raise ValueError(
-            f"rollout {rollout.id}: its calls were sampled at the temperatures {sorted(temperatures)}; a row has one"
-        )
     return Trajectory(
         prompt="" if tokenizer is None else tokenizer.decode(row.prompt, skip_special_tokens=False),
         prompt_tokens=row.prompt,
@@ -80,7 +84,7 @@ def _make_row(rollout: RecordedRollout, turns: Sequence[RecordedTurn], tokenizer
         group_id=rollout.group or rollout.id,
         rollout_id=rollout.id,
         stop_reason=StopReason.LENGTH if last.choice.finish == "length" else StopReason.STOP,
-        temperature=temperatures.pop(),
+        temperature=temperature,
         policy_fingerprint="+".join(dict.fromkeys(turn.call.policy for turn in turns)),
         turn_starts=row.starts,
     )

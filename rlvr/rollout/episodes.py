@@ -11,7 +11,9 @@ Also exports `Trajectory` and `TrajectoryBatch`, which users import from here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -96,7 +98,22 @@ class _Episode:
     answer: str | None = None
     error: str = ""
     done: bool = False
+    reads: Counter[str] = field(default_factory=Counter[str])  # how often each call came, if they are parallel
     written: list[Trajectory] | None = None
+
+    @property
+    def is_parallel(self) -> bool:
+        return isinstance(self.env, ExternalEnv) and self.env.is_parallel
+
+    def place_turn(self, turn: int) -> tuple[int | str, ...]:
+        """What tells the draws of the next turn from those of others: its number, or what it reads and how often that
+        was read before."""
+        if not self.is_parallel:
+            return (turn,)
+        call = repr((self.observation, self.stop, _turn_limit(self))).encode()
+        content = hashlib.blake2b(call, digest_size=16).hexdigest()
+        self.reads[content] += 1
+        return content, self.reads[content]
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -135,10 +152,10 @@ def rollout(
     """Play every episode to its end; trajectories in the order of groups and samples.
 
     `seed` names the purpose (run, phase, step): the draws of a completion depend on it, the group's id, the sample's
-    index and the turn, on nothing else. `version` is recorded as `policy_version`. A first observation of more than
-    `max_prompt_tokens` is a ValueError that names the task. `on_group_end` gets the trajectories of a group as soon
-    as its last episode ends, while those of other groups go on; groups whose builder rewards them come only with the
-    rest.
+    index and the turn (its number, or of parallel calls what it reads), on nothing else. `version` is recorded as
+    `policy_version`. A first observation of more than `max_prompt_tokens` is a ValueError that names the task.
+    `on_group_end` gets the trajectories of a group as soon as its last episode ends, while those of other groups go on;
+    groups whose builder rewards them come only with the rest.
     """
     return run_to_end(_rollout(groups, sampler, params, seed, version, max_prompt_tokens, read_blocking, on_group_end))
 
@@ -339,7 +356,7 @@ def _calls(running: list[_Episode]) -> list[list[_Episode]]:
             last
             and last[0].group is episode.group
             and len(last) == episode.index
-            and not episode.turns
+            and not (episode.turns or episode.is_parallel)
             and last[0].observation == episode.observation
             and last[0].stop == episode.stop
             and _turn_limit(last[0]) == _turn_limit(episode)
@@ -357,7 +374,7 @@ def _turn_limit(episode: _Episode) -> int | None:
 def _submit(batch: list[_Episode], sampler: SamplingClient, params: SamplingParams, seed: int, turn: int):
     first = batch[0]
     # A call that starts at sample 0 numbers its completions itself; any other call is one completion.
-    key = rng.key(seed, first.group.id, turn, first.index)
+    key = rng.key(seed, first.group.id, *first.place_turn(turn), first.index)
     stop = params.stop if params.stop is not None else first.stop
     if params.stop is not None and first.stop is not None and isinstance(first.env, ExternalEnv):
         own = [params.stop] if isinstance(params.stop, str) else list(params.stop)
@@ -401,7 +418,7 @@ def write_trajectories(episode: _Episode, tokenizer: Any, params: SamplingParams
     """The trajectories of an episode that is over, one for each branch of its turns."""
     env = episode.env
     dropped, final = (env.dropped_turns(), env.final_turn()) if isinstance(env, ExternalEnv) else ((), None)
-    branches = split_branches([turn.parent for turn in episode.turns], dropped) or [[]]
+    branches = _split_branches(episode, dropped) or [[]]
     branches.sort(key=lambda branch: final is not None and final in branch)  # the judged one last
     *others, judged = (_write(episode, branch, tokenizer, params) for branch in branches)
     if episode.answer is not None:
@@ -412,6 +429,18 @@ def write_trajectories(episode: _Episode, tokenizer: Any, params: SamplingParams
         judged = replace(judged, reward=episode.reward, metadata=dict(episode.metrics), turn_rewards=given)
         judged.reports[-1:] = [dict(episode.metrics)]
     return [*others, judged]
+
+
+def _split_branches(episode: _Episode, dropped: Collection[int]) -> list[list[int]]:
+    """The turns of each branch. Of calls that are parallel in an order that does not depend on their arrival."""
+    turns = episode.turns
+    if not episode.is_parallel:
+        return split_branches([turn.parent for turn in turns], dropped)
+    order = sorted(range(len(turns)), key=lambda i: (len(turns[i].prompt), turns[i].prompt, turns[i].answer.tokens))
+    place = {number: at for at, number in enumerate(order)}  # a turn is behind its parent: it reads more
+    parents = [None if (parent := turns[number].parent) is None else place[parent] for number in order]
+    branches = split_branches(parents, {place[number] for number in dropped})
+    return [[order[at] for at in branch] for branch in branches]
 
 
 def _write(episode: _Episode, path: list[int], tokenizer: Any, params: SamplingParams) -> Trajectory:

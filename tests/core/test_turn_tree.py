@@ -77,3 +77,16 @@ def test_the_turns_that_a_program_did_not_use(
     calls: list[int], prompts: list[list[int]], parents: list[int | None], unused: set[int]
 ) -> None:
     assert find_unused(calls, prompts, parents) == unused
+
+
+def test_a_history_that_only_grows_is_compared_with_its_last_turn_alone() -> None:
+    class Counting(list[int]):
+        looks = 0
+
+        def __getitem__(self, place):  # type: ignore[no-untyped-def]
+            self.looks += 1
+            return super().__getitem__(place)
+
+    turns = [(turn, list(range(2 * turn)), [2 * turn]) for turn in range(200)]
+    prompt = Counting(range(500))
+    assert find_parent(prompt, turns) == 199 and prompt.looks == 2

@@ -483,3 +483,53 @@ def test_the_page_has_every_rule_and_budget_with_its_default() -> None:
                 shown = "none" if value is None else "`[]`" if value == () else f"`{str(value).lower()}`"
                 shown = shown.replace(".0`", "`")
                 assert f"| `{one.name}` | {shown} |" in page, one.name
+
+
+def test_parallel_calls_sample_the_same_in_whatever_order_they_arrive(rows: str) -> None:
+    """Equal calls are told apart by their number, all others by what they read, also from those of other episodes."""
+
+    class Sampler(ScriptedSamplingClient):
+        """Says a word that its seed draws."""
+
+        seeds: list[int] = []  # noqa: RUF012
+
+        def sample(self, prompt: Any, num_samples: int, sampling_params: SamplingParams, *more: Any) -> Any:
+            assert sampling_params.seed is not None
+            self.seeds = [*self.seeds, *(sampling_params.seed + n for n in range(num_samples))]
+            return super().sample(prompt, num_samples, sampling_params, *more)
+
+    def run(parallel: bool, *orders: list[int]) -> list[Any]:
+        left = iter(orders)
+        made = AgentSource(
+            "dataset",
+            {"path": rows, "reward": "exact_match"},
+            function=lambda assignment: agents.fan_out(assignment, next(left)),
+            rules={"parallel": parallel},
+        )
+
+        def say(number: int) -> list[int]:
+            return [*TEXT.encode(str(sampler.seeds[number] % 10**9), add_special_tokens=False), TEXT.eos_token_id]
+
+        sampler = Sampler(TEXT, say)
+        groups = open_groups(made, [made.train(0, 0, "")], len(orders), TEXT, "g")
+        played = rollout(groups, sampler, SamplingParams(60), seed=1)
+        return [(one.rollout_id, one.full_tokens, one.action_mask) for one in played]
+
+    one, other = [0, 1, 2, 5], [5, 1, 2, 0]
+    assert len(run(True, one, other)) == 8, "of two equal calls the last counts"
+    assert run(True, one, other) == run(True, other, one)
+    assert len({str(tokens) for _, tokens, _ in run(True, one, one)}) == 8
+    assert run(False, one, other) != run(False, other, one)
+
+
+def test_calls_of_more_tokens_than_the_run_allows_are_refused(rows: str) -> None:
+    from rlvr.envs.long_prompts import limit_prompts
+
+    made = AgentSource("dataset", {"path": rows, "reward": "exact_match"}, function=agents.too_long)
+    bounded = limit_prompts(made, TEXT, 90, "filter", lambda text: None, "key")
+    sampler = ScriptedSamplingClient(TEXT, lambda number: [TEXT.eos_token_id])
+    (only,) = rollout(open_groups(bounded, [bounded.train(0, 0, "")], 1, TEXT, "g"), sampler, SamplingParams(9), seed=1)
+    assert only.answer is not None and "more than training.max_prompt_tokens=90" in only.answer
+    assert only.metadata["refused_calls"] == 1.0 and only.metadata["calls"] == 1.0
+    with pytest.raises(ValueError, match=r"training\.long_prompts=truncate_left is not supported"):
+        limit_prompts(made, TEXT, 90, "truncate_left", lambda text: None, "key")

@@ -120,6 +120,15 @@ def in_parallel(assignment: Assignment) -> str:
     return " ".join(sorted(answers))
 
 
+def fan_out(assignment: Assignment, order: list[int]) -> None:
+    """Parts that are asked for in some order, the last two alike, and one call that joins their answers."""
+    answers = {
+        number: ask(assignment, [{"role": "user", "content": f"part {number % 3}"}])["content"] for number in order
+    }
+    joined = [answers[0], answers[1], *sorted([answers[2], answers[5]])]
+    ask(assignment, [{"role": "user", "content": f"{assignment.prompt} {joined}"}])
+
+
 def refused_settings(assignment: Assignment) -> str:
     answer = post(assignment, [{"role": "user", "content": assignment.prompt}], logit_bias={"5": 100})
     once(assignment)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from rlvr.core.types import StopReason
 from rlvr.recorder.recording import RecordedCall, RecordedChoice, RecordedRollout
 from rlvr.recorder.rows import list_branches, list_turns, make_rows
@@ -71,8 +69,17 @@ def test_without_a_reward_or_a_group() -> None:
 
 
 def test_a_row_has_one_temperature() -> None:
-    cold, warm = call([1], [2], temperature=0.5), call([1, 2, 3], [4])
+    cold = call([1], [2], temperature=0.5)
     assert make_rows(RecordedRollout("r", "", [cold]))[0].temperature == 0.5
     assert len(rows(cold, call([9], [4]))) == 2
-    with pytest.raises(ValueError, match=r"rollout r.*0\.5, 1\.0"):
-        rows(cold, warm)
+
+
+def test_a_branch_of_two_temperatures_is_a_row_for_each() -> None:
+    """The turns of the other one are read: no log-prob is taken for that of another distribution."""
+    calls = [call([1], [2], temperature=0.5), call([1, 2, 3], [4]), call([1, 2, 3, 4, 5], [6], temperature=0.5)]
+    cold, warm = make_rows(RecordedRollout("r", "g", calls, 0.5))
+    assert (cold.temperature, warm.temperature) == (0.5, 1.0)
+    assert cold.full_tokens == warm.full_tokens == [1, 2, 3, 4, 5, 6]
+    assert (cold.action_mask, warm.action_mask) == ([1, 0, 0, 0, 1], [0, 0, 1, 0, 0])
+    assert [bool(one) for one in cold.logprobs] == [bool(one) for one in cold.action_mask]
+    assert {row.reward for row in (cold, warm)} == {0.5}

@@ -192,7 +192,7 @@ def _read_tools(fields: Fields) -> tuple[list[Json], str | bool, bool]:
     tools: list[Json] = []
     for tool in fields.take_children("tools", MAX_TOOLS):
         if (kind := tool.take("type")) not in (None, "custom"):
-            refuse_tool(tool, kind)
+            refuse_tool(tool, kind, "no type or 'custom'")
         tools.append(read_tool(tool, "input_schema"))
     if (choice := fields.take_child("tool_choice")) is None:
         return tools, False, False

@@ -184,7 +184,7 @@ def read_text(given: Any, param: str, kinds: Collection[str] = ("text",)) -> str
         kind = part.take("type")
         if not isinstance(kind, str) or kind not in kinds:
             raise DialectError(
-                f"{part.place} is of type {show(kind)}, which is not supported: this model reads text; "
+                f"{part.place} is of type {show(kind)}, which is not supported: this model reads text only; "
                 f"give parts of type {' or '.join(map(repr, kinds))}",
                 part.place,
             )
@@ -249,10 +249,10 @@ def read_tool(fields: Fields, parameters: str = "parameters") -> Json:
     return {"type": "function", "function": function}
 
 
-def refuse_tool(fields: Fields, kind: Any) -> NoReturn:
+def refuse_tool(fields: Fields, kind: Any, expected: str) -> NoReturn:
     raise DialectError(
-        f"{fields.place} is of type {show(kind)}, which its provider runs or defines; this model has functions only: "
-        "give a function by its name and JSON schema",
+        f"{fields.place} is of type {show(kind)}, which its provider runs or defines, expected {expected}: this model "
+        "has functions only, each with a name and a JSON schema",
         fields.place,
     )
 

@@ -63,21 +63,23 @@ class AgentBudget:
 class AgentRules:
     """How an episode is read. `fields` of the task's row are shown to the agent. `branches` that are trained: all, or
     the one of the last call alone. With `keep_retried`, an answer that the agent asked for again is trained as well.
-    With `judges_failures`, an agent that fails is judged by what it did. `needs_reward`: the agent's own reward is the
-    only one."""
+    With `parallel`, for agents whose calls come at the same time, random draws follow from what a call reads. With
+    `judges_failures`, an agent that fails is judged by what it did. `needs_reward`: the agent's own reward is the only
+    one."""
 
     budget: AgentBudget = AgentBudget()
     fields: Sequence[str] = ()
     branches: str = "all"
     keep_retried: bool = False
     judges_failures: bool = False
+    parallel: bool = False
     max_concurrent: int = 16
     needs_reward: bool = False
 
     def __post_init__(self) -> None:
         if self.branches not in ("all", "last"):
             raise ValueError(f"agent: rules.branches={self.branches!r}, expected all or last")
-        for name in ("keep_retried", "judges_failures"):
+        for name in ("keep_retried", "judges_failures", "parallel"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ValueError(f"agent: rules.{name}={value!r:.80}, expected true or false")
         if isinstance(self.fields, str) or not all(isinstance(name, str) for name in self.fields):
@@ -99,7 +101,7 @@ class AgentEnv(ExternalEnv):
     ) -> None:
         self.task, self.slots = task, slots
         self._template, self._recorder, self._agent, self._rules = template, recorder, agent, rules
-        self._conversation = Conversation(template)
+        self._conversation, self.is_parallel = Conversation(template, rules.parallel), rules.parallel
         self._rollout: OpenRollout | None = None
         self._events: asyncio.Queue[tuple[float, PendingCall | Result]] = asyncio.Queue()  # with when they came
         self._call: PendingCall | None = None
@@ -234,6 +236,11 @@ class AgentEnv(ExternalEnv):
             )
 
     def _check_room(self, length: int) -> None:
+        if self.prompt_limit is not None and length > self.prompt_limit:
+            raise ValueError(
+                f"messages: they have {length} tokens, more than training.max_prompt_tokens={self.prompt_limit}; "
+                "shorten them (context_length_exceeded)"
+            )
         context = getattr(self._template.tokenizer, "model_max_length", None)
         if context and length >= context:
             raise ValueError(

@@ -35,9 +35,9 @@ class AgentSource(NestedSource):
     `result` says what of a command is judged: `answer` (the policy's last turn), `output` (what it printed) or `reward`
     (the last word that it printed is the reward). `budget` bounds an episode: {calls, sampled_tokens, tool_calls,
     seconds, call_seconds}. `rules` say what is shown, run and trained: {fields, branches, keep_retried,
-    judges_failures, max_concurrent}. `template_arguments` go to the model's chat template. `sandbox` keeps a command
-    from files, network and processes outside: {readable, memory, processes, scratch}, {} for the defaults. The page
-    about agents has the defaults.
+    judges_failures, parallel, max_concurrent}. `template_arguments` go to the model's chat template. `sandbox` keeps a
+    command from files, network and processes outside: {readable, memory, processes, scratch}, {} for the defaults. The
+    page about agents has the defaults.
     """
 
     owns_prompts = True
