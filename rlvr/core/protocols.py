@@ -300,6 +300,14 @@ class ExternalEnv(ABC):
         """The turn that is judged; None: that of the last branch."""
         return None
 
+    def turn_ids(self) -> Sequence[str]:
+        """The id of each turn's answer, as the program knows it; empty if it knows none."""
+        return ()
+
+    def branch_rewards(self) -> Mapping[int, float]:
+        """What the program gives for branches, by a turn of each: of several in a branch the latest counts."""
+        return {}
+
     async def close(self) -> None:
         """End what still runs. Always called, also after an error."""
         return

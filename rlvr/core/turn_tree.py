@@ -6,8 +6,10 @@ prompt in the others, so that it is trained once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from rlvr.core.types import mean
 
 
 def find_parent(prompt: Sequence[int], turns: Iterable[tuple[int, Sequence[int], Sequence[int]]]) -> int | None:
@@ -45,6 +47,24 @@ def split_branches(parents: Sequence[int | None], dropped: Collection[int] = ())
         written.update(branch)
         branches.append(branch)
     return branches
+
+
+def list_path(turn: int, parents: Sequence[int | None]) -> list[int]:
+    """The turns from the beginning of a history to a turn."""
+    path = [turn]
+    while (parent := parents[path[0]]) is not None:
+        path.insert(0, parent)
+    return path
+
+
+def find_reward(path: Sequence[int], given: Mapping[int, float]) -> float | None:
+    """The reward of a branch with the turns `path`, of rewards that were given to turns: that of its latest turn."""
+    return next((given[turn] for turn in reversed(path) if turn in given), None)
+
+
+def share_credit(turns: Sequence[int], paths: Sequence[Sequence[int]], rewards: Sequence[float]) -> list[float]:
+    """What each turn is trained with: the mean of the rewards of the branches, with the turns `paths`, that have it."""
+    return [mean([reward for path, reward in zip(paths, rewards, strict=True) if turn in path]) for turn in turns]
 
 
 @dataclass(frozen=True)

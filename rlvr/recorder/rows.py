@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr.core.turn_tree import find_parent, find_unused, join_turns, split_branches
+from rlvr.core.turn_tree import (
+    find_parent,
+    find_reward,
+    find_unused,
+    join_turns,
+    list_path,
+    share_credit,
+    split_branches,
+)
 from rlvr.core.types import StopReason, Trajectory
 from rlvr.recorder.recording import RecordedCall, RecordedChoice, RecordedRollout
 
@@ -28,14 +36,19 @@ def list_turns(rollout: RecordedRollout) -> list[RecordedTurn]:
     return [RecordedTurn(call, choice) for call in rollout.calls for choice in call.choices]
 
 
+def find_parents(turns: Sequence[RecordedTurn]) -> list[int | None]:
+    """The turn that each turn goes on from."""
+    return [
+        find_parent(turn.call.prompt, ((i, turns[i].call.prompt, turns[i].choice.tokens) for i in range(number)))
+        for number, turn in enumerate(turns)
+    ]
+
+
 def list_branches(turns: Sequence[RecordedTurn], *, keep_retried: bool = False) -> list[list[int]]:
     """The turns of each branch, by number. Left out are an answer that the program did not use (`find_unused`), if it
     has no mask that says otherwise and not `keep_retried`, and one with a mask of zeros; unless a turn goes on from
     them."""
-    parents = [
-        find_parent(turn.call.prompt, ((i, turns[i].call.prompt, turns[i].choice.tokens) for i in range(number)))
-        for number, turn in enumerate(turns)
-    ]
+    parents = find_parents(turns)
     calls = [id(turn.call) for turn in turns]
     unused = set[int]() if keep_retried else find_unused(calls, [turn.call.prompt for turn in turns], parents)
     masks = [turn.choice.mask for turn in turns]
@@ -46,14 +59,33 @@ def list_branches(turns: Sequence[RecordedTurn], *, keep_retried: bool = False) 
 def make_rows(rollout: RecordedRollout, tokenizer: Any = None, *, keep_retried: bool = False) -> list[Trajectory]:
     """The trajectories of a rollout, with its reward; None if none was reported. `tokenizer` gives their texts.
 
-    Branches of which nothing is trained are left out.
+    Branches of which nothing is trained are left out. Where branches have rewards of their own, the others have that of
+    the rollout; where it has none, they train nothing, the turns that they share with a later branch included.
     """
     turns = list_turns(rollout)
-    rows = [
-        _make_row(rollout, [turns[number] for number in branch], tokenizer)
-        for branch in list_branches(turns, keep_retried=keep_retried)
-    ]
+    branches = list_branches(turns, keep_retried=keep_retried)
+    rows = [_make_row(rollout, [turns[number] for number in branch], tokenizer) for branch in branches]
+    if rollout.call_rewards:
+        _add_credits(rollout, turns, branches, rows)
     return [row for row in rows if row.num_action_tokens]
+
+
+def _add_credits(
+    rollout: RecordedRollout,
+    turns: Sequence[RecordedTurn],
+    branches: Sequence[Sequence[int]],
+    rows: Sequence[Trajectory],
+) -> None:
+    """Give each row what was reported for the branches that its turns are in."""
+    parents, by_call = find_parents(turns), rollout.call_rewards
+    given = {number: by_call[turn.call.id] for number, turn in enumerate(turns) if turn.call.id in by_call}
+    paths = [list_path(branch[-1], parents) for branch in branches]
+    rewards = [rollout.reward if (own := find_reward(path, given)) is None else own for path in paths]
+    known = [(path, reward) for path, reward in zip(paths, rewards, strict=True) if reward is not None]
+    for row, branch, reward in zip(rows, branches, rewards, strict=True):
+        if reward is not None:
+            row.reward = reward if rollout.reward is None else rollout.reward
+            row.turn_credits = share_credit(branch, *map(list, zip(*known, strict=True)))
 
 
 def _make_row(rollout: RecordedRollout, turns: Sequence[RecordedTurn], tokenizer: Any) -> Trajectory:

@@ -28,8 +28,8 @@ from rlvr.core.protocols import (
     SlottedEnv,
     TaskSource,
 )
-from rlvr.core.turn_tree import find_parent, join_turns, split_branches
-from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch
+from rlvr.core.turn_tree import find_parent, find_reward, join_turns, list_path, split_branches
+from rlvr.core.types import Branch, Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch
 from rlvr.core.verdict_reasons import EPISODE_FAILED
 from rlvr.reward.environment import NAME as ENVIRONMENT
 from rlvr.rollout.scoring import score
@@ -404,6 +404,8 @@ def write_trajectories(episode: _Episode, tokenizer: Any, params: SamplingParams
     branches = split_branches([turn.parent for turn in episode.turns], dropped) or [[]]
     branches.sort(key=lambda branch: final is not None and final in branch)  # the judged one last
     *others, judged = (_write(episode, branch, tokenizer, params) for branch in branches)
+    if isinstance(env, ExternalEnv) or others:
+        judged = replace(judged, branches=[_describe(episode, branch[-1], tokenizer) for branch in branches if branch])
     if episode.answer is not None:
         judged = replace(judged, answer=episode.answer)
     if final is not None:  # what the episode gave, also if turns that are left out came later
@@ -412,6 +414,21 @@ def write_trajectories(episode: _Episode, tokenizer: Any, params: SamplingParams
         judged = replace(judged, reward=episode.reward, metadata=dict(episode.metrics), turn_rewards=given)
         judged.reports[-1:] = [dict(episode.metrics)]
     return [*others, judged]
+
+
+def _describe(episode: _Episode, end: int, tokenizer: Any) -> Branch:
+    """The branch whose last turn is `end`, as rewards are shown it."""
+    env, last = episode.env, episode.turns[end]
+    path = list_path(end, [turn.parent for turn in episode.turns])
+    ids, rewards = (env.turn_ids(), env.branch_rewards()) if isinstance(env, ExternalEnv) else ((), {})
+    tokens = last.answer.tokens
+    return Branch(
+        path,
+        tokenizer.decode(last.prompt, skip_special_tokens=False),
+        tokenizer.decode(tokens[: len(tokens) - last.end_tokens], skip_special_tokens=False),
+        ids[end] if ids else "",
+        find_reward(path, rewards),
+    )
 
 
 def _write(episode: _Episode, path: list[int], tokenizer: Any, params: SamplingParams) -> Trajectory:

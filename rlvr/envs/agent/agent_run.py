@@ -87,26 +87,28 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Result:
-    """How an agent ended: what it says its answer is, a reward of its own, numbers that it measured, or an error."""
+    """How an agent ended: what it says its answer is, a reward of its own, numbers that it measured, or an error.
+    `branches` are rewards of branches, by the id of an answer in each."""
 
     answer: str | None = None
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     error: str = ""
+    branches: dict[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
     def of(cls, value: Any) -> Result:
         """What a function returned, or a file with JSON holds: nothing, a text, a number, or a mapping with `answer`,
-        `reward` and `metrics`. Anything else is an error."""
+        `reward`, `metrics` and `branches`. Anything else is an error."""
         if value is None or isinstance(value, str):
             return cls(None if value is None else _clean(value))
         if isinstance(value, bool | int | float):
             return cls(reward=float(value)) if _is_finite(value) else cls(error=f"the agent's reward is {_show(value)}")
-        if not isinstance(value, Mapping) or (unknown := set(value) - {"answer", "reward", "metrics"}):
+        if not isinstance(value, Mapping) or (unknown := set(value) - {"answer", "reward", "metrics", "branches"}):
             shown = sorted(map(repr, unknown)) if isinstance(value, Mapping) else type(value).__name__
             return cls(
                 error=f"the agent's result has {shown!s:.200}; expected text, a number, or a mapping with answer, "
-                "reward and metrics"
+                "reward, metrics and branches"
             )
         answer, reward, metrics = value.get("answer"), value.get("reward"), value.get("metrics") or {}
         if not (reward is None or _is_finite(reward)) or not isinstance(metrics, Mapping):
@@ -119,9 +121,16 @@ class Result:
             )
         if wrong := [name for name, number in metrics.items() if not _is_finite(number)]:
             return cls(error=f"the agent's metric {wrong[0]!r:.80} is no finite number")
+        branches = value.get("branches") or {}
+        if not isinstance(branches, Mapping) or not all(map(_is_finite, branches.values())):
+            return cls(
+                error=f"the agent's result has branches={_show(branches)}; expected a mapping from the id of an answer "
+                "to a finite reward"
+            )
         measured = {str(name): float(number) for name, number in metrics.items()}
         said = None if answer is None else _clean(str(answer))
-        return cls(said, None if reward is None else float(reward), measured)
+        of_branches = {str(id): float(number) for id, number in branches.items()}
+        return cls(said, None if reward is None else float(reward), measured, branches=of_branches)
 
 
 def _is_finite(value: Any) -> bool:
