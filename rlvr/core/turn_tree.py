@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from rlvr.core.protocols import ChatTurn
 from rlvr.core.types import mean
 
 
@@ -93,6 +95,18 @@ def join_turns(turns: Sequence[tuple[Sequence[int], Sequence[int], Sequence[floa
         logprobs += [*([0.0] * len(observed)), *scores]
         mask += [*([0] * len(observed)), *([1] * len(sampled))]
     return JoinedTurns(prompt, tokens, logprobs, mask, starts)
+
+
+def join_chat(turns: Sequence[tuple[int, ChatTurn]]) -> list[dict[str, Any]]:
+    """The messages of turns (number, chat) of which each goes on from the one before; `turn` is in what was said."""
+    if not turns:
+        return []
+    numbers = {len(chat.read): number for number, chat in turns}
+    messages = [*turns[-1][1].read, turns[-1][1].said]
+    return [
+        {**message, "turn": numbers[place]} if place in numbers else dict(message)
+        for place, message in enumerate(messages)
+    ]
 
 
 def find_unused(calls: Sequence[int], prompts: Sequence[Sequence[int]], parents: Sequence[int | None]) -> set[int]:

@@ -137,11 +137,12 @@ class Trajectory:
     where the policy began to speak, `reports` what the environment measured, a mapping a turn.
     `turn_rewards` is the part of `reward` that each turn earned, empty if none did. `branches` are those of the whole
     episode, on the trajectory that is judged; where they have rewards of their own, `turn_credits` is what each turn is
-    trained with in place of `reward`: the mean over the branches that have it. `reward` is 0.0 until
-    scored and None after a
-    verifier error or an invalid task: then the trajectory enters no statistic and no gradient. A text-only endpoint
-    leaves the token fields empty; such a trajectory cannot train. `rendered_prompt` is the text of `prompt_tokens`
-    where it is not `prompt`: after a chat template, or in an episode that writes its prompts anew.
+    trained with in place of `reward`: the mean over the branches that have it. `messages` is the conversation for
+    people, where the environment has one: `turn` is in those that the policy said, of which the last are this
+    trajectory's own turns. `reward` is 0.0 until scored and None after a verifier error or an invalid task: then the
+    trajectory enters no statistic and no gradient. A text-only endpoint leaves the token fields empty; such a
+    trajectory cannot train. `rendered_prompt` is the text of `prompt_tokens` where it is not `prompt`: after a chat
+    template, or in an episode that writes its prompts anew.
 
     `scores` are the verdicts by verifier. `group_id` names the group that a baseline is taken over, `rollout_id` the
     episode: an episode that writes its history anew has several trajectories. `temperature` (of sampling),
@@ -181,6 +182,7 @@ class Trajectory:
     length_penalty: float = 0.0
     branches: list[Branch] = field(default_factory=list[Branch])
     turn_credits: list[float] = field(default_factory=list[float])
+    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def __post_init__(self) -> None:
         n = len(self.response_tokens)

@@ -11,10 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlvr.chat.dialects.forms import ChatRequest
+from rlvr.chat.dialects.registry import DIALECTS
+from rlvr.core.protocols import ChatTurn
 from rlvr.core.turn_tree import (
     find_parent,
     find_reward,
     find_unused,
+    join_chat,
     join_turns,
     list_path,
     share_credit,
@@ -67,7 +71,31 @@ def make_rows(rollout: RecordedRollout, tokenizer: Any = None, *, keep_retried: 
     rows = [_make_row(rollout, [turns[number] for number in branch], tokenizer) for branch in branches]
     if rollout.call_rewards:
         _add_credits(rollout, turns, branches, rows)
+    read, parents = read_messages(rollout), find_parents(turns)
+    for row, branch in zip(rows, branches, strict=True):
+        path = [number for number in list_path(branch[-1], parents) if turns[number].call.id in read]
+        row.messages = join_chat(
+            [(number, ChatTurn(read[turns[number].call.id], turns[number].choice.message)) for number in path]
+        )
     return [row for row in rows if row.num_action_tokens]
+
+
+def read_messages(rollout: RecordedRollout) -> dict[str, list[dict[str, Any]]]:
+    """The messages that each call gave the policy, by its id, where its request is of a dialect that is known."""
+    read: dict[str, ChatRequest] = {}
+    for call in rollout.calls:
+        dialect = next((one for one in DIALECTS.values() if one.name == call.dialect), None)
+        try:
+            request = dialect.read(call.request) if dialect else None
+        except ValueError:
+            continue
+        before = read.get(request.previous or "") if request else None
+        if request and request.previous and before:
+            message = next(one for one in rollout.calls if one.id == request.previous).choices[0].message
+            request = request.continue_from(before, message)
+        if request:
+            read[call.id] = request
+    return {id: request.messages for id, request in read.items()}
 
 
 def _add_credits(

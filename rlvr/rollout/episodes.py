@@ -20,6 +20,7 @@ from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.futures import Future, as_completed, read_async, read_blocking, run_to_end
 from rlvr.core.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from rlvr.core.protocols import (
+    ChatTurn,
     ClosableEnv,
     Env,
     ExternalEnv,
@@ -28,7 +29,7 @@ from rlvr.core.protocols import (
     SlottedEnv,
     TaskSource,
 )
-from rlvr.core.turn_tree import find_parent, find_reward, join_turns, list_path, split_branches
+from rlvr.core.turn_tree import find_parent, find_reward, join_chat, join_turns, list_path, split_branches
 from rlvr.core.types import Branch, Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch
 from rlvr.core.verdict_reasons import EPISODE_FAILED
 from rlvr.reward.environment import NAME as ENVIRONMENT
@@ -78,6 +79,7 @@ class _Turn:
     report: dict[str, float] = field(default_factory=dict[str, float])
     reward_so_far: float = 0.0  # of the episode, with this turn
     metrics_so_far: dict[str, float] = field(default_factory=dict[str, float])
+    chat: ChatTurn | None = None
 
 
 @dataclass
@@ -383,7 +385,7 @@ async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any) -> N
         result = await env.take(replace(answer, end_tokens=end_tokens))
     else:
         result = await env.step(answer.tokens, extra={"stop_reason": answer.stop_reason.value})
-    turn.reward, turn.report = result.reward, dict(result.metrics)
+    turn.reward, turn.report, turn.chat = result.reward, dict(result.metrics), result.chat
     episode.reward += result.reward
     episode.metrics.update(result.metrics)
     turn.reward_so_far, turn.metrics_so_far = episode.reward, dict(episode.metrics)
@@ -473,4 +475,11 @@ def _write(episode: _Episode, path: list[int], tokenizer: Any, params: SamplingP
         turn_starts=starts,
         reports=[turn.report for turn in turns] if turns else [dict(episode.metrics)],
         turn_rewards=[turn.reward for turn in turns],
+        messages=_write_messages(episode, path),
     )
+
+
+def _write_messages(episode: _Episode, branch: list[int]) -> list[dict[str, Any]]:
+    """The conversation of a branch up to its last turn, with the numbers of the policy's turns; [] if it has none."""
+    path = list_path(branch[-1], [turn.parent for turn in episode.turns]) if branch else []
+    return join_chat([(turn, chat) for turn in path if (chat := episode.turns[turn].chat)])

@@ -19,7 +19,7 @@ from rlvr.chat.conversation import ChatTemplate, Conversation, TemplateError
 from rlvr.chat.dialects.forms import ChatAnswer, ChatRequest, DialectError
 from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.messages import ModelInput, SampledSequence
-from rlvr.core.protocols import ExternalEnv, InitialObservationOverflow, StepResult
+from rlvr.core.protocols import ChatTurn, ExternalEnv, InitialObservationOverflow, StepResult
 from rlvr.core.turn_tree import find_parent, find_unused
 from rlvr.core.types import Task
 from rlvr.envs.agent.agent_run import AgentRun, Assignment, Result
@@ -104,6 +104,7 @@ class AgentEnv(ExternalEnv):
         self._events: asyncio.Queue[tuple[float, PendingCall | Result]] = asyncio.Queue()  # with when they came
         self._call: PendingCall | None = None
         self._answers: list[ChatAnswer] = []  # of the call, as far as they are sampled
+        self._said: dict[str, Any] = {}  # the policy's last turn
         self._prompt: list[int] = []
         self._turns: list[tuple[int, list[int], list[int]]] = []  # (call, prompt, tokens)
         self._left: set[int] = set()  # turns that no agent got
@@ -140,11 +141,17 @@ class AgentEnv(ExternalEnv):
     async def take(self, answer: SampledSequence) -> StepResult:
         assert self._call is not None
         call = self._call.call
+        result = await self._take(call, answer)
+        return replace(result, chat=ChatTurn(call.messages, self._said))
+
+    async def _take(self, call: ChatRequest, answer: SampledSequence) -> StepResult:
+        assert self._call is not None
         self._turns.append((self._counts["calls"], self._prompt, answer.tokens))
         self._ids.append(self._call.id)
         self._counts["sampled_tokens"] += len(answer.tokens)
         written = self._conversation.read(call, self._prompt, answer)
         self._answers.append(written)
+        self._said = written.message
         self._counts["tool_calls"] += len(written.message.get("tool_calls") or ())
         if not self._call.has_left and len(self._answers) < call.count:  # another choice of the same call
             return StepResult(0.0, False, ModelInput(self._prompt), self._template.list_stops(call))
