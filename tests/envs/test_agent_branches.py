@@ -20,6 +20,7 @@ from rlvr.reward.registry import Reward
 from rlvr.reward.signatures import Case
 from rlvr.rollout import open_groups, rollout, score
 from rlvr.training.group_files import StoredGroup, read, write
+from rlvr.training.rollout_rows import trajectory_row
 from tests.kit import agents_of_tests as agents
 from tests.kit.code_rows import chat_tokenizer
 from tests.kit.open_server import TOOLS_TEMPLATE
@@ -102,6 +103,15 @@ def test_an_answer_that_was_never_given_names_no_branch(tmp_path: Path) -> None:
     assert judged.reward is None and "the id of no answer" in judged.scores["exact_match"].detail
     (posted,) = play(tmp_path, agents.posts_a_strangers_reward, "exact_match")
     assert posted.answer is not None and posted.answer.startswith("404 no answer 'no-such'")
+
+
+def test_each_branch_has_its_conversation(tmp_path: Path) -> None:
+    left, right = play(tmp_path, agents.forks, by_answer)
+    turns = [[(one["content"], one["turn"]) for one in t.messages if "turn" in one] for t in (left, right)]
+    assert turns == [[("a", 0), ("b", 1)], [("a", 0), ("c", 2)]]
+    assert [one["content"] for one in right.messages if one["role"] == "user"][-1] == "right"
+    row = json.loads(trajectory_row(right))
+    assert (row["messages"], row["turns"], row["turn_credits"]) == (right.messages, 1, [0.0])
 
 
 def test_branches_are_stored_with_their_group(tmp_path: Path) -> None:

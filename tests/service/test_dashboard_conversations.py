@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("starlette", reason="the extra [serve] is not installed")
 pytest.importorskip("transformers", reason="the extra [train] is not installed")
 
-from rlvr.service.dashboard.conversations import list_branches, read_conversation
+from rlvr.service.dashboard.conversation_view import list_branches, read_conversation
 from rlvr.service.dashboard.dashboard_data import Query
 from rlvr.service.dashboard.element_tree import texts
 from rlvr.service.dashboard.pages.trajectory_pages import trajectories, trajectory

@@ -192,7 +192,7 @@ class BranchRow:
 
 
 @dataclass(frozen=True)
-class Conversation:
+class ConversationView:
     """An answer as messages, and the branches of its episode; none if it has only one."""
 
     messages: list[Message] = field(default_factory=list[Message])
@@ -208,7 +208,7 @@ class AnswerDetail:
     answer: str
     verdicts: list[VerifierVerdict]
     tokens: TokenView = TokenView()
-    conversation: Conversation = Conversation()
+    conversation: ConversationView = ConversationView()
     reference: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])  # what it was compared with
     feedback: str = ""
     suggestions: list[str] = field(default_factory=list[str])

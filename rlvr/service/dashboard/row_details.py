@@ -7,7 +7,7 @@ from typing import Any
 
 from rlvr.chat.token_texts import Decode
 from rlvr.service.dashboard.answer_reference import reference_of_row
-from rlvr.service.dashboard.conversations import read_conversation
+from rlvr.service.dashboard.conversation_view import read_conversation
 from rlvr.service.dashboard.dashboard_data import AnswerDetail, TokenView, one_line, verdicts_of, visible_text
 from rlvr.service.dashboard.run_files import answer_row, numbers
 from rlvr.service.dashboard.token_pieces import MOST, token_pieces

@@ -12,7 +12,7 @@ from rlvr.service.dashboard.dashboard_data import (
     PAGE,
     AnswerDetail,
     BranchRow,
-    Conversation,
+    ConversationView,
     Message,
     Query,
     Source,
@@ -120,7 +120,7 @@ def trajectory(source: Source, parameters: Mapping[str, str]) -> Page:
     )  # fmt: skip
 
 
-def _branches(conversation: Conversation) -> Tree | None:
+def _branches(conversation: ConversationView) -> Tree | None:
     """The branches of an episode as a tree to choose from."""
     if not conversation.branches:
         return None

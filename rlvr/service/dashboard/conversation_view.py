@@ -11,7 +11,7 @@ from typing import Any
 
 from rlvr.service.dashboard.dashboard_data import (
     BranchRow,
-    Conversation,
+    ConversationView,
     Message,
     as_list,
     as_mapping,
@@ -24,7 +24,7 @@ MOST = 400  # messages shown
 Row = Mapping[str, Any]
 
 
-def read_conversation(key: str, episode: Mapping[str, Row]) -> Conversation:
+def read_conversation(key: str, episode: Mapping[str, Row]) -> ConversationView:
     """The conversation of an answer, and the branches of its episode, whose answers are given by their keys."""
     row = episode[key]
     messages = [as_mapping(one) for one in as_list(row.get("messages"))]
@@ -39,7 +39,7 @@ def read_conversation(key: str, episode: Mapping[str, Row]) -> Conversation:
     if len(shown) > MOST:
         left_out = Message("note", f"{len(shown) - MOST:,} messages are not shown")
         shown = [*shown[: MOST // 2], left_out, *shown[len(shown) - MOST // 2 :]]
-    return Conversation(shown, list_branches(key, episode) if len(episode) > 1 else [])
+    return ConversationView(shown, list_branches(key, episode) if len(episode) > 1 else [])
 
 
 def list_branches(shown: str, episode: Mapping[str, Row]) -> list[BranchRow]:
