@@ -142,7 +142,8 @@ def show_rows(path: Path, tokenizer: str | None, *, keep_retried: bool = False) 
         for number, row in enumerate(rows):
             total += len(row.full_tokens)
             trained += row.num_action_tokens
-            lines.append(f"  branch {number}: {len(row.full_tokens)} tokens, {row.num_action_tokens} are trained")
+            own = f", reward {row.turn_credits[-1]:g}" if row.turn_credits else ""
+            lines.append(f"  branch {number}: {len(row.full_tokens)} tokens, {row.num_action_tokens} are trained{own}")
             lines += [
                 f"    {part}" for part in _mark_sampled(row.full_tokens, len(row.prompt_tokens), row.action_mask, words)
             ]
