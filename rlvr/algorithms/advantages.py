@@ -2,7 +2,8 @@
 
 An advantage is a variant with an `estimate`, which sets `advantage` on every trajectory, some also one for each token.
 A baseline counts rollouts, not trajectories: a rollout whose history was rewritten has several trajectories and counts
-once. A reward of None enters no baseline and gets advantage 0.
+once. If the branches of an episode have rewards of their own (`Trajectory.turn_credits`), each of them counts in its
+place. A reward of None enters no baseline and gets advantage 0.
 
 Legend: r_i the return of rollout i (its reward minus the penalties of `rlvr.algorithms.penalties`), G its group, N the
 rollouts in the batch, std the population's standard deviation.
@@ -44,8 +45,19 @@ Values = Callable[[list[float]], Sequence[float]]
 
 
 def rollout_values(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The return of each rollout, reward minus penalty. A trajectory without `rollout_id` is a rollout of its own."""
-    return {_rollout(i, t): t.reward - t.penalty for i, t in enumerate(trajectories) if t.reward is not None}
+    """The return of each rollout, reward minus penalty, or of each of its branches that have rewards of their own. A
+    trajectory without `rollout_id` is a rollout of its own."""
+    return {
+        f"{_rollout(i, t)}#{i}" if t.turn_credits else _rollout(i, t): _read_reward(t) - t.penalty
+        for i, t in enumerate(trajectories)
+        if t.reward is not None
+    }
+
+
+def _read_reward(t: Trajectory) -> float:
+    """The reward of a trajectory's branch, which its last turn alone has, or of its rollout."""
+    assert t.reward is not None
+    return t.turn_credits[-1] if t.turn_credits else t.reward
 
 
 def _rollout(index: int, trajectory: Trajectory) -> str:
@@ -54,7 +66,20 @@ def _rollout(index: int, trajectory: Trajectory) -> str:
 
 def _assign(trajectories: Sequence[Trajectory], baseline: float, scale: float = 1.0) -> None:
     for t in trajectories:
-        t.advantage = 0.0 if t.reward is None else (t.reward - t.penalty - baseline) / scale
+        t.advantage = 0.0 if t.reward is None else (_read_reward(t) - t.penalty - baseline) / scale
+        if t.reward is not None and len(set(t.turn_credits)) > 1:
+            values = [(credit - t.penalty - baseline) / scale for credit in t.turn_credits]
+            ends = [*t.turn_starts[1:], len(t.response_tokens)]
+            of_turns = [0.0] * t.turn_starts[0]
+            for value, start, end in zip(values, t.turn_starts, ends, strict=True):
+                of_turns += [value] * (end - start)
+            _set_token_advantages(t, of_turns)
+
+
+def _set_token_advantages(t: Trajectory, values: Sequence[float]) -> None:
+    """Give the sampled tokens these advantages, and the trajectory their mean."""
+    t.token_advantages = [value if acted else 0.0 for value, acted in zip(values, t.action_mask, strict=True)]
+    t.advantage = mean([value for value, acted in zip(values, t.action_mask, strict=True) if acted])
 
 
 def _groups(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
@@ -89,6 +114,8 @@ class Advantage(Part):
     divides_by_group_deviation: ClassVar[bool] = False
     keeps_baseline: ClassVar[bool] = False
     """Its baseline moves from batch to batch."""
+    reads_branches: ClassVar[bool] = False
+    """It reads the rewards of branches (`Trajectory.turn_credits`)."""
 
     @property
     def least_group(self) -> int:
@@ -113,6 +140,7 @@ class GroupMeanAdvantage(Advantage):
     """A_i = r_i - mean_G(r). Dr. GRPO, arXiv:2503.20783: no division by the group's std, which favours the extremes."""
 
     name = "group_mean"
+    reads_branches = True
     is_groupwise = True
 
     def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
@@ -125,6 +153,7 @@ class GroupNormalizedAdvantage(Advantage):
     """A_i = (r_i - mean_G(r)) / (std_G(r) + 1e-6). GRPO, arXiv:2402.03300, section 4.1.2."""
 
     name = "group_normalized"
+    reads_branches = True
     is_groupwise = True
     is_standardized = True
     divides_by_group_deviation = True
@@ -140,6 +169,7 @@ class GroupMeanBatchStdAdvantage(Advantage):
     """A_i = (r_i - mean_G(r)) / (std of the returns over the batch + 1e-6). Lite PPO, arXiv:2508.08221."""
 
     name = "group_mean_batch_std"
+    reads_branches = True
     is_standardized = True
 
     def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
@@ -147,6 +177,7 @@ class GroupMeanBatchStdAdvantage(Advantage):
         scale = std(list(rollout_values(trajectories).values())) + EPSILON
         for t in trajectories:
             t.advantage /= scale
+            t.token_advantages = [value / scale for value in t.token_advantages]
 
 
 @dataclass(frozen=True)
@@ -157,6 +188,7 @@ class LeaveOneOutAdvantage(Advantage):
     """
 
     name = "leave_one_out"
+    reads_branches = True
     is_groupwise = True
 
     def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
@@ -164,8 +196,10 @@ class LeaveOneOutAdvantage(Advantage):
             returns = list(rollout_values(group).values())
             n = len(returns)
             _assign(group, mean(returns))
+            factor = n / (n - 1) if n > 1 else 0.0
             for t in group:
-                t.advantage *= n / (n - 1) if n > 1 else 0.0
+                t.advantage *= factor
+                t.token_advantages = [value * factor for value in t.token_advantages]
 
 
 @dataclass(frozen=True)
@@ -173,6 +207,7 @@ class BatchMeanAdvantage(Advantage):
     """A_i = r_i - mean over the batch. REINFORCE with a constant baseline, Williams 1992."""
 
     name = "batch_mean"
+    reads_branches = True
     of_batch = True
 
     def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
@@ -184,6 +219,7 @@ class BatchNormalizedAdvantage(Advantage):
     """A_i = (r_i - mean) / (std + 1e-6) over the batch: advantage normalisation as commonly done in PPO."""
 
     name = "batch_normalized"
+    reads_branches = True
     of_batch = True
     is_standardized = True
 
@@ -201,6 +237,7 @@ class TokenNormalizedAdvantage(Advantage):
     """
 
     name = "token_normalized"
+    reads_branches = True
     of_batch = True
     is_standardized = True
     pays_by_token = True
@@ -219,6 +256,7 @@ class GroupMeanTokenNormalizedAdvantage(Advantage):
     """
 
     name = "group_mean_token_normalized"
+    reads_branches = True
     of_batch = True
     is_standardized = True
 
@@ -232,7 +270,7 @@ def _normalize_tokens(trajectories: Sequence[Trajectory]) -> None:
     paid: dict[str, float] = {}
     values: list[list[float]] = []
     for i, t in enumerate(trajectories):
-        rollout, of_tokens = _rollout(i, t), [t.advantage] * len(t.response_tokens)
+        rollout, of_tokens = _rollout(i, t), list(t.response_advantages)
         for place, cost in enumerate(t.token_penalties):
             of_tokens[place] += paid.get(rollout, 0.0)
             paid[rollout] = paid.get(rollout, 0.0) + cost
@@ -242,10 +280,7 @@ def _normalize_tokens(trajectories: Sequence[Trajectory]) -> None:
     centre, scale = mean(tokens), std(tokens) + EPSILON
     for t, of_tokens in rows:
         known = t.reward is not None
-        t.token_advantages = [
-            (v - centre) / scale if m and known else 0.0 for v, m in zip(of_tokens, t.action_mask, strict=True)
-        ]
-        t.advantage = mean([a for a, m in zip(t.token_advantages, t.action_mask, strict=True) if m])
+        _set_token_advantages(t, [(v - centre) / scale if known else 0.0 for v in of_tokens])
 
 
 @dataclass(frozen=True)
@@ -257,6 +292,7 @@ class MovingAverageAdvantage(Advantage):
     """
 
     name = "ema"
+    reads_branches = True
     of_batch = True
     keeps_baseline = True
 
@@ -275,6 +311,7 @@ class RawAdvantage(Advantage):
     """A_i = r_i: no baseline."""
 
     name = "raw"
+    reads_branches = True
     of_batch = True
     is_groupwise = True
 
@@ -322,6 +359,7 @@ class ZeroAdvantage(Advantage):
     """A_i = 0: rewards teach nothing. For distillation from a teacher alone (`teacher_coef`)."""
 
     name = "zero"
+    reads_branches = True
     of_batch = True
     is_groupwise = True
     reads_no_reward = True
@@ -531,7 +569,7 @@ DIVIDE_BY_BUDGET = frozenset({"constant"})  # of these, those that need the budg
 
 def has_mixed_returns(group: Sequence[Trajectory]) -> bool:
     """Whether a group's known rewards, less what overlong completions cost, differ. A KL does not count."""
-    return len({t.reward - t.length_penalty for t in group if t.reward is not None}) > 1
+    return len({_read_reward(t) - t.length_penalty for t in group if t.reward is not None}) > 1
 
 
 def has_mixed_rewards(group: Sequence[Trajectory]) -> bool:
@@ -539,4 +577,4 @@ def has_mixed_rewards(group: Sequence[Trajectory]) -> bool:
 
     What an algorithm can learn from a group is `Algorithm.has_signal`.
     """
-    return len({t.reward for t in group if t.reward is not None}) > 1
+    return len({_read_reward(t) for t in group if t.reward is not None}) > 1

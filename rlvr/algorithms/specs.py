@@ -183,6 +183,11 @@ class Algorithm:
         baseline = baseline or self.advantage.start_baseline()
         for t in trajectories:
             t.token_advantages = []
+            if t.turn_credits and not self.advantage.reads_branches:
+                raise ValueError(
+                    f"algorithm.advantage={self.advantage.name} cannot read rewards of branches (Score.branches, or "
+                    "those that an agent gave); leave them out, or use another advantage, such as group_normalized"
+                )
         self.advantage.estimate(trajectories, baseline)
         baseline.observe(trajectories)
         known = self.advantage.keep([t for t in trajectories if t.reward is not None])

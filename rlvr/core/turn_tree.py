@@ -7,8 +7,12 @@ prompt in the others, so that it is trained once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from rlvr.core.protocols import ChatTurn
+from rlvr.core.types import mean
 
 
 def find_parent(prompt: Sequence[int], turns: Iterable[tuple[int, Sequence[int], Sequence[int]]]) -> int | None:
@@ -50,6 +54,24 @@ def split_branches(parents: Sequence[int | None], dropped: Collection[int] = ())
     return branches
 
 
+def list_path(turn: int, parents: Sequence[int | None]) -> list[int]:
+    """The turns from the beginning of a history to a turn."""
+    path = [turn]
+    while (parent := parents[path[0]]) is not None:
+        path.insert(0, parent)
+    return path
+
+
+def find_reward(path: Sequence[int], given: Mapping[int, float]) -> float | None:
+    """The reward of a branch with the turns `path`, of rewards that were given to turns: that of its latest turn."""
+    return next((given[turn] for turn in reversed(path) if turn in given), None)
+
+
+def share_credit(turns: Sequence[int], paths: Sequence[Sequence[int]], rewards: Sequence[float]) -> list[float]:
+    """What each turn is trained with: the mean of the rewards of the branches, with the turns `paths`, that have it."""
+    return [mean([reward for path, reward in zip(paths, rewards, strict=True) if turn in path]) for turn in turns]
+
+
 @dataclass(frozen=True)
 class JoinedTurns:
     """Turns of one branch in one row: `prompt` is what the first of them read, `tokens` all that came after it.
@@ -76,6 +98,18 @@ def join_turns(turns: Sequence[tuple[Sequence[int], Sequence[int], Sequence[floa
         logprobs += [*([0.0] * len(observed)), *scores]
         mask += [*([0] * len(observed)), *([1] * len(sampled))]
     return JoinedTurns(prompt, tokens, logprobs, mask, starts)
+
+
+def join_chat(turns: Sequence[tuple[int, ChatTurn]]) -> list[dict[str, Any]]:
+    """The messages of turns (number, chat) of which each goes on from the one before; `turn` is in what was said."""
+    if not turns:
+        return []
+    numbers = {len(chat.read): number for number, chat in turns}
+    messages = [*turns[-1][1].read, turns[-1][1].said]
+    return [
+        {**message, "turn": numbers[place]} if place in numbers else dict(message)
+        for place, message in enumerate(messages)
+    ]
 
 
 def find_unused(calls: Sequence[int], prompts: Sequence[Sequence[int]], parents: Sequence[int | None]) -> set[int]:

@@ -39,7 +39,10 @@ def _read(trajectory: Trajectory | None) -> Score:
     if reward is None or not math.isfinite(reward):
         return Score(None, Outcome.ERROR, "no_reward", detail=f"the environment gave the reward {reward}")
     passed = reward > 0 if correct is None else float(correct) >= 0.5
-    return Score(reward, Outcome.PASSED if passed else Outcome.FAILED, "" if passed else NAME)
+    branches = [branch.reward for branch in trajectory.branches]
+    rewards = () if all(one is None for one in branches) else [reward if one is None else one for one in branches]
+    outcome, reason = (Outcome.PASSED, "") if passed else (Outcome.FAILED, NAME)
+    return Score(reward, outcome, reason, branches=tuple(rewards))
 
 
 def combine(trajectory: Trajectory, reward: Reward) -> float | None:
@@ -52,7 +55,9 @@ def combine(trajectory: Trajectory, reward: Reward) -> float | None:
     if verified is None or reward.name == NAME:
         return verified
     if weight is None:
-        check_declared(reward, trajectory.reward or 0.0, trajectory.task.id if trajectory.task else "")
+        given = [trajectory.reward, *(branch.reward for branch in trajectory.branches)]
+        task = trajectory.task.id if trajectory.task else ""
+        check_declared(reward, next((one for one in given if one), 0.0), task)
         return verified
     [given] = resolve_reward(NAME).score([trajectory])
     trajectory.scores[NAME] = given

@@ -22,6 +22,7 @@ from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.futures import Future, as_completed, read_async, read_blocking, run_to_end
 from rlvr.core.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from rlvr.core.protocols import (
+    ChatTurn,
     ClosableEnv,
     Env,
     ExternalEnv,
@@ -30,8 +31,8 @@ from rlvr.core.protocols import (
     SlottedEnv,
     TaskSource,
 )
-from rlvr.core.turn_tree import find_parent, join_turns, split_branches
-from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch
+from rlvr.core.turn_tree import find_parent, find_reward, join_chat, join_turns, list_path, split_branches
+from rlvr.core.types import Branch, Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch
 from rlvr.core.verdict_reasons import EPISODE_FAILED
 from rlvr.reward.environment import NAME as ENVIRONMENT
 from rlvr.rollout.scoring import score
@@ -80,6 +81,7 @@ class _Turn:
     report: dict[str, float] = field(default_factory=dict[str, float])
     reward_so_far: float = 0.0  # of the episode, with this turn
     metrics_so_far: dict[str, float] = field(default_factory=dict[str, float])
+    chat: ChatTurn | None = None
 
 
 @dataclass
@@ -400,7 +402,7 @@ async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any) -> N
         result = await env.take(replace(answer, end_tokens=end_tokens))
     else:
         result = await env.step(answer.tokens, extra={"stop_reason": answer.stop_reason.value})
-    turn.reward, turn.report = result.reward, dict(result.metrics)
+    turn.reward, turn.report, turn.chat = result.reward, dict(result.metrics), result.chat
     episode.reward += result.reward
     episode.metrics.update(result.metrics)
     turn.reward_so_far, turn.metrics_so_far = episode.reward, dict(episode.metrics)
@@ -421,6 +423,8 @@ def write_trajectories(episode: _Episode, tokenizer: Any, params: SamplingParams
     branches = _split_branches(episode, dropped) or [[]]
     branches.sort(key=lambda branch: final is not None and final in branch)  # the judged one last
     *others, judged = (_write(episode, branch, tokenizer, params) for branch in branches)
+    if isinstance(env, ExternalEnv) or others:
+        judged = replace(judged, branches=[_describe(episode, branch[-1], tokenizer) for branch in branches if branch])
     if episode.answer is not None:
         judged = replace(judged, answer=episode.answer)
     if final is not None:  # what the episode gave, also if turns that are left out came later
@@ -441,6 +445,21 @@ def _split_branches(episode: _Episode, dropped: Collection[int]) -> list[list[in
     parents = [None if (parent := turns[number].parent) is None else place[parent] for number in order]
     branches = split_branches(parents, {place[number] for number in dropped})
     return [[order[at] for at in branch] for branch in branches]
+
+
+def _describe(episode: _Episode, end: int, tokenizer: Any) -> Branch:
+    """The branch whose last turn is `end`, as rewards are shown it."""
+    env, last = episode.env, episode.turns[end]
+    path = list_path(end, [turn.parent for turn in episode.turns])
+    ids, rewards = (env.turn_ids(), env.branch_rewards()) if isinstance(env, ExternalEnv) else ((), {})
+    tokens = last.answer.tokens
+    return Branch(
+        path,
+        tokenizer.decode(last.prompt, skip_special_tokens=False),
+        tokenizer.decode(tokens[: len(tokens) - last.end_tokens], skip_special_tokens=False),
+        ids[end] if ids else "",
+        find_reward(path, rewards),
+    )
 
 
 def _write(episode: _Episode, path: list[int], tokenizer: Any, params: SamplingParams) -> Trajectory:
@@ -485,4 +504,11 @@ def _write(episode: _Episode, path: list[int], tokenizer: Any, params: SamplingP
         turn_starts=starts,
         reports=[turn.report for turn in turns] if turns else [dict(episode.metrics)],
         turn_rewards=[turn.reward for turn in turns],
+        messages=_write_messages(episode, path),
     )
+
+
+def _write_messages(episode: _Episode, branch: list[int]) -> list[dict[str, Any]]:
+    """The conversation of a branch up to its last turn, with the numbers of the policy's turns; [] if it has none."""
+    path = list_path(branch[-1], [turn.parent for turn in episode.turns]) if branch else []
+    return join_chat([(turn, chat) for turn in path if (chat := episode.turns[turn].chat)])

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from rlvr.core.cancellation import run_with
+from rlvr.core.turn_tree import share_credit
 from rlvr.core.types import Score, Trajectory, group_by
 from rlvr.core.verdict_reasons import EPISODE_FAILED
 from rlvr.reward import Reward
@@ -145,6 +146,27 @@ def _add_rewards(trajectories: Sequence[Trajectory], last: Mapping[str, Trajecto
     for id, judged in last.items():
         if turns := judged.scores[reward.name].turns:
             _add_turns([t for t in trajectories if t.rollout_id == id], turns, reward.name)
+        if rewards := _branch_rewards(judged, reward.name, weight):
+            paths = [branch.turns for branch in judged.branches]
+            parts = [t for t in trajectories if t.rollout_id == id]
+            for t, path in zip(parts, paths, strict=True):  # a trajectory has the turns that no earlier branch has
+                t.turn_credits = share_credit(path[len(path) - len(t.turn_starts) :], paths, rewards)
+
+
+def _branch_rewards(judged: Trajectory, name: str, weight: float) -> list[float]:
+    """What each branch earned, by the verifier `name` and by the environment; [] if none has a reward of its own."""
+    count, verdict = len(judged.branches), judged.scores[name]
+    given = judged.scores.get(NAME) if weight and name != NAME else None
+    if judged.reward is None or not (verdict.branches or (given and given.branches)):
+        return []
+    if verdict.branches and len(verdict.branches) != count:
+        raise ValueError(
+            f"the reward {name!r} scored {len(verdict.branches)} branches of an episode of {count} (Score.branches); "
+            "expected one value for each of trajectory.branches, or none"
+        )
+    rewards = list(verdict.branches) or [verdict.value or 0.0] * count
+    added = (given.branches or [given.value or 0.0] * count) if given else [0.0] * count
+    return [one + weight * other for one, other in zip(rewards, added, strict=True)]
 
 
 def _add_turns(parts: Sequence[Trajectory], turns: Sequence[float], name: str) -> None:

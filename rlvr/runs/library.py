@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlvr.chat.token_texts import split_tokens
 from rlvr.config import load, read
 from rlvr.config.build_config import build_config
 from rlvr.config.interpolate import CALLER
@@ -32,7 +33,7 @@ from rlvr.runs.user_messages import be_quiet, print_message
 from rlvr.tracking import RunConsole, evaluation_table
 from rlvr.tracking.completion_comparison import CompletionComparison
 from rlvr.tracking.metrics_log import MetricsLog
-from rlvr.tracking.notebook_views import CompletionView, run_to_html, split_tokens
+from rlvr.tracking.notebook_views import CompletionView, run_to_html
 from rlvr.tracking.picture_files import PicturePath, to_picture_path
 from rlvr.tracking.pictures import plot_entropy, plot_groups, plot_lengths
 from rlvr.tracking.run_report import describe_test, draw_curve, format_rate, plot_curve, stored_summary
@@ -238,7 +239,8 @@ class Run:
                 f"rollout {index} of step {step} has no log-probs of its tokens: its sampler gave text alone"
             )
         tokenizer = self._find_tokenizer()
-        pieces = split_tokens(tokens, lambda part: str(tokenizer.decode(part, clean_up_tokenization_spaces=False)))
+        texts = split_tokens(tokens, lambda part: str(tokenizer.decode(part, clean_up_tokenization_spaces=False)))
+        pieces = [piece for text, count in texts for piece in (*[""] * (count - 1), text)]
         reward = "no reward" if row["reward"] is None else f"reward {row['reward']:g}"
         title = f"{self.folder.name}, step {step}, completion {index}: {reward}"
         return CompletionView(title, row.get("rendered_prompt") or row["prompt"], pieces, logprobs)

@@ -139,7 +139,8 @@ def show_rows(path: Path, tokenizer: str | None, *, keep_retried: bool = False) 
             total += len(row.full_tokens)
             trained += row.num_action_tokens
             at = f" at temperature {row.temperature:g}" if has_several else ""
-            lines.append(f"  row {number}: {len(row.full_tokens)} tokens, {row.num_action_tokens} are trained{at}")
+            own = f", reward {row.turn_credits[-1]:g}" if row.turn_credits else ""
+            lines.append(f"  row {number}: {len(row.full_tokens)} tokens, {row.num_action_tokens} are trained{at}{own}")
             lines += [
                 f"    {part}" for part in _mark_sampled(row.full_tokens, len(row.prompt_tokens), row.action_mask, words)
             ]

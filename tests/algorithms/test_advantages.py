@@ -270,3 +270,52 @@ def test_a_batch_advantage_and_its_invalid_results() -> None:
         advantages("test_short", batch())
     with pytest.raises(ValueError, match="expected group or batch"):
         register_advantage("test_other", baseline="token")
+
+
+def branched() -> list[Trajectory]:
+    """A rollout of two branches with the rewards 1 and 0, whose first turn both have and which is in the first row, so
+    that its credit is 1/2; and a rollout of one branch with the reward 1/2."""
+    first = trajectory("a", "a0", 0.25, 4)
+    first.action_mask, first.turn_starts, first.turn_credits = [1, 1, 0, 1], [0, 3], [0.5, 1.0]
+    second, other = trajectory("a", "a0", 0.25, 1), trajectory("a", "a1", 0.5, 2)
+    second.turn_starts, second.turn_credits = [0], [0.0]
+    return [first, second, other]
+
+
+# Each branch counts in the baseline, and the shared turn does not: 1, 0 and 1/2, with mean 1/2 and variance 1/6. Of the
+# six sampled tokens four have 1/2, one 1 and one 0: mean 1/2, variance 1/12. Those of the first row are 2, 1 and 1.
+_STD, _STD_TOKENS = math.sqrt(1 / 6) + 1e-6, math.sqrt(1 / 12) + 1e-6
+BRANCHES_BY_HAND = {
+    "group_mean": (0.0, 0.5, -0.5, 0.0),
+    "group_normalized": (0.0, 0.5 / _STD, -0.5 / _STD, 0.0),
+    "group_mean_batch_std": (0.0, 0.5 / _STD, -0.5 / _STD, 0.0),
+    "leave_one_out": (0.0, 0.75, -0.75, 0.0),  # 1 less the mean of 0 and 1/2
+    "batch_mean": (0.0, 0.5, -0.5, 0.0),
+    "batch_normalized": (0.0, 0.5 / _STD, -0.5 / _STD, 0.0),
+    "token_normalized": (0.0, 0.5 / _STD_TOKENS, -0.5 / _STD_TOKENS, 0.0),
+    "group_mean_token_normalized": (0.0, 0.5 / _STD_TOKENS, -0.5 / _STD_TOKENS, 0.0),
+    "ema": (0.0, 0.5, -0.5, 0.0),
+    "raw": (0.5, 1.0, 0.0, 0.5),
+    "zero": (0.0, 0.0, 0.0, 0.0),
+}
+
+
+def test_branches_by_hand() -> None:
+    """Of the shared turn, of the rest of the first branch, of the second branch, and of the other rollout."""
+    readers = {one.name for one in ADVANTAGES.classes() if one.reads_branches and ADVANTAGES.is_built_in(one.name)}
+    assert readers == set(BRANCHES_BY_HAND)
+    for name, (shared, own, second, other) in BRANCHES_BY_HAND.items():
+        items = branched()
+        advantages(name, items)
+        given = [a for t in items for a, acted in zip(t.response_advantages, t.action_mask, strict=True) if acted]
+        assert given == pytest.approx([shared, shared, own, second, other, other], abs=1e-15), name
+        assert items[0].advantage == pytest.approx((2 * shared + own) / 3, abs=1e-15), name
+
+
+def test_an_advantage_that_reads_no_branches_refuses_their_rewards() -> None:
+    assert len(resolve_algorithm("grpo").select(branched())) == 3
+    with pytest.raises(ValueError, match=r"algorithm\.advantage=acceptance cannot read rewards of branches"):
+        resolve_algorithm("raft").select(branched())
+    equal = branched()
+    equal[0].turn_credits, equal[1].turn_credits, equal[2].reward = [0.5, 0.5], [0.5], 0.5
+    assert has_mixed_rewards(branched()) and not has_mixed_rewards(equal)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.tracking.notebook_views import CompletionView, run_to_html, split_tokens
+from rlvr.tracking.notebook_views import CompletionView, run_to_html
 from rlvr.tracking.pictures import plot_entropy, plot_groups, plot_lengths
 from tests.kit.chat_rows import qwen_folder
 
@@ -112,23 +112,6 @@ def test_a_run_without_a_tokenizer_says_so(run: rlvr.Run) -> None:
         file.unlink()
     with pytest.raises(ValueError, match=r"no checkpoint of .* has a tokenizer"):
         run.show_tokens(0)
-
-
-def test_a_token_that_is_a_part_of_a_character_is_joined_with_the_rest() -> None:
-    parts = {1: b"a", 2: "é".encode()[:1], 3: "é".encode()[1:], 4: b" b", 5: "é".encode()[:1]}
-
-    def decode(tokens: list[int]) -> str:
-        return b"".join(parts[token] for token in tokens).decode(errors="replace")
-
-    assert split_tokens([1, 2, 3, 4], decode) == ["a", "", "é", " b"]
-    assert split_tokens([1, 5], decode) == ["a", "\ufffd"]
-    assert split_tokens([], decode) == []
-
-
-def test_blanks_between_words_belong_to_the_word_behind_them() -> None:
-    """A tokenizer of words joins what it decodes, and gives no blank for a word alone."""
-    words = ["one", "two", "three"]
-    assert split_tokens([0, 1, 2], lambda tokens: " ".join(words[t] for t in tokens)) == ["one", " two", " three"]
 
 
 def test_less_likely_tokens_have_more_colour() -> None:

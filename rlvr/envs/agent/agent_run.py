@@ -37,7 +37,7 @@ from rlvr.sandbox.byte_relay import MAX_RESULT
 
 MAX_FILE = 256 << 20  # bytes of any file that a command may write
 MAX_METRICS = 64
-_FIELDS = ("answer", "reward", "metrics")  # of a result
+_FIELDS = ("answer", "reward", "metrics", "branches")  # of a result
 MAX_VARIABLE = 100_000  # bytes: the system takes no longer variable
 # Names of variables that a command does not get, but for `PWD` and `OLDPWD`, which are folders.
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|_PAT$|_DSN$|DATABASE_URL|(?<!^)(?<!^OLD)PWD$", re.IGNORECASE)
@@ -89,17 +89,19 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Result:
-    """How an agent ended: what it says its answer is, a reward of its own, numbers that it measured, or an error."""
+    """How an agent ended: what it says its answer is, a reward of its own, numbers that it measured, or an error.
+    `branches` are rewards of branches, by the id of an answer in each."""
 
     answer: str | None = None
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     error: str = ""
+    branches: dict[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
     def of(cls, value: Any) -> Result:
         """What a function returned, or a file with JSON holds: nothing, a text, a number, or a mapping with `answer`,
-        `reward` and `metrics`. Anything else is an error."""
+        `reward`, `metrics` and `branches`. Anything else is an error."""
         if value is None or isinstance(value, str):
             return cls(None if value is None else _clean(value))
         if isinstance(value, bool | int | float):
@@ -128,9 +130,16 @@ class Result:
         if wrong := [name for name, number in metrics.items() if not _is_finite(number)]:
             shown = _show(metrics[wrong[0]])
             return cls(error=f"the agent's result has metrics[{wrong[0]!r:.80}]={shown}; expected a finite number")
+        branches = value.get("branches") or {}
+        if not isinstance(branches, Mapping) or not all(map(_is_finite, branches.values())):
+            return cls(
+                error=f"the agent's result has branches={_show(branches)}; expected a mapping from the id of an answer "
+                "to a finite reward"
+            )
         measured = {str(name): float(number) for name, number in metrics.items()}
         said = None if answer is None else _clean(str(answer))
-        return cls(said, None if reward is None else float(reward), measured)
+        of_branches = {str(id): float(number) for id, number in branches.items()}
+        return cls(said, None if reward is None else float(reward), measured, branches=of_branches)
 
 
 def _is_finite(value: Any) -> bool:

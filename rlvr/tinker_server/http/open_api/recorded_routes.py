@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import re
 import secrets
 import threading
@@ -30,7 +29,7 @@ from pydantic import BaseModel, Field
 from rlvr.chat.conversation import ChatTemplate, Conversation
 from rlvr.chat.dialects.forms import ApiDialect, ChatAnswer, DialectError
 from rlvr.chat.dialects.registry import DIALECTS
-from rlvr.recorder.app import parse_body
+from rlvr.recorder.app import parse_body, read_reward
 from rlvr.recorder.open_rollouts import OpenRollout, OpenRollouts, PendingCall
 from rlvr.recorder.recording import append_line, make_call, make_head, make_reward
 from rlvr.tinker_server.http.dependencies import Caller, CallerDep, JsonRoute
@@ -212,14 +211,13 @@ def _find(request: Request) -> ServedRollout:
 async def reward(request: Request, caller: CallerDep) -> Response:
     try:
         one, body = _find(request), parse_body(await request.body())
-        value, source = body.get("reward"), body.get("source", "")
-        if not isinstance(value, int | float) or not math.isfinite(value) or not isinstance(source, str):
-            raise DialectError(f"reward={value!r:.80}, source={source!r:.80}; expected a finite number and a text")
-        line = make_reward(one.id, float(value), source[:500])
+        given = read_reward(body)
+        one.rollout.report(given)
+        line = make_reward(one.id, given.reward, given.source, given.call)
         await caller.call(lambda owner: _rollouts(request).write(one, line))
     except DialectError as error:
         return JSONResponse({"error": {"message": str(error)}}, error.status)
-    return JSONResponse({"id": one.id, "reward": float(value)})
+    return JSONResponse({"id": one.id, "reward": given.reward, **({"call": given.call} if given.call else {})})
 
 
 @router.post("/r/{token}/close")
