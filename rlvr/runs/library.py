@@ -33,7 +33,7 @@ from rlvr.tracking import RunConsole, evaluation_table
 from rlvr.tracking.completion_comparison import CompletionComparison
 from rlvr.tracking.metrics_log import MetricsLog
 from rlvr.tracking.notebook_views import CompletionView, run_to_html, split_tokens
-from rlvr.tracking.picture_files import PicturePath, to_picture_path
+from rlvr.tracking.picture_files import PicturePath, can_draw, to_picture_path
 from rlvr.tracking.pictures import plot_entropy, plot_groups, plot_lengths
 from rlvr.tracking.run_report import describe_test, draw_curve, format_rate, plot_curve, stored_summary
 from rlvr.training.journal import list_checkpoints, read_stop_reason
@@ -272,7 +272,7 @@ class Run:
                 for label, side in (("before", "baseline"), ("after", "final")):
                     cells[f"pass@1 {label}"] = f"{format_rate(summary[side]['pass@1'])} (95% interval)"
                 cells["test"] = describe_test(summary)
-            curve = draw_curve(rows, self.folder.name, self._ends()) if rows else None
+            curve = draw_curve(rows, self.folder.name, self._ends()) if rows and can_draw() else None
         except ValueError as error:  # a damaged file: a notebook shows what there is
             cells = {"state": state, "problem": str(error)}
         return run_to_html(self.folder.name, {**cells, "folder": str(self.folder)}, curve)

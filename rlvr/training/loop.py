@@ -21,6 +21,7 @@ from rlvr.core import rng
 from rlvr.core.files import write_atomic
 from rlvr.core.messages import NonFiniteError
 from rlvr.tracking import MetricsLog, RunConsole, plot_curve
+from rlvr.tracking.picture_files import can_draw
 from rlvr.training import rollout_rows
 from rlvr.training.baseline import describe_signal, estimate_signal, find_obstacles
 from rlvr.training.best_checkpoint import BestCheckpoint
@@ -335,7 +336,8 @@ class TrainingLoop:
             "machine": self.job.describe_environment(),
         }
         ends = [e.metrics()["pass@1"].value for e in (before, after)] if self.steps_to_train else []
-        plot_curve(rows, self.job.folder / "curve.png", self.job.folder.name, ends)
+        if can_draw():
+            plot_curve(rows, self.job.folder / "curve.png", self.job.folder.name, ends)
         self.job.trackers.finish(summary)
         self.best.publish([])  # no resume follows
         write_atomic(self.job.folder / "summary.json", json.dumps(summary, indent=2))

@@ -221,7 +221,7 @@ def test_a_clone_that_was_not_installed_reads_its_own_pyproject(tmp_path: Path):
     site = [p for p in sys.path if "packages" in p]
     code = (
         "import importlib.metadata as m\n"
-        "import rlvr, numpy, scipy, yaml, omegaconf, typer, rich\n"
+        "import rlvr, numpy, yaml, omegaconf, typer, rich\n"
         "from rlvr.cli import doctor\n"
         f"sys.path[:] = [p for p in sys.path if p not in {site!r}]\n"
         "print(doctor.extras()); sys.exit()"
