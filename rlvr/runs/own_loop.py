@@ -15,13 +15,11 @@ step alone (`rlvr.core.rng`). `rlvr.load_run` reads its folder.
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
@@ -59,6 +57,7 @@ from rlvr.training.evaluate import (
 from rlvr.training.evaluate import evaluate as evaluate_tasks
 from rlvr.training.initial_weights import resolve_start
 from rlvr.training.journal import PARTS, Checkpoint, Journal, Position, store_remote_path, weights_path
+from rlvr.training.stop_request import StopRequest
 
 LOOP_SETTINGS = "loop.json"
 PHASE = "rl"
@@ -199,7 +198,7 @@ class Loop:
         self._settings = _lists(self._settings)
         self._row: dict[str, float] | None = None  # of the step in progress
         self._left: tuple[int, float] | None = None  # a step that the program left by `break`, and when it began
-        self._is_stopping = False
+        self._stop_request = StopRequest(print_message)
 
     def __enter__(self) -> Loop:
         limit_spinning()
@@ -257,14 +256,14 @@ class Loop:
         """The numbers of the steps that are left of `count`.
 
         After each step its metrics are written, and a checkpoint every `checkpoint_every` steps and after the last one.
-        A step in which the program leaves by `break` is the last one, if it logged something. Ctrl-C ends the loop
-        after the step, which is saved; KeyboardInterrupt then.
+        A step in which the program leaves by `break` is the last one, if it logged something. Ctrl-C or SIGTERM ends
+        the loop after the step, which is saved; KeyboardInterrupt then.
         """
         self._settle()
         if self.step >= count:
             return
         (self.folder / "summary.json").unlink(missing_ok=True)
-        with self._handle_interrupts():
+        with self._stop_request.handle_signals():
             for step in range(self.step, count):
                 began, self._row = time.perf_counter(), {}
                 try:
@@ -273,9 +272,9 @@ class Loop:
                     self._left = (step, began)
                     raise
                 self._write(step, began)
-                if (step + 1) % self._every == 0 or step + 1 == count or self._is_stopping:
+                if (step + 1) % self._every == 0 or step + 1 == count or self._stop_request.is_set:
                     self._save()
-                if self._is_stopping:
+                if self._stop_request.is_set:
                     raise KeyboardInterrupt
 
     def log(self, metrics: Mapping[str, float] | None = None, **more: float) -> None:
@@ -356,23 +355,6 @@ class Loop:
 
     def _file(self, name: str) -> Path:
         return self.folder / "evaluations" / f"{name}.json"
-
-    def _handle_interrupts(self) -> ExitStack:
-        """The first Ctrl-C ends the loop after its step, a second one at once."""
-
-        def request_stop(number: int, frame: FrameType | None) -> None:
-            if self._is_stopping:
-                raise KeyboardInterrupt
-            self._is_stopping = True
-            print_message("stopping after this step (press Ctrl-C again to stop at once)")
-
-        stack = ExitStack()
-        try:
-            before = signal.signal(signal.SIGINT, request_stop)
-            stack.callback(signal.signal, signal.SIGINT, before)
-        except ValueError:  # not the main thread
-            pass
-        return stack
 
 
 def _open_source(data: Any, root: Path) -> TaskSource:

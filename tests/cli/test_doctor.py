@@ -207,12 +207,13 @@ def test_extras_are_read_from_the_package_and_not_restated(tmp_path: Path):
     """A stand-in distribution, found on the path like any other, is what the report follows."""
     info = tmp_path / "somewhere" / "rlvr-9.dist-info"
     info.mkdir(parents=True)
-    needs = ['numpy; extra == "train"', 'absent-thing>=2; extra == "shiny"']
+    needs = ['numpy; extra == "train"', 'absent-thing>=2; extra == "shiny"', 'absent-thing>=2; extra == "all"']
     text = "".join(f"Requires-Dist: {need}\n" for need in needs)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: rlvr\nVersion: 9\n{text}")
     done = doctor(code=f"sys.path.insert(0, {str(tmp_path / 'somewhere')!r})", cwd=tmp_path)
     assert "ok     [train]" in done.stdout and "numpy" in done.stdout
     assert "note   [shiny]" in done.stdout and "absent-thing not installed; pip install 'rlvr[shiny]'" in done.stdout
+    assert "[all]" not in done.stdout, "it combines others"
     assert done.returncode == 0, "an extra that training does not need is a note"
 
 

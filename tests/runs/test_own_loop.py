@@ -166,6 +166,28 @@ def test_a_step_that_is_left_by_break_is_the_last_one_and_is_saved(tmp_path: Pat
         assert run.checkpoints[0].name == f"rl-{len(run.metrics):06d}"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_a_loop_after_its_step_and_the_loop_goes_on(tmp_path: Path, toy: Any, number: int) -> None:
+    """The handlers of the program are back after it; in the same block, too, the loop goes on."""
+    before, made = signal.getsignal(number), list[int]()
+
+    def make_steps(loop: rlvr.Loop, stop_at: int) -> None:
+        for step in loop.steps(6):
+            if step == stop_at:
+                os.kill(os.getpid(), number)
+            made.append(step)
+            loop.log(reward=1.0)
+
+    with open_loop(tmp_path / "own", toy) as loop:
+        for stop_at in (1, 3):
+            with pytest.raises(KeyboardInterrupt):
+                make_steps(loop, stop_at)
+            assert signal.getsignal(number) is before
+    with open_loop(tmp_path / "own", toy) as loop:
+        make_steps(loop, -1)
+    assert made == [0, 1, 2, 3, 4, 5]
+
+
 def test_rows_are_tasks_as_in_a_run(model: Path, tmp_path: Path) -> None:
     rows = [{"prompt": f"Say {n}."} for n in range(30)]
     params = rlvr.SamplingParams(max_tokens=4)
