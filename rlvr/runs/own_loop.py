@@ -144,7 +144,8 @@ class Loop:
     - `source`: a task source, or what the argument `data` of `rlvr.train` may be: rows, a file, the name of an
       environment. `reward`: a reward, its name, or a function.
     - `model`, `lora`, `tokenizer`, `device`, `dtype`, `client`, `threads`, `seed`, `checkpoint_every`,
-      `keep_checkpoints`: as the settings of the same names. Without `lora` all weights are trained.
+      `keep_checkpoints`: as the settings of the same names; `model` may be a mapping, `model.config`, for
+      random weights. Without `lora` all weights are trained.
     - `params`: how completions are sampled. Evaluations take its tokens and stops, at temperature 1 and without top_p,
       top_k and min_p.
     - `settings`: what else the program depends on, as JSON: a resumed loop must have the same, and the same tasks.
@@ -161,7 +162,7 @@ class Loop:
         reward: Reward | Callable[..., Any] | str,
         *,
         params: SamplingParams,
-        model: str | Path | None = None,
+        model: str | Path | Mapping[str, Any] | None = None,
         lora: LoraConfig | None = None,
         tokenizer: str | None = None,
         device: str = "auto",
@@ -186,11 +187,12 @@ class Loop:
             raise ValueError(f"Loop: checkpoint_every={checkpoint_every}, expected at least 1")
         if keep_checkpoints < 2:
             raise ValueError(f"Loop: keep_checkpoints={keep_checkpoints}, expected at least 2: the last may be damaged")
-        self._model = ModelOptions(str(model) if model else None, {}, tokenizer, device, dtype, lora)
+        config = dict(model) if isinstance(model, Mapping) else {}
+        self._model = ModelOptions(str(model) if model and not config else None, config, tokenizer, device, dtype, lora)
         self._every, self._keep = checkpoint_every, keep_checkpoints
         self._tracking = TrackingOptions(trackers=list(trackers))
         self._settings = {
-            "model": str(model) if model else None, "lora": lora and asdict(lora), "tokenizer": tokenizer,
+            "model": config or self._model.name, "lora": lora and asdict(lora), "tokenizer": tokenizer,
             "dtype": dtype, "client": self._client_name, "seed": seed, "params": asdict(params),
             "reward": self.reward.name, "tasks": hash_tasks(self.source) or type(self.source).__qualname__,
             "settings": _plain_json("settings", dict(settings or {})),

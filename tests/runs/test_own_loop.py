@@ -21,6 +21,7 @@ from rlvr.core import rng
 from rlvr.rollout import open_groups, rollout, score
 from tests.kit.chat_rows import qwen_folder
 from tests.kit.paths import ROOT
+from tests.kit.tiny import LLAMA_LIKE
 
 STEPS = 4
 
@@ -330,6 +331,29 @@ def test_weights_that_an_optimizer_of_torch_stepped_have_another_fingerprint(
         assert client.fingerprint not in (*seen, edited)
         client.load_state_with_optimizer(state).result()
         assert client.fingerprint == edited, "restored weights keep their name"
+
+
+def test_a_model_of_random_weights_is_a_configuration(tmp_path: Path) -> None:
+    source, config = rlvr.resolve_environment("sorting", digits=2), {"model_type": "qwen3", **LLAMA_LIKE}
+    params = rlvr.SamplingParams(max_tokens=3)
+    with rlvr.Loop(tmp_path / "own", source, digits, model=config, tokenizer="words", params=params) as loop:
+        assert loop.evaluate("baseline", tasks=2, samples=2).results
+    assert rlvr.load_run(tmp_path / "own").settings["model"] == config
+    other = rlvr.Loop(tmp_path / "own", source, digits, model="./mine", tokenizer="words", params=params)
+    with pytest.raises(ValueError, match="holds a loop with model="), other:
+        pass
+
+
+@pytest.mark.slow
+def test_the_example_needs_no_argument_and_learns(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "own_loop.py")], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = rlvr.load_run(tmp_path / "runs" / "own-loop").summary
+    assert summary["final"]["mean_reward"]["value"] > summary["baseline"]["mean_reward"]["value"] + 0.1
+    assert f"{summary['final']['mean_reward']['value']:.3f}" in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.slow
