@@ -24,8 +24,8 @@ from rlvr.engine.model_probe import probe
 
 EXPECTED = "a decoder-only language model of text, such as Llama, Qwen or Gemma"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# While transformers makes a model, the process's default dtype, random generator and messages are changed: one thread at
-# a time, so that runs in several threads have the weights of their seed.
+# While transformers makes a model, the process's default dtype, random generator and messages are changed: one thread
+# at a time, so that runs in several threads have the weights of their seed.
 _MAKING = RLock()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ from rlvr.runs.user_messages import be_quiet, print_message
 from rlvr.tracking import RunConsole, evaluation_table
 from rlvr.tracking.completion_comparison import CompletionComparison
 from rlvr.tracking.metrics_log import MetricsLog
+from rlvr.tracking.notebook_progress import is_in_notebook
 from rlvr.tracking.notebook_views import CompletionView, run_to_html, split_tokens
 from rlvr.tracking.picture_files import PicturePath, can_draw, to_picture_path
 from rlvr.tracking.pictures import plot_entropy, plot_groups, plot_lengths
@@ -382,6 +384,8 @@ def load_run(folder: str | Path) -> Run:
 def _name_caller(function: str, arguments: Iterable[str] = ()) -> Iterator[None]:
     """Messages say that settings come from this call, and not from a command line, and name the `arguments` that stand
     for the keys in them."""
+    if is_in_notebook():
+        warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm, for widgets that nothing here draws
     token = CALLER.set(f"{function}(...)")
     try:
         yield
