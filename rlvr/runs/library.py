@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,8 +34,9 @@ from rlvr.runs.user_messages import be_quiet, print_message
 from rlvr.tracking import RunConsole, evaluation_table
 from rlvr.tracking.completion_comparison import CompletionComparison
 from rlvr.tracking.metrics_log import MetricsLog
+from rlvr.tracking.notebook_progress import is_in_notebook
 from rlvr.tracking.notebook_views import CompletionView, run_to_html
-from rlvr.tracking.picture_files import PicturePath, to_picture_path
+from rlvr.tracking.picture_files import PicturePath, can_draw, to_picture_path
 from rlvr.tracking.pictures import plot_entropy, plot_groups, plot_lengths
 from rlvr.tracking.run_report import describe_test, draw_curve, format_rate, plot_curve, stored_summary
 from rlvr.training.journal import list_checkpoints, read_stop_reason
@@ -274,7 +276,7 @@ class Run:
                 for label, side in (("before", "baseline"), ("after", "final")):
                     cells[f"pass@1 {label}"] = f"{format_rate(summary[side]['pass@1'])} (95% interval)"
                 cells["test"] = describe_test(summary)
-            curve = draw_curve(rows, self.folder.name, self._ends()) if rows else None
+            curve = draw_curve(rows, self.folder.name, self._ends()) if rows and can_draw() else None
         except ValueError as error:  # a damaged file: a notebook shows what there is
             cells = {"state": state, "problem": str(error)}
         return run_to_html(self.folder.name, {**cells, "folder": str(self.folder)}, curve)
@@ -384,6 +386,8 @@ def load_run(folder: str | Path) -> Run:
 def _name_caller(function: str, arguments: Iterable[str] = ()) -> Iterator[None]:
     """Messages say that settings come from this call, and not from a command line, and name the `arguments` that stand
     for the keys in them."""
+    if is_in_notebook():
+        warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm, for widgets that nothing here draws
     token = CALLER.set(f"{function}(...)")
     try:
         yield

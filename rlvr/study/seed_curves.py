@@ -20,7 +20,7 @@ from rlvr.runs.library import Run, load_run
 from rlvr.runs.run_folder import CONNECTION_KEYS
 from rlvr.study.seed_statistics import spread
 from rlvr.study.study_folder import SPECIFICATION
-from rlvr.tracking.picture_files import begin_figure, to_picture_path, write_figure
+from rlvr.tracking.picture_files import begin_figure, count_steps, smooth, to_picture_path, write_figure
 from rlvr.training.metric_values import get_value
 
 # Colours that readers with colour-blindness tell apart (Okabe and Ito); beyond them lines are dashed.
@@ -40,9 +40,9 @@ def plot_seeds(
     `runs` are runs or their folders, or such lists by name, which are drawn side by side, or the folder of a study,
     whose variants are these lists. The band is Student's 95 % interval of the mean over the seeds. Of two seeds, whose
     interval is 12.7 standard errors, it goes from one run to the other instead; one run has none. Mean and band are
-    drawn for the steps that all runs of a list have. `metric` is a name of `metrics.jsonl`; `file` is a PNG or SVG
-    file, by default `seeds-METRIC.png` beside the runs. ValueError for runs with different settings in one list, and
-    for a metric that no run has.
+    drawn for the steps that all runs of a list have; of many steps each run is smoothed first. `metric` is a name of
+    `metrics.jsonl`; `file` is a PNG or SVG file, by default `seeds-METRIC.png` beside the runs. ValueError for runs
+    with different settings in one list, and for a metric that no run has.
     """
     place, lists = _name_lists(runs)
     curves = {name: [_read_curve(run, metric) for run in members] for name, members in lists.items()}
@@ -132,14 +132,20 @@ def _band(curves: Sequence[Mapping[int, float]], step: int, found: Mapping[str, 
     return min(values), max(values)
 
 
+def _smooth(curve: Mapping[int, float]) -> dict[int, float]:
+    return dict(zip(sorted(curve), smooth([curve[step] for step in sorted(curve)]), strict=True))
+
+
 def _draw(curves: Mapping[str, Sequence[Mapping[int, float]]], metric: str, title: str) -> Any:
     figure, axes = begin_figure(f"{title}: {metric}")
+    curves = {name: [_smooth(curve) for curve in members] for name, members in curves.items()}
+    width = max(len(curve) for members in curves.values() for curve in members) // 40 * 2 + 1
     for number, (name, members) in enumerate(curves.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         style = "-" if number < len(_COLOURS) else "--"
         for curve in members:
             if curve and len(members) > 1:
-                axes.plot(*zip(*sorted(curve.items()), strict=True), color=colour, linewidth=0.7, alpha=0.35)
+                axes.plot(*zip(*curve.items(), strict=True), color=colour, linewidth=0.7, alpha=0.35)
         found = summarize_steps(members, metric)
         marker = "o" if len(found) <= 40 else ""
         many = _BANDS.get(len(members), f"{len(members)} seeds, band: 95 % interval of the mean")
@@ -154,8 +160,8 @@ def _draw(curves: Mapping[str, Sequence[Mapping[int, float]]], metric: str, titl
     values = [value for members in curves.values() for curve in members for value in curve.values()]
     margin = 0.15 * (max(values) - min(values)) or 0.05 * abs(mean(values)) or 0.05
     axes.set_ylim(min(values) - margin, max(values) + margin)
-    axes.set_xlabel("step")
+    count_steps(axes)
+    axes.set_xlabel(f"step (means of {width} steps)" if width > 1 else "step")
     axes.set_ylabel(metric)
-    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=min(3, len(curves)))
     return figure

@@ -96,7 +96,7 @@ def test_a_run_that_is_interrupted_goes_on_by_the_same_call_to_the_same_bits(
     step = TrainingLoop._rl_step  # pyright: ignore[reportPrivateUsage]
 
     def stop_after(loop: Any, number: int) -> Any:
-        loop.stop_requested = True  # as Ctrl-C does
+        loop.stop_request.is_set = True  # as Ctrl-C does
         return step(loop, number)
 
     monkeypatch.setattr(TrainingLoop, "_rl_step", stop_after)
@@ -476,7 +476,7 @@ def test_an_interrupted_run_takes_more_steps_too(
     step = TrainingLoop._rl_step  # pyright: ignore[reportPrivateUsage]
 
     def stop_after(loop: Any, number: int) -> Any:
-        loop.stop_requested = True
+        loop.stop_request.is_set = True
         return step(loop, number)
 
     monkeypatch.setattr(TrainingLoop, "_rl_step", stop_after)

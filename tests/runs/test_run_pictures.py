@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,3 +148,30 @@ def test_what_a_user_or_a_model_wrote_is_escaped() -> None:
     evil = "<script>alert(1)</script>"
     for html in (CompletionView(evil, evil, [evil], [-1.0])._repr_html_(), run_to_html(evil, {"folder": evil}, None)):
         assert "<script" not in html and "&lt;script&gt;" in html
+
+
+# ---- without the library that draws
+
+
+def test_a_base_install_trains_compares_seeds_and_names_the_extra_of_pictures(tmp_path: Path) -> None:
+    """A process without matplotlib, scipy and torch, which the base does not install."""
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['matplotlib', 'PIL', 'scipy', 'torch']))\n"
+        "import rlvr\n"
+        "from rlvr.study.seed_statistics import compare_pairs\n"
+        "def has_answer(prompt, response, meta): return float('answer' in response)\n"
+        "run = rlvr.train(data='toy', reward=has_answer, client='mock', steps=2, max_tokens=8,\n"
+        "                 evaluation={'tasks': 4, 'samples': 2}, name='toy')\n"
+        "assert run.is_finished and 'img' not in run._repr_html_() and not (run.folder / 'curve.png').exists()\n"
+        "assert compare_pairs({1: 0.0, 2: 0.5}, {1: 0.1, 2: 0.7})['p_value'] == 0.5\n"
+        "for draw in (run.plot, run.plot_lengths, lambda: rlvr.plot_seeds([run])):\n"
+        "    try: draw()\n"
+        "    except ValueError as error: print(error)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(rlvr.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("needs the package 'matplotlib': pip install 'rlvr[plots]'") == 3
+    assert "metrics (no curve: pip install 'rlvr[plots]') and weights are in runs/toy" in done.stdout
