@@ -30,6 +30,7 @@ from rlvr.algorithms.losses.clipped import Cispo, Gspo, Ppo
 from rlvr.algorithms.losses.dro import Dro
 from rlvr.algorithms.losses.policy_gradient import CrossEntropy, ImportanceSampling
 from rlvr.algorithms.losses.preferences import Dpo, Ipo, Kto
+from rlvr.algorithms.losses.sapo import Sapo
 from rlvr.algorithms.specs import Algorithm
 from rlvr.algorithms.terms.distillation import Teacher
 from rlvr.core.plugins import describe_plugins, load_plugins
@@ -98,6 +99,10 @@ for _spec in (
     Algorithm(
         "cispo", GroupNormalizedAdvantage(), Cispo(1.0, 3.0), "token_mean", drop_equal_groups=False,
         source="arXiv:2506.13585; weights clipped to 0 ... 4, the Tinker protocol's default",
+    ),
+    Algorithm(
+        "sapo", GroupNormalizedAdvantage(), Sapo(), "sequence_mean", drop_equal_groups=False,
+        source="Soft Adaptive Policy Optimization, arXiv:2511.20347",
     ),
     Algorithm(
         "dro", GroupMeanAdvantage(), Dro(), "token_mean", drop_equal_groups=False,

@@ -33,6 +33,10 @@ class NotSupportedError(ValueError):
     """A value that has no counterpart here; the text says what to do instead."""
 
 
+class SeveralKeys(dict[str, Any]):
+    """What one word means for several keys of ours, each with a value of its own."""
+
+
 def same(value: Any) -> Any:
     return value
 
@@ -51,7 +55,7 @@ def number(value: Any) -> float:
 class Alias:
     """`word` sets `targets`; `meaning` says how in a line. A target `~word` is worked out from several words.
 
-    `convert` turns the value into ours (None: ours stays); the text of its ValueError says what was expected. Without
+    `convert` turns the value into ours (None: ours stays), or into a value of each key (`SeveralKeys`); the text of its ValueError says what was expected. Without
     targets it only checks the value.
     """
 

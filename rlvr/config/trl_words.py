@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlvr.config.alias import Alias, NotSupportedError, number
+from rlvr.config.alias import Alias, NotSupportedError, SeveralKeys, number
 from rlvr.config.word_tables import (
     ADAMW,
     BUILT_IN,
@@ -31,6 +31,7 @@ _QUANTIZED = (
     "the sampler and the trainer share one copy of the weights, and neither has kernels for quantized ones yet: to "
     "save memory give model.lora.rank and model.dtype=bfloat16"
 )
+_REDUCTION = "algorithm.reduction"
 _TRACKERS = "the trackers are tracking.wandb, tracking.mlflow and tracking.tensorboard"
 SCALES = {"group": "group_normalized", "batch": "group_mean_batch_std", "none": "group_mean"}
 _VERIFY = (
@@ -114,16 +115,19 @@ TRL: tuple[Alias, ...] = (
     *words("beta", "~beta", "algorithm.kl_coef, with algorithm.kl_in=loss and kl_estimator=k3 as in TRL"),
     *words(
         "loss_type",
-        "algorithm.reduction",
-        "dapo and bnpo are token_mean, grpo sequence_mean, dr_grpo constant",
+        "algorithm.reduction algorithm.loss",
+        "dapo and bnpo are token_mean, grpo sequence_mean, dr_grpo constant; sapo is sequence_mean and the loss sapo",
         choose(
-            "expected dapo, bnpo, grpo or dr_grpo; for cispo and gspo give algorithm.name=cispo or gspo",
-            dapo="token_mean",
-            bnpo="token_mean",
-            grpo="sequence_mean",
-            dr_grpo="constant",
+            "expected dapo, bnpo, grpo, dr_grpo or sapo; for cispo and gspo give algorithm.name=cispo or gspo",
+            dapo=SeveralKeys({_REDUCTION: "token_mean"}),
+            bnpo=SeveralKeys({_REDUCTION: "token_mean"}),
+            grpo=SeveralKeys({_REDUCTION: "sequence_mean"}),
+            dr_grpo=SeveralKeys({_REDUCTION: "constant"}),
+            sapo=SeveralKeys({_REDUCTION: "sequence_mean", "algorithm.loss": "sapo"}),
         ),
     ),
+    *words("sapo_temperature_pos", "algorithm.loss.positive_temperature", "of sapo, where the advantage is above 0"),
+    *words("sapo_temperature_neg", "algorithm.loss.negative_temperature", "of sapo, at other advantages"),
     *words(
         "scale_rewards",
         "algorithm.advantage",
@@ -138,8 +142,8 @@ TRL: tuple[Alias, ...] = (
     ),
     *words("delta", "algorithm.dual_clip", "the largest ratio, at least 1 + epsilon_high: dual clip"),
     *refuse(
-        "sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
-        "give algorithm.loss=sapo and algorithm.loss.positive_temperature or negative_temperature; there is no vespo",
+        "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
+        "there is no vespo; a soft clip is algorithm.name=sapo",
     ),
     *replace_by("reward_func reward_funcs", _name_reward),
     *words("reward_model_name_or_path", "~reward_model", "the reward classifier, with this model"),

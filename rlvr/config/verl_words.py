@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlvr.config.alias import Alias, number
+from rlvr.config.alias import Alias, SeveralKeys, number
 from rlvr.config.word_tables import (
     ADAMW,
     BUILT_IN,
@@ -86,15 +86,20 @@ VERL: tuple[Alias, ...] = (
             *words("clip_ratio_c", "algorithm.dual_clip", "dual clip; none if not given (verl: 3)", number),
             *words(
                 "policy_loss.loss_mode",
-                "~loss_mode",
-                "vanilla changes nothing, clip_cov is covariance clipping",
+                "~loss_mode algorithm.loss algorithm.reduction",
+                "vanilla changes nothing, clip_cov is covariance clipping, sapo the loss sapo with sequence_mean",
                 choose(
-                    "expected vanilla or clip_cov; instead of gspo and cispo give algorithm.name, instead of kl_cov, "
-                    "which has no gradient in the first update with a batch, clip_cov",
-                    vanilla=False,
-                    clip_cov=True,
+                    "expected vanilla, clip_cov or sapo; instead of gspo and cispo give algorithm.name, instead of "
+                    "kl_cov, which has no gradient in the first update with a batch, clip_cov",
+                    vanilla=SeveralKeys({"~loss_mode": False}),
+                    clip_cov=SeveralKeys({"~loss_mode": True}),
+                    sapo=SeveralKeys(
+                        {"~loss_mode": False, "algorithm.loss": "sapo", "algorithm.reduction": "sequence_mean"}
+                    ),
                 ),
             ),
+            *words("tau_pos", "algorithm.loss.positive_temperature", "of sapo, where the advantage is above 0", number),
+            *words("tau_neg", "algorithm.loss.negative_temperature", "of sapo, at other advantages", number),
             *words(
                 "policy_loss.clip_cov_ratio",
                 "~clip_cov_ratio",

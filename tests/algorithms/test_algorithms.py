@@ -82,6 +82,7 @@ ROWS_BY_HAND = {
         [(0, GROUP_A, 1 / 8), (2, -GROUP_A, 1 / 16), (3, -GROUP_A, 1 / 16)],
         {"clip_low_threshold": 0.9997, "clip_high_threshold": 1.0004},
     ),
+    "sapo": ([(0, GROUP_A, 1 / 8), (2, -GROUP_A, 1 / 16), (3, -GROUP_A, 1 / 16)], {}),
     "cispo": (
         [(0, GROUP_A, 1 / 15), (2, -GROUP_A, 1 / 15), (3, -GROUP_A, 1 / 15)],
         {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},

@@ -120,6 +120,23 @@ POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
             {"algorithm.reduction": "sequence_mean", "algorithm.advantage": "group_normalized"},
         ),
         (
+            "loss_type=sapo sapo_temperature_pos=1.5 sapo_temperature_neg=2",
+            {
+                "algorithm.loss": "sapo",
+                "algorithm.reduction": "sequence_mean",
+                "algorithm.loss.positive_temperature": 1.5,
+                "algorithm.loss.negative_temperature": 2,
+            },
+        ),
+        (
+            f"{POLICY_LOSS}.loss_mode=sapo actor_rollout_ref.actor.tau_neg=2.0",
+            {
+                "algorithm.loss": "sapo",
+                "algorithm.reduction": "sequence_mean",
+                "algorithm.loss.negative_temperature": 2.0,
+            },
+        ),
+        (
             "per_device_train_batch_size=8 gradient_accumulation_steps=4 num_generations=8",
             {"training.prompts_per_step": 4, "training.group_size": 8},
         ),
@@ -235,7 +252,13 @@ def test_a_word_becomes_our_key(words: str, expected: dict[str, Any]) -> None:
         ("lr_scheduler_type=polynomial", ["expected linear, cosine"]),
         ("actor_rollout_ref.actor.kl_loss_coef=0.1", ["use_kl_loss=true"]),
         (f"{POLICY_LOSS}.clip_cov_ratio=0.001", ["loss_mode=clip_cov", "algorithm.clip_cov_ratio"]),
-        (f"{POLICY_LOSS}.loss_mode=kl_cov", ["expected vanilla or clip_cov", "no gradient in the first update"]),
+        ("loss_type=dapo sapo_temperature_pos=2", ["sapo_temperature_pos", "no positive_temperature"]),
+        ("loss_type=sapo epsilon=0.2", ["epsilon", "the loss sapo has no clip_high"]),
+        (
+            f"{POLICY_LOSS}.loss_mode=sapo actor_rollout_ref.actor.loss_agg_mode=token-mean",
+            ["loss_mode=sapo", "loss_agg_mode=token-mean", "disagree"],
+        ),
+        (f"{POLICY_LOSS}.loss_mode=kl_cov", ["expected vanilla, clip_cov or sapo", "no gradient in the first update"]),
         ("actor_rollout_ref.rollout.name=vllm", ["sampling is built in"]),
         ("actor_rollout_ref.rollout.m=5", ["a section of verl's", "actor_rollout_ref.rollout.n"]),
         ("data.nothing_like_this_at_all=1", ["a section of verl's"]),

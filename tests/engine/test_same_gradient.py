@@ -68,6 +68,8 @@ CASES = [
     Case("soft-capped", "dapo", DAPO, model="gemma2"),
     Case("lora", "grpo_original", {"loss_type": "grpo", "epsilon": 0.2}, lora=True),
     Case("two-sided", "dapo", {**DAPO, "delta": 1.3}, {"dual_clip": 1.3}),
+    Case("sapo", "sapo", {"loss_type": "sapo", "sapo_temperature_pos": 2.0, "sapo_temperature_neg": 5.0},
+         {"loss.positive_temperature": 2.0, "loss.negative_temperature": 5.0}),
 ]  # fmt: skip
 PLAIN = {"tree": False, "pack": False}
 SHORTCUTS: dict[str, dict[str, Any]] = {

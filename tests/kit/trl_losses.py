@@ -172,7 +172,7 @@ def plain_loss(case: Case, module: Any, trajectories: Sequence[Trajectory], refe
     p_BR = plain_logprobs(module, trajectories, case.temperature)
     total, actions = p_BR.new_zeros(()), 0
     bounds = algorithm.loss.config()
-    low, high = bounds["clip_low_threshold"], bounds["clip_high_threshold"]
+    low, high = bounds.get("clip_low_threshold", 0.0), bounds.get("clip_high_threshold", float("inf"))
     for i, t in enumerate(trajectories):
         if not counted[i]:
             continue
@@ -184,6 +184,9 @@ def plain_loss(case: Case, module: Any, trajectories: Sequence[Trajectory], refe
             ratio = torch.exp((p - q).mean()).expand(len(p))
         if algorithm.loss.name == "cispo":
             terms = -ratio.detach().clamp(low, high) * p * t.advantage
+        elif algorithm.loss.name == "sapo":
+            tau = bounds["positive_temperature" if t.advantage > 0 else "negative_temperature"]
+            terms = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * t.advantage
         else:
             terms = -torch.minimum(ratio * t.advantage, ratio.clamp(low, high) * t.advantage)
         if (dual_clip := bounds.get("dual_clip_threshold")) is not None and t.advantage < 0:
@@ -191,10 +194,10 @@ def plain_loss(case: Case, module: Any, trajectories: Sequence[Trajectory], refe
         if reference is not None:
             d = reference[i, : len(acted)][acted] - p
             terms = terms + algorithm.flat["kl_coef"] * (torch.exp(d) - d - 1)
-        total = total + (terms.mean() if kind == "grpo" else terms.sum())
+        total = total + (terms.mean() if kind in ("grpo", "sapo") else terms.sum())
         actions += len(p)
     answers = sum(counted)
-    return total / {"grpo": answers, "dr_grpo": answers * BUDGET}.get(kind, actions)
+    return total / {"grpo": answers, "sapo": answers, "dr_grpo": answers * BUDGET}.get(kind, actions)
 
 
 def trl_trainer(case: Case, module: Any, tokenizer: Any, folder: Path, **more: Any) -> Any:
