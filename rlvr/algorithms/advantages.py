@@ -150,6 +150,54 @@ class GroupMeanBatchStdAdvantage(Advantage):
 
 
 @dataclass(frozen=True)
+class RewardNormalizedAdvantage(Advantage):
+    """A_i = (s_i - mean(s)) / (std(s) + 1e-6) over the batch, s_i = sum_k w_k (r_ik - mean_G(r_k)) / (std_G(r_k)+1e-6).
+
+    r_ik is the k-th of several rewards and w_k its weight: those of the reward `composite`, and the environment's. Each
+    is normalized in its group before they are added up, so none is lost beside one that varies more, and answers that
+    are right in more respects keep the greater advantage. With one reward s is `group_normalized`. GDPO,
+    arXiv:2601.05242.
+    """
+
+    name = "reward_normalized"
+    of_batch = True
+    is_standardized = True
+
+    @property
+    def least_group(self) -> int:
+        return 2
+
+    def check(self, algorithm: SpecView) -> None:
+        for term in algorithm.terms:
+            if term.is_penalty:
+                raise ValueError(
+                    f"{term.key(term.switch)}={term.strength:g} has no effect with the advantage {self.name!r}, which "
+                    "takes each reward by itself and no penalty of their sum; leave it out, use kl_in=loss for a KL, "
+                    "or give the length a reward of its own (reward.type=composite)"
+                )
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        sums: dict[str, float] = {}
+        for group in _groups(trajectories):
+            rollouts = {
+                _rollout(id(t), t): t.reward_parts or {"": [1.0, t.reward - t.penalty]}
+                for t in group
+                if t.reward is not None
+            }
+            by_name: dict[str, list[float]] = {}
+            for parts in rollouts.values():
+                for name, (_, value) in parts.items():
+                    by_name.setdefault(name, []).append(value)
+            scales = {name: (mean(values), std(values) + EPSILON) for name, values in by_name.items()}
+            for rollout, parts in rollouts.items():
+                terms = [w * (r - scales[name][0]) / scales[name][1] for name, (w, r) in parts.items()]
+                sums[rollout] = math.fsum(terms)  # in any order of the parts the same bits
+        centre, scale = mean(list(sums.values())), std(list(sums.values())) + EPSILON
+        for t in trajectories:
+            t.advantage = 0.0 if t.reward is None else (sums[_rollout(id(t), t)] - centre) / scale
+
+
+@dataclass(frozen=True)
 class LeaveOneOutAdvantage(Advantage):
     """A_i = r_i - mean of the group's other rewards = n / (n - 1) (r_i - mean_G(r)). RLOO, arXiv:2402.14740, eq. 8.
 
@@ -440,6 +488,7 @@ ADVANTAGES = Variants(
     GroupMeanAdvantage,
     GroupNormalizedAdvantage,
     GroupMeanBatchStdAdvantage,
+    RewardNormalizedAdvantage,
     LeaveOneOutAdvantage,
     BatchMeanAdvantage,
     BatchNormalizedAdvantage,

@@ -22,6 +22,7 @@ from rlvr.algorithms.advantages import (
     MovingAverageAdvantage,
     PassAtKAdvantage,
     ProcessNormalizedAdvantage,
+    RewardNormalizedAdvantage,
     TokenNormalizedAdvantage,
     VerdictAdvantage,
     ZeroAdvantage,
@@ -71,6 +72,10 @@ for _spec in (
     Algorithm(
         "grpo_original", GroupNormalizedAdvantage(), _TIGHT, "sequence_mean", drop_equal_groups=False,
         source="arXiv:2402.03300; its KL is kl_coef with k3 in the loss",
+    ),
+    Algorithm(
+        "gdpo", RewardNormalizedAdvantage(), _TIGHT, "sequence_mean", drop_equal_groups=False,
+        source="GDPO, arXiv:2601.05242: several rewards, each normalized by itself; the rest is grpo_original",
     ),
     Algorithm(
         "dr_grpo", GroupMeanAdvantage(), _TIGHT, "constant", drop_equal_groups=False,

@@ -55,8 +55,8 @@ def number(value: Any) -> float:
 class Alias:
     """`word` sets `targets`; `meaning` says how in a line. A target `~word` is worked out from several words.
 
-    `convert` turns the value into ours (None: ours stays), or into a value of each key (`SeveralKeys`); the text of its ValueError says what was expected. Without
-    targets it only checks the value.
+    `convert` turns the value into ours (None: ours stays), or into a value for each key (`SeveralKeys`); the text of
+    its ValueError says what was expected. Without targets it only checks the value.
     """
 
     word: str

@@ -147,7 +147,13 @@ TRL: tuple[Alias, ...] = (
     ),
     *replace_by("reward_func reward_funcs", _name_reward),
     *words("reward_model_name_or_path", "~reward_model", "the reward classifier, with this model"),
-    *refuse("reward_weights multi_objective_aggregation", _VERIFY),
+    *refuse("reward_weights", _VERIFY),
+    *words(
+        "multi_objective_aggregation",
+        "algorithm.advantage",
+        "sum_then_normalize changes nothing, normalize_then_sum is reward_normalized (GDPO)",
+        choose(sum_then_normalize=None, normalize_then_sum="reward_normalized"),
+    ),
     *refuse(
         "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps", "the reference of a KL stays the first policy"
     ),

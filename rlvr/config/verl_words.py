@@ -195,15 +195,21 @@ VERL: tuple[Alias, ...] = (
                 "adv_estimator",
                 "algorithm.advantage",
                 "grpo is group_normalized, rloo leave_one_out, reinforce_plus_plus token_normalized, "
-                "reinforce_plus_plus_baseline group_mean_token_normalized, gae gae",
+                "reinforce_plus_plus_baseline group_mean_token_normalized, gae gae, gdpo reward_normalized "
+                "(the last mean and deviation are over completions, as in the paper; verl's over tokens)",
                 choose(
-                    "expected grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline or gae",
+                    "expected grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, gdpo or gae",
                     gae="gae",
+                    gdpo="reward_normalized",
                     grpo="group_normalized",
                     rloo="leave_one_out",
                     reinforce_plus_plus="token_normalized",
                     reinforce_plus_plus_baseline="group_mean_token_normalized",
                 ),
+            ),
+            *refuse(
+                "gdpo_reward_keys gdpo_reward_weights",
+                "the rewards and their weights are those of reward.type=composite, in reward.kwargs.rewards",
             ),
             *refuse("norm_adv_by_std_in_grpo", "for Dr. GRPO give algorithm.advantage=group_mean", True),
             *refuse(

@@ -115,11 +115,11 @@ class Trajectory:
     each response token and after the last, `returns` [R] what it learns. `token_advantages` [R]
     are the advantages of single tokens where they differ, else empty. `turn_starts` are the places in the response
     where the policy began to speak, `reports` what the environment measured, a mapping a turn.
-    `turn_rewards` is the part of `reward` that each turn earned, empty if none did. `reward` is 0.0 until
-    scored and None after a
-    verifier error or an invalid task: then the trajectory enters no statistic and no gradient. A text-only endpoint
-    leaves the token fields empty; such a trajectory cannot train. `rendered_prompt` is the text of `prompt_tokens`
-    where it is not `prompt`: after a chat template, or in an episode that writes its prompts anew.
+    `turn_rewards` is the part of `reward` that each turn earned, empty if none did. `reward_parts` are the weight and
+    the value of each reward that `reward` is the sum of, by name, empty if it is one. `reward` is 0.0 until scored
+    and None after a verifier error or an invalid task: then the trajectory enters no statistic and no gradient. A
+    text-only endpoint leaves the token fields empty; such a trajectory cannot train. `rendered_prompt` is the text of
+    `prompt_tokens` where it is not `prompt`: after a chat template, or in an episode that writes its prompts anew.
 
     `scores` are the verdicts by verifier. `group_id` names the group that a baseline is taken over, `rollout_id` the
     episode: an episode that writes its history anew has several trajectories. `temperature` (of sampling),
@@ -157,6 +157,7 @@ class Trajectory:
     token_advantages: list[float] = field(default_factory=list[float])
     token_penalties: list[float] = field(default_factory=list[float])
     length_penalty: float = 0.0
+    reward_parts: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
 
     def __post_init__(self) -> None:
         n = len(self.response_tokens)

@@ -119,6 +119,9 @@ POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
             "loss_type=grpo scale_rewards=true",
             {"algorithm.reduction": "sequence_mean", "algorithm.advantage": "group_normalized"},
         ),
+        ("multi_objective_aggregation=normalize_then_sum", {"algorithm.advantage": "reward_normalized"}),
+        ("multi_objective_aggregation=sum_then_normalize", {}),
+        ("algorithm.adv_estimator=gdpo", {"algorithm.advantage": "reward_normalized"}),
         (
             "loss_type=sapo sapo_temperature_pos=1.5 sapo_temperature_neg=2",
             {
@@ -253,6 +256,7 @@ def test_a_word_becomes_our_key(words: str, expected: dict[str, Any]) -> None:
         ("actor_rollout_ref.actor.kl_loss_coef=0.1", ["use_kl_loss=true"]),
         (f"{POLICY_LOSS}.clip_cov_ratio=0.001", ["loss_mode=clip_cov", "algorithm.clip_cov_ratio"]),
         ("loss_type=dapo sapo_temperature_pos=2", ["sapo_temperature_pos", "no positive_temperature"]),
+        ("algorithm.gdpo_reward_keys=[a,b]", ["reward.type=composite"]),
         ("loss_type=sapo epsilon=0.2", ["epsilon", "the loss sapo has no clip_high"]),
         (
             f"{POLICY_LOSS}.loss_mode=sapo actor_rollout_ref.actor.loss_agg_mode=token-mean",
@@ -267,7 +271,7 @@ def test_a_word_becomes_our_key(words: str, expected: dict[str, Any]) -> None:
         ("critic.model.path=./m", ["the critic begins with the policy's weights"]),
         (
             "algorithm.adv_estimator=remax",
-            ["expected grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline or gae"],
+            ["expected grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, gdpo or gae"],
         ),
         ("data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=48", ["not a multiple of 48"]),
         ("max_steps=7 trainer.total_training_steps=9", ["disagree"]),

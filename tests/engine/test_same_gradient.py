@@ -294,3 +294,23 @@ def test_a_whole_step_of_trl_has_the_gradient_of_ours(
     found = gradient(case, training_client(case, fresh, tmp_path), answers)
     whole, worst = difference({name: g * factor for name, g in found.items()}, expected)
     assert whole <= CLOSE and worst <= CLOSE
+
+
+@pytest.mark.slow
+def test_a_step_of_trl_with_several_rewards_has_the_gradient_of_gdpo(
+    fresh: Callable[..., Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    """TRL's `normalize_then_sum` over two weighted rewards. Its last std is the sample's, ours the population's."""
+    answers = rollouts(groups=EQUAL_GROUPS)
+    for place, t in enumerate(answers):
+        # Values and weights beside which what both add to a std is nothing. The first is equal in group 1.
+        t.reward_parts = {"right": [3e3, 1000.0 * (t.reward or 0.0)], "form": [2e4, 500.0 * (place * place % 7)]}
+        t.reward = sum(weight * value for weight, value in t.reward_parts.values())
+    case = Case("gdpo", "gdpo", {"loss_type": "grpo", "multi_objective_aggregation": "normalize_then_sum"})
+    module = copy.deepcopy(fresh().model.module)
+    remember(module, answers, 1.0)
+    expected = trl_gradient(case, module, tokenizer, tmp_path, answers, per_device_train_batch_size=len(answers))
+    found = gradient(case, training_client(case, fresh, tmp_path), answers)
+    n = len(answers)
+    whole, worst = difference({name: g * ((n - 1) / n) ** 0.5 for name, g in found.items()}, expected)
+    assert whole <= CLOSE and worst <= CLOSE

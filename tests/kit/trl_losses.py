@@ -224,6 +224,21 @@ def trl_trainer(case: Case, module: Any, tokenizer: Any, folder: Path, **more: A
     return trainer
 
 
+def rewards_of(trajectory: Trajectory) -> dict[str, list[float]]:
+    """The weight and value of each of its rewards, by name."""
+    return trajectory.reward_parts or {"earned": [1.0, trajectory.reward or 0.0]}
+
+
+def earn(name: str) -> Any:
+    """A reward function of TRL's that gives what the rollouts brought under this name."""
+
+    def reward(**columns: Any) -> list[float]:
+        return columns[name]
+
+    reward.__name__ = name
+    return reward
+
+
 def trl_gradient(
     case: Case, module: Any, tokenizer: Any, folder: Path, trajectories: Sequence[Trajectory], **settings: Any
 ) -> dict[str, Tensor]:
@@ -246,12 +261,15 @@ def trl_gradient(
             "prompt_ids": [t.prompt_tokens for t in taken],
             "completion_ids": [t.response_tokens for t in taken],
             "logprobs": [t.logprobs for t in taken],
-            "earned": [t.reward for t in taken],
+            **{name: [rewards_of(t)[name][1] for t in taken] for name in weights},
         }
+
+    weights = {name: weight for name, (weight, _) in rewards_of(trajectories[0]).items()}
 
     trl_trainer(
         case, module, tokenizer, folder, rows=[{"prompt": group} for group in by_group], max_steps=1, max_grad_norm=0.0,
-        rollout_func=answer, reward_funcs=lambda earned, **_: earned, callbacks=[Keep()], logging_steps=1, **settings,
+        rollout_func=answer, reward_funcs=[earn(name) for name in weights], reward_weights=list(weights.values()),
+        callbacks=[Keep()], logging_steps=1, **settings,
     ).train()  # fmt: skip
     return found
 
