@@ -106,11 +106,18 @@ TRL: tuple[Alias, ...] = (
         "transformers_continuous_batching_config use_transformers_paged ds3_gather_for_generation",
         BUILT_IN,
     ),
-    *refuse(
-        "vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_clip_max "
-        "vllm_importance_sampling_clip_min vllm_importance_sampling_cap",
-        "give algorithm.importance_cap (truncated importance sampling)",
+    *words(
+        "vllm_importance_sampling_correction",
+        "~importance",
+        "true is TRL's correction, sequence_mask with a cap of 3 where its other words say nothing else; false is none",
     ),
+    *words("vllm_importance_sampling_mode", "algorithm.importance_mode", "the same four words"),
+    *words(
+        "vllm_importance_sampling_clip_max vllm_importance_sampling_cap",
+        "algorithm.importance_cap",
+        "the highest weight, 3 if not given",
+    ),
+    *words("vllm_importance_sampling_clip_min", "algorithm.importance_floor", "the lowest weight"),
     # the loss
     *words("beta", "~beta", "algorithm.kl_coef, with algorithm.kl_in=loss and kl_estimator=k3 as in TRL"),
     *words(

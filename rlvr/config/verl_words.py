@@ -219,6 +219,27 @@ VERL: tuple[Alias, ...] = (
                 "kl",
                 0.001,
             ),
+            *words(
+                "rollout_correction.rollout_is",
+                "~rollout_is",
+                "importance weights of each token, or of the completion (sequence)",
+                choose("expected token, sequence or null", token="token", sequence="sequence", none=None),
+            ),
+            *words(
+                "rollout_correction.rollout_is_threshold",
+                "~rollout_is_threshold",
+                "a number truncates the weights there, 0.5_5.0 masks those outside (IcePop); 2 if not given",
+            ),
+            *refuse(
+                "rollout_correction.rollout_rs rollout_correction.rollout_rs_threshold "
+                "rollout_correction.rollout_is_batch_normalize",
+                "a mask is one of the weights': give rollout_correction.rollout_is_threshold=LOW_HIGH",
+            ),
+            *refuse(
+                "rollout_correction.bypass_mode rollout_correction.loss_type",
+                "without importance weights the sampler's log-probs are trusted already: leave it out",
+                "ppo_clip",
+            ),
             *words("lam", "algorithm.gae_lambda", "lambda of the advantage gae, 0.95 if not given (verl: 1)"),
         ],
     ),

@@ -98,7 +98,7 @@ def plan(assembly: Assembly) -> dict[str, str]:
         )
     if servers := config.sampler_options.servers:
         importance = algorithm.term(Importance)
-        correction = f"importance weights up to {importance.cap:g}" if importance else "no importance correction"
+        correction = importance.describe() if importance else "no importance correction"
         lines["sampler"] = (
             f"{config.sampler_options.title} at {', '.join(servers)}; sampler against trainer: {correction}"
         )

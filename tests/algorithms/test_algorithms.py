@@ -266,6 +266,8 @@ def test_zero_advantage_is_skipped_and_still_counted() -> None:
         ("ppo", {"kl_coef": math.inf}, "algorithm.kl_coef=inf"),
         ("ppo", {"entropy_coef": math.inf}, "algorithm.entropy_coef=inf"),
         ("ppo", {"importance_cap": 0.5}, r"algorithm.importance_cap=0.5, expected at least 1 \(2 is usual\), or null"),
+        ("ppo", {"importance_cap": 2.0, "importance_floor": 1.5}, "importance_floor=1.5, expected 0 to 1"),
+        ("ppo", {"importance_cap": 2.0, "importance_mode": "mask"}, "known: token_truncate, token_mask, sequence_"),
         ("ppo", {"overlong_buffer": 0}, "algorithm.overlong_buffer=0, expected at least 1 token, or null"),
         ("ppo", {"overlong_penalty": -1.0}, "algorithm.overlong_penalty=-1.0"),
         ("ppo", {"accept_above": 0.5}, "the advantage 'group_mean' has no accept_above; .* acceptance, verdict"),

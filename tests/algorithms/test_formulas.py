@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
+from rlvr.algorithms.terms.importance import Importance
 from rlvr.algorithms.update import Passes, UpdateInputs, update
 from rlvr.algorithms.update_statistics import UpdateStatistics
 from rlvr.core.messages import AdamParams
@@ -306,6 +307,49 @@ def test_importance_cap_weighs_by_the_trainers_own_log_probs(cap: float, client:
     terms = [(x.p - x.q).exp().clamp(max=cap).detach() * a * x.p for x, a in zip(found.answers, A, strict=True)]
     found.agrees_with(-torch.cat(terms).sum() / (len(terms) * M), value=False)
     assert found.measured.clipped_share == 0, "the loss clipped nothing: its ratios are to the trainer's log-probs"
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+@pytest.mark.parametrize("floor", [0.0, 0.9])
+def test_importance_weights_of_tokens_or_completions_are_truncated_or_masked(
+    mode: str, floor: float, client: Callable[..., Any]
+) -> None:
+    """First pass: sg(w) A grad p, w of the ratio of a token or of the product over the answer's sampled tokens."""
+    row = resolve_algorithm("dr_grpo", importance_cap=1.5, importance_floor=floor, importance_mode=mode)
+    found = first_pass(client, row, noise=0.4)
+    A, terms, weights = of_groups(found.answers, rewards(found.answers), center), list[Tensor](), list[Tensor]()
+    for x, a in zip(found.answers, A, strict=True):
+        gap = (x.p - x.q).detach()
+        ratio = (gap.sum().expand(x.n) if "sequence" in mode else gap).exp()
+        kept = ratio.clamp(floor, 1.5) if "truncate" in mode else ratio * (ratio >= floor) * (ratio <= 1.5)
+        terms.append(kept * a * x.p)
+        weights.append(kept)
+    found.agrees_with(-torch.cat(terms).sum() / (len(terms) * M), value=False)
+    every = torch.cat(weights)
+    if "truncate" in mode:
+        assert (every == 1.5).any() and (every < 1.5).any() and (not floor or (every == floor).any())
+        assert "importance/masked" not in found.measured.metrics()
+    else:
+        assert 0 < (every == 0).double().mean() < 1
+        assert found.measured.metrics()["importance/masked"] == pytest.approx(float((every == 0).double().mean()))
+
+
+@pytest.mark.parametrize(
+    ("mode", "weights"),
+    [
+        # Ratios 2, 1/4 and 1, and one token of the environment's; of the completion 1/2.
+        ("token_truncate", [1.5, 0.4, 1.0]),
+        ("token_mask", [0.0, 0.0, 1.0]),
+        ("sequence_truncate", [0.5, 0.5, 0.5]),
+        ("sequence_mask", [0.5, 0.5, 0.5]),
+    ],
+)
+def test_importance_weights_by_hand(mode: str, weights: list[float]) -> None:
+    gap, mask = np.log([2.0, 0.25, 9.0, 1.0]), np.array([True, True, False, True])
+    term = Importance(cap=1.5, floor=0.4, mode=mode)
+    assert term.compute_weights(gap, mask)[mask] == pytest.approx(weights)
+    if mode == "sequence_mask":
+        assert not Importance(cap=1.5, floor=0.6, mode=mode).compute_weights(gap, mask).any()
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

@@ -121,6 +121,45 @@ POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
         ),
         ("multi_objective_aggregation=normalize_then_sum", {"algorithm.advantage": "reward_normalized"}),
         ("multi_objective_aggregation=sum_then_normalize", {}),
+        (
+            "vllm_importance_sampling_correction=true",
+            {"algorithm.importance_mode": "sequence_mask", "algorithm.importance_cap": 3.0},
+        ),
+        (
+            "vllm_importance_sampling_mode=token_truncate vllm_importance_sampling_clip_min=0.5",
+            {
+                "algorithm.importance_mode": "token_truncate",
+                "algorithm.importance_cap": 3.0,
+                "algorithm.importance_floor": 0.5,
+            },
+        ),
+        (
+            "vllm_importance_sampling_clip_max=2",
+            {"algorithm.importance_mode": "sequence_mask", "algorithm.importance_cap": 2},
+        ),
+        (
+            "vllm_importance_sampling_cap=2 algorithm.importance_mode=token_mask",
+            {"algorithm.importance_mode": "token_mask", "algorithm.importance_cap": 2},
+        ),
+        ("vllm_importance_sampling_correction=false vllm_importance_sampling_cap=2", {}),
+        (
+            "algorithm.rollout_correction.rollout_is=token",
+            {"algorithm.importance_mode": "token_truncate", "algorithm.importance_cap": 2.0},
+        ),
+        (
+            "algorithm.rollout_correction.rollout_is=sequence "
+            "algorithm.rollout_correction.rollout_is_threshold=0.5_5.0",
+            {
+                "algorithm.importance_mode": "sequence_mask",
+                "algorithm.importance_cap": 5.0,
+                "algorithm.importance_floor": 0.5,
+            },
+        ),
+        (
+            "algorithm.rollout_correction.rollout_is=null algorithm.rollout_correction.rollout_is_threshold=2.0 "
+            "algorithm.rollout_correction.rollout_rs=null algorithm.rollout_correction.bypass_mode=false",
+            {},
+        ),
         ("algorithm.adv_estimator=gdpo", {"algorithm.advantage": "reward_normalized"}),
         (
             "loss_type=sapo sapo_temperature_pos=1.5 sapo_temperature_neg=2",
@@ -256,6 +295,13 @@ def test_a_word_becomes_our_key(words: str, expected: dict[str, Any]) -> None:
         ("actor_rollout_ref.actor.kl_loss_coef=0.1", ["use_kl_loss=true"]),
         (f"{POLICY_LOSS}.clip_cov_ratio=0.001", ["loss_mode=clip_cov", "algorithm.clip_cov_ratio"]),
         ("loss_type=dapo sapo_temperature_pos=2", ["sapo_temperature_pos", "no positive_temperature"]),
+        ("vllm_importance_sampling_mode=token", ["known: token_truncate, token_mask"]),
+        ("vllm_importance_sampling_correction=maybe", ["expected true or false"]),
+        (
+            "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=low_5",
+            ["rollout_is_threshold=low_5", "expected a number, or two as in 0.5_5.0"],
+        ),
+        ("algorithm.rollout_correction.rollout_rs=seq_mean_k1", ["rollout_is_threshold=LOW_HIGH"]),
         ("algorithm.gdpo_reward_keys=[a,b]", ["reward.type=composite"]),
         ("loss_type=sapo epsilon=0.2", ["epsilon", "the loss sapo has no clip_high"]),
         (

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from rlvr.algorithms.advantages import REDUCTIONS, RunningBaseline
+from rlvr.algorithms.terms.importance import IMPORTANCE_MODES
 from rlvr.algorithms.terms.kl import Kl
 from rlvr.algorithms.update import Passes, UpdateInputs, loss_config, make_datum, update
 from rlvr.clients.local import LocalSamplingClient, LocalTrainingClient
@@ -313,4 +314,27 @@ def test_a_step_of_trl_with_several_rewards_has_the_gradient_of_gdpo(
     found = gradient(case, training_client(case, fresh, tmp_path), answers)
     n = len(answers)
     whole, worst = difference({name: g * ((n - 1) / n) ** 0.5 for name, g in found.items()}, expected)
+    assert whole <= CLOSE and worst <= CLOSE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", IMPORTANCE_MODES)
+@pytest.mark.parametrize("loss", ["dapo", "sapo"])
+def test_a_step_of_trl_that_corrects_its_sampler_has_the_gradient_of_ours(
+    loss: str, mode: str, fresh: Callable[..., Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    """TRL's own importance weights, between the log-probs that came with the answers and those of its model."""
+    words = {"mode": mode, "clip_min": 0.9, "clip_max": 1.1}
+    cells = {"importance_cap": 1.1, "importance_floor": 0.9, "importance_mode": mode, "advantage": "group_mean"}
+    case = Case(
+        "importance", loss,
+        {"loss_type": loss, "scale_rewards": "none", **{f"vllm_importance_sampling_{k}": v for k, v in words.items()}},
+        {**cells, **({"clip_high": 0.2} if loss == "dapo" else {})},
+    )  # fmt: skip
+    answers = rollouts(groups=EQUAL_GROUPS)
+    module = copy.deepcopy(fresh().model.module)
+    remember(perturb(module, 0.01), answers, 1.0)
+    expected = trl_gradient(case, module, tokenizer, tmp_path, answers, per_device_train_batch_size=len(answers))
+    found = gradient(case, training_client(case, fresh, tmp_path), answers)
+    whole, worst = difference(found, expected)
     assert whole <= CLOSE and worst <= CLOSE

@@ -266,11 +266,14 @@ def trl_gradient(
 
     weights = {name: weight for name, (weight, _) in rewards_of(trajectories[0]).items()}
 
-    trl_trainer(
+    trainer = trl_trainer(
         case, module, tokenizer, folder, rows=[{"prompt": group} for group in by_group], max_steps=1, max_grad_norm=0.0,
         rollout_func=answer, reward_funcs=[earn(name) for name in weights], reward_weights=list(weights.values()),
         callbacks=[Keep()], logging_steps=1, **settings,
-    ).train()  # fmt: skip
+    )  # fmt: skip
+    if "vllm_importance_sampling_mode" in case.trl:  # then it compares what the rollouts brought with the trainer
+        trainer.use_vllm, trainer._last_loaded_step = True, 0
+    trainer.train()
     return found
 
 
