@@ -538,27 +538,35 @@ def register_advantage(name: str, *, baseline: str = "group") -> Callable[[Value
     return register
 
 
-def token_mean(trajectories: Sequence[Trajectory], max_tokens: int) -> list[float]:
+Count = Callable[[Trajectory], int]
+
+
+def count_sampled(trajectory: Trajectory) -> int:
+    """The tokens that a loss of the policy counts."""
+    return trajectory.num_action_tokens
+
+
+def token_mean(trajectories: Sequence[Trajectory], max_tokens: int, count: Count = count_sampled) -> list[float]:
     """1 / T for T sampled tokens in the whole batch: every token counts alike. DAPO, arXiv:2503.14476, eq. 8."""
-    total = sum(t.num_action_tokens for t in trajectories)
+    total = sum(map(count, trajectories))
     return [1.0 / total if total else 0.0] * len(trajectories)
 
 
-def sequence_mean(trajectories: Sequence[Trajectory], max_tokens: int) -> list[float]:
+def sequence_mean(trajectories: Sequence[Trajectory], max_tokens: int, count: Count = count_sampled) -> list[float]:
     """1 / (N len_i): every completion counts alike, so tokens of short ones weigh more. GRPO, arXiv:2402.03300."""
     lengths: dict[str, int] = {}
     for i, t in enumerate(trajectories):
-        lengths[_rollout(i, t)] = lengths.get(_rollout(i, t), 0) + t.num_action_tokens
+        lengths[_rollout(i, t)] = lengths.get(_rollout(i, t), 0) + count(t)
     own = [lengths[_rollout(i, t)] for i, t in enumerate(trajectories)]
     return [1.0 / (len(lengths) * length) if length else 0.0 for length in own]
 
 
-def constant(trajectories: Sequence[Trajectory], max_tokens: int) -> list[float]:
+def constant(trajectories: Sequence[Trajectory], max_tokens: int, count: Count = count_sampled) -> list[float]:
     """1 / (N M) for a budget of M tokens: independent of lengths. Dr. GRPO, arXiv:2503.20783, appendix."""
     return [1.0 / (_count_rollouts(trajectories) * max_tokens)] * len(trajectories)
 
 
-def sequence_sum(trajectories: Sequence[Trajectory], max_tokens: int) -> list[float]:
+def sequence_sum(trajectories: Sequence[Trajectory], max_tokens: int, count: Count = count_sampled) -> list[float]:
     """1 / N: the mean over completions of the summed token losses, the textbook policy gradient."""
     return [1.0 / _count_rollouts(trajectories)] * len(trajectories)
 
@@ -568,7 +576,7 @@ def _count_rollouts(trajectories: Sequence[Trajectory]) -> int:
     return len({_rollout(i, t) for i, t in enumerate(trajectories)})
 
 
-Reduction = Callable[[Sequence[Trajectory], int], list[float]]
+Reduction = Callable[..., list[float]]  # of trajectories, the budget of a completion, and what to count
 REDUCTIONS: dict[str, Reduction] = {
     "token_mean": token_mean,
     "sequence_mean": sequence_mean,

@@ -116,10 +116,12 @@ class Trajectory:
     are the advantages of single tokens where they differ, else empty. `turn_starts` are the places in the response
     where the policy began to speak, `reports` what the environment measured, a mapping a turn.
     `turn_rewards` is the part of `reward` that each turn earned, empty if none did. `reward_parts` are the weight and
-    the value of each reward that `reward` is the sum of, by name, empty if it is one. `reward` is 0.0 until scored
-    and None after a verifier error or an invalid task: then the trajectory enters no statistic and no gradient. A
-    text-only endpoint leaves the token fields empty; such a trajectory cannot train. `rendered_prompt` is the text of
-    `prompt_tokens` where it is not `prompt`: after a chat template, or in an episode that writes its prompts anew.
+    the value of each reward that `reward` is the sum of, by name, empty if it is one. `observation_weight` is how
+    much a token of the environment counts beside a sampled one, if those are learned from. `reward` is 0.0 until
+    scored and None after a verifier error or an invalid task: then the trajectory enters no statistic and no
+    gradient. A text-only endpoint leaves the token fields empty; such a trajectory cannot train. `rendered_prompt` is
+    the text of `prompt_tokens` where it is not `prompt`: after a chat template, or in an episode that writes its
+    prompts anew.
 
     `scores` are the verdicts by verifier. `group_id` names the group that a baseline is taken over, `rollout_id` the
     episode: an episode that writes its history anew has several trajectories. `temperature` (of sampling),
@@ -158,6 +160,7 @@ class Trajectory:
     token_penalties: list[float] = field(default_factory=list[float])
     length_penalty: float = 0.0
     reward_parts: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    observation_weight: float = 0.0
 
     def __post_init__(self) -> None:
         n = len(self.response_tokens)
@@ -192,6 +195,11 @@ class Trajectory:
     def num_action_tokens(self) -> int:
         """Tokens the policy sampled: what a loss may count."""
         return sum(self.action_mask)
+
+    @property
+    def num_observation_tokens(self) -> int:
+        """Tokens of the response that the environment wrote."""
+        return len(self.action_mask) - sum(self.action_mask)
 
     @property
     def total_logprob(self) -> float:

@@ -90,6 +90,11 @@ ROWS_BY_HAND = {
         ],
         {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
     ),
+    # Rewards teach as in grpo_original; of group a the environment wrote one token, after a1's second part.
+    "echo": (
+        [(0, GROUP_A, 1 / 8), (2, -GROUP_A, 1 / 16), (3, -GROUP_A, 1 / 16)],
+        {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+    ),
     "sapo": ([(0, GROUP_A, 1 / 8), (2, -GROUP_A, 1 / 16), (3, -GROUP_A, 1 / 16)], {}),
     "cispo": (
         [(0, GROUP_A, 1 / 15), (2, -GROUP_A, 1 / 15), (3, -GROUP_A, 1 / 15)],
@@ -279,6 +284,7 @@ def test_zero_advantage_is_skipped_and_still_counted() -> None:
         ("raft", {"kl_coef": 0.1}, "asks only whether a reward is above accept_above: the KL has no gradient; use kl_"),
         ("distillation", {"kl_coef": 0.1}, "reads no reward: the KL has no gradient; use kl_in=loss"),
         ("distillation", {"overlong_buffer": 4}, "algorithm.overlong_buffer=4 has no effect with the advantage 'zero'"),
+        ("dpo", {"observation_coef": 0.1}, "algorithm.observation_coef=0.1 has no effect"),
         (
             "gdpo",
             {"kl_coef": 0.1},

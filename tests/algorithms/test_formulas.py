@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -375,6 +375,37 @@ def test_reinforce_plus_plus(kl_coef: float, client: Callable[..., Any]) -> None
     A = iter(standard(np.concatenate(earned)).tolist())
     objectives = [clipped_objective(part(x, t), next(A), 0.8, 1.2) for x in found.answers for t in range(x.n)]
     found.agrees_with(-torch.cat(objectives).mean())
+
+
+REDUCED: dict[str, Callable[[list[Tensor]], Tensor]] = {
+    "sequence_mean": lambda parts: torch.stack([p.mean() if len(p) else p.sum() for p in parts]).mean(),
+    "token_mean": lambda parts: torch.cat(parts).mean(),
+    "sequence_sum": lambda parts: torch.cat(parts).sum() / len(parts),
+    "constant": lambda parts: torch.cat(parts).sum() / (len(parts) * M),
+}
+
+
+@pytest.mark.parametrize("reduction", sorted(REDUCED))
+def test_echo_learns_what_the_environment_wrote(reduction: str, client: Callable[..., Any]) -> None:
+    """-coefficient x log p of every token that the environment wrote, reduced over those alone, beside GRPO's loss.
+
+    Answers without any count in the denominators: ECHO, arXiv:2605.24517.
+    """
+    found = first_pass(client, resolve_algorithm("echo", reduction=reduction, observation_coef=0.5))
+    A = of_groups(found.answers, rewards(found.answers), standard)
+    terms = [clipped_objective(x, a, 0.8, 1.2) for x, a in zip(found.answers, A, strict=True)]
+    written: list[Tensor] = []
+    for t in found.batch:
+        if t.reward is not None:
+            turned = replace(t, action_mask=[1 - acted for acted in t.action_mask])
+            written.append(plain(found.module, turned)[0])
+    predicted = REDUCED[reduction](written)
+    expected = float(-0.5 * predicted.detach())
+    nll = -float(torch.cat(written).detach().mean())
+    found.agrees_with(-REDUCED[reduction](terms) - 0.5 * predicted)
+    assert found.measured.term_losses["observation"] == pytest.approx(expected, rel=1e-4)
+    assert found.measured.metrics()["observation"] == pytest.approx(nll, rel=1e-4)
+    assert sum(map(len, written)) == 2
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

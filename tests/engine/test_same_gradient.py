@@ -213,6 +213,32 @@ def test_the_shortcuts_are_taken(setting: Callable[[Case], Setting]) -> None:
     assert sum(len(b.index_N.unique()) for b in cut) > len(shared.index_N.unique())
 
 
+@pytest.mark.parametrize(
+    "shortcut",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("as-it-is", "everything"))) for name in SHORTCUTS],
+)
+def test_echo_adds_the_gradient_of_the_tokens_between_the_turns(
+    shortcut: str, setting: Callable[[Case], Setting]
+) -> None:
+    """TRL's gradient of answers of two turns, and the mean cross-entropy of what the environment wrote between them."""
+    here = setting(next(case for case in CASES if case.name == "turns"))
+    echo = Case("echo", "echo", here.case.trl, {"observation_coef": 0.3}, turns=True)
+    found = gradient(echo, here.client(**SHORTCUTS[shortcut]), here.trajectories)
+    here.module.zero_grad()
+    p_BR = plain_logprobs(here.module, here.trajectories, 1.0)
+    written = [
+        row[: len(t.action_mask)][~torch.tensor(t.action_mask, dtype=torch.bool)]
+        for t, row in zip(here.trajectories, p_BR, strict=True)
+    ]
+    (-0.3 * torch.stack([p.mean() if len(p) else p.sum() for p in written]).mean()).backward()
+    added = gradients_of(here.module)
+    here.module.zero_grad()
+    whole, worst = difference(found, {name: g + added[name] for name, g in here.trl.items()})
+    assert whole <= CLOSE and worst <= CLOSE
+    whole, _ = difference(found, here.trl)
+    assert whole > 0.01, "the tokens between the turns count"
+
+
 @pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[8]], ids=lambda case: case.name)
 def test_answers_without_an_advantage_may_be_left_out(case: Case, setting: Callable[[Case], Setting]) -> None:
     """`weigh` skips a group, and an answer at its group's mean; computed like the others, they change nothing."""
