@@ -79,7 +79,8 @@ def test_observations_of_an_environment_of_one_turn_are_refused(
 ) -> None:
     """There are no tokens of the environment to learn from; nothing is trained."""
     monkeypatch.chdir(tmp_path)
-    words = ["client=mock", "env.name=toy", "training.steps=1", "rollout.max_tokens=2", "algorithm.name=echo"]
+    (tmp_path / "run.yaml").write_text(FILE)
+    words = ["--config=run.yaml", "client=mock", "env.name=toy", "training.steps=1", "rollout.max_tokens=2", "algorithm.name=echo"]
     assert run(["train", *words]) == 2
     assert "algorithm.observation_coef=0.05 has no effect" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
