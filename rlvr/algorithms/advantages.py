@@ -181,6 +181,54 @@ class GroupMeanBatchStdAdvantage(Advantage):
 
 
 @dataclass(frozen=True)
+class RewardNormalizedAdvantage(Advantage):
+    """A_i = (s_i - mean(s)) / (std(s) + 1e-6) over the batch, s_i = sum_k w_k (r_ik - mean_G(r_k)) / (std_G(r_k)+1e-6).
+
+    r_ik is the k-th of several rewards and w_k its weight: those of the reward `composite`, and the environment's. Each
+    is normalized in its group before they are added up, so none is lost beside one that varies more, and answers that
+    are right in more respects keep the greater advantage. With one reward s is `group_normalized`. GDPO,
+    arXiv:2601.05242.
+    """
+
+    name = "reward_normalized"
+    of_batch = True
+    is_standardized = True
+
+    @property
+    def least_group(self) -> int:
+        return 2
+
+    def check(self, algorithm: SpecView) -> None:
+        for term in algorithm.terms:
+            if term.is_penalty:
+                raise ValueError(
+                    f"{term.key(term.switch)}={term.strength:g} has no effect with the advantage {self.name!r}, which "
+                    "takes each reward by itself and no penalty of their sum; leave it out, use kl_in=loss for a KL, "
+                    "or give the length a reward of its own (reward.type=composite)"
+                )
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        sums: dict[str, float] = {}
+        for group in _groups(trajectories):
+            rollouts = {
+                _rollout(id(t), t): t.reward_parts or {"": [1.0, t.reward - t.penalty]}
+                for t in group
+                if t.reward is not None
+            }
+            by_name: dict[str, list[float]] = {}
+            for parts in rollouts.values():
+                for name, (_, value) in parts.items():
+                    by_name.setdefault(name, []).append(value)
+            scales = {name: (mean(values), std(values) + EPSILON) for name, values in by_name.items()}
+            for rollout, parts in rollouts.items():
+                terms = [w * (r - scales[name][0]) / scales[name][1] for name, (w, r) in parts.items()]
+                sums[rollout] = math.fsum(terms)  # in any order of the parts the same bits
+        centre, scale = mean(list(sums.values())), std(list(sums.values())) + EPSILON
+        for t in trajectories:
+            t.advantage = 0.0 if t.reward is None else (sums[_rollout(id(t), t)] - centre) / scale
+
+
+@dataclass(frozen=True)
 class LeaveOneOutAdvantage(Advantage):
     """A_i = r_i - mean of the group's other rewards = n / (n - 1) (r_i - mean_G(r)). RLOO, arXiv:2402.14740, eq. 8.
 
@@ -478,6 +526,7 @@ ADVANTAGES = Variants(
     GroupMeanAdvantage,
     GroupNormalizedAdvantage,
     GroupMeanBatchStdAdvantage,
+    RewardNormalizedAdvantage,
     LeaveOneOutAdvantage,
     BatchMeanAdvantage,
     BatchNormalizedAdvantage,
@@ -527,27 +576,35 @@ def register_advantage(name: str, *, baseline: str = "group") -> Callable[[Value
     return register
 
 
-def token_mean(trajectories: Sequence[Trajectory], max_tokens: int) -> list[float]:
+Count = Callable[[Trajectory], int]
+
+
+def count_sampled(trajectory: Trajectory) -> int:
+    """The tokens that a loss of the policy counts."""
+    return trajectory.num_action_tokens
+
+
+def token_mean(trajectories: Sequence[Trajectory], max_tokens: int, count: Count = count_sampled) -> list[float]:
     """1 / T for T sampled tokens in the whole batch: every token counts alike. DAPO, arXiv:2503.14476, eq. 8."""
-    total = sum(t.num_action_tokens for t in trajectories)
+    total = sum(map(count, trajectories))
     return [1.0 / total if total else 0.0] * len(trajectories)
 
 
-def sequence_mean(trajectories: Sequence[Trajectory], max_tokens: int) -> list[float]:
+def sequence_mean(trajectories: Sequence[Trajectory], max_tokens: int, count: Count = count_sampled) -> list[float]:
     """1 / (N len_i): every completion counts alike, so tokens of short ones weigh more. GRPO, arXiv:2402.03300."""
     lengths: dict[str, int] = {}
     for i, t in enumerate(trajectories):
-        lengths[_rollout(i, t)] = lengths.get(_rollout(i, t), 0) + t.num_action_tokens
+        lengths[_rollout(i, t)] = lengths.get(_rollout(i, t), 0) + count(t)
     own = [lengths[_rollout(i, t)] for i, t in enumerate(trajectories)]
     return [1.0 / (len(lengths) * length) if length else 0.0 for length in own]
 
 
-def constant(trajectories: Sequence[Trajectory], max_tokens: int) -> list[float]:
+def constant(trajectories: Sequence[Trajectory], max_tokens: int, count: Count = count_sampled) -> list[float]:
     """1 / (N M) for a budget of M tokens: independent of lengths. Dr. GRPO, arXiv:2503.20783, appendix."""
     return [1.0 / (_count_rollouts(trajectories) * max_tokens)] * len(trajectories)
 
 
-def sequence_sum(trajectories: Sequence[Trajectory], max_tokens: int) -> list[float]:
+def sequence_sum(trajectories: Sequence[Trajectory], max_tokens: int, count: Count = count_sampled) -> list[float]:
     """1 / N: the mean over completions of the summed token losses, the textbook policy gradient."""
     return [1.0 / _count_rollouts(trajectories)] * len(trajectories)
 
@@ -557,7 +614,7 @@ def _count_rollouts(trajectories: Sequence[Trajectory]) -> int:
     return len({_rollout(i, t) for i, t in enumerate(trajectories)})
 
 
-Reduction = Callable[[Sequence[Trajectory], int], list[float]]
+Reduction = Callable[..., list[float]]  # of trajectories, the budget of a completion, and what to count
 REDUCTIONS: dict[str, Reduction] = {
     "token_mean": token_mean,
     "sequence_mean": sequence_mean,

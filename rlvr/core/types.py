@@ -135,11 +135,13 @@ class Trajectory:
     each response token and after the last, `returns` [R] what it learns. `token_advantages` [R]
     are the advantages of single tokens where they differ, else empty. `turn_starts` are the places in the response
     where the policy began to speak, `reports` what the environment measured, a mapping a turn.
-    `turn_rewards` is the part of `reward` that each turn earned, empty if none did. `branches` are those of the whole
+    `turn_rewards` is the part of `reward` that each turn earned, empty if none did. `reward_parts` are the weight and
+    the value of each reward that `reward` is the sum of, by name, empty if it is one. `branches` are those of the whole
     episode, on the trajectory that is judged; where they have rewards of their own, `turn_credits` is what each turn is
     trained with in place of `reward`: the mean over the branches that have it. `messages` is the conversation for
     people, where the environment has one: `turn` is in those that the policy said, of which the last are this
-    trajectory's own turns. `reward` is 0.0 until scored and None after a verifier error or an invalid task: then the
+    trajectory's own turns. `observation_weight` is how much a token of the environment counts beside a sampled one, if
+    those are learned from. `reward` is 0.0 until scored and None after a verifier error or an invalid task: then the
     trajectory enters no statistic and no gradient. A text-only endpoint leaves the token fields empty; such a
     trajectory cannot train. `rendered_prompt` is the text of `prompt_tokens` where it is not `prompt`: after a chat
     template, or in an episode that writes its prompts anew.
@@ -183,6 +185,8 @@ class Trajectory:
     branches: list[Branch] = field(default_factory=list[Branch])
     turn_credits: list[float] = field(default_factory=list[float])
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    reward_parts: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    observation_weight: float = 0.0
 
     def __post_init__(self) -> None:
         n = len(self.response_tokens)
@@ -217,6 +221,11 @@ class Trajectory:
     def num_action_tokens(self) -> int:
         """Tokens the policy sampled: what a loss may count."""
         return sum(self.action_mask)
+
+    @property
+    def num_observation_tokens(self) -> int:
+        """Tokens of the response that the environment wrote."""
+        return len(self.action_mask) - sum(self.action_mask)
 
     @property
     def total_logprob(self) -> float:

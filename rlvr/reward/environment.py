@@ -66,6 +66,18 @@ def combine(trajectory: Trajectory, reward: Reward) -> float | None:
     return None if given.value is None else verified + weight * given.value
 
 
+def split_reward(trajectory: Trajectory, reward: Reward) -> dict[str, list[float]]:
+    """The weight and the value of each reward that `combine` added up, by name; empty where it is one, or none."""
+    verdict, weight = trajectory.scores[reward.name], reward.environment_weight
+    if verdict.value is None or trajectory.reward is None:
+        return {}
+    parts = {name: [share, verdict.parts[name]] for name, share in reward.weights.items()}
+    if weight:
+        parts = parts or {reward.name: [1.0, verdict.value]}
+        parts[f"{NAME}#2" if NAME in parts else NAME] = [weight, trajectory.scores[NAME].value or 0.0]
+    return parts
+
+
 def check_declared(reward: Reward, given: float, task: str) -> None:
     """ValueError if an environment gives a reward beside a verifier's, and nothing says what counts."""
     if given and reward.environment_weight is None:

@@ -27,7 +27,7 @@ from rlvr.core.turn_tree import share_credit
 from rlvr.core.types import Score, Trajectory, group_by
 from rlvr.core.verdict_reasons import EPISODE_FAILED
 from rlvr.reward import Reward
-from rlvr.reward.environment import NAME, combine
+from rlvr.reward.environment import NAME, combine, split_reward
 
 CALLS = 32  # at once, one group each: enough to keep many workers busy while one completion of a group never ends
 
@@ -138,10 +138,12 @@ def _record(verifier: Reward, trajectories: Sequence[Trajectory], verdicts: Sequ
 def _add_rewards(trajectories: Sequence[Trajectory], last: Mapping[str, Trajectory], reward: Reward) -> None:
     for trajectory in last.values():
         trajectory.reward = combine(trajectory, reward)
+        trajectory.reward_parts = split_reward(trajectory, reward)
     weight = 1.0 if reward.name == NAME else reward.environment_weight or 0.0
     for trajectory in trajectories:
         if trajectory is not last[trajectory.rollout_id]:
             trajectory.reward = last[trajectory.rollout_id].reward
+            trajectory.reward_parts = dict(last[trajectory.rollout_id].reward_parts)
         trajectory.turn_rewards = [weight * given for given in trajectory.turn_rewards] if weight else []
     for id, judged in last.items():
         if turns := judged.scores[reward.name].turns:

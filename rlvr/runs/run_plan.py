@@ -73,6 +73,8 @@ def plan(assembly: Assembly) -> dict[str, str]:
         check_supported(algorithm, assembly.spec.capabilities)
         check_temperatures(t, assembly.spec.capabilities)
         check_teacher(assembly)
+        for term in algorithm.terms:
+            term.check_turns(source.max_turns)
         is_own = not LOSSES.is_built_in(algorithm.loss.name) and not algorithm.loss.needs_whole_step
         if isinstance(algorithm.loss, FunctionLoss) or (is_own and assembly.spec.capabilities.is_remote):
             try_custom_loss(algorithm)
@@ -100,7 +102,7 @@ def plan(assembly: Assembly) -> dict[str, str]:
         )
     if servers := config.sampler_options.servers:
         importance = algorithm.term(Importance)
-        correction = f"importance weights up to {importance.cap:g}" if importance else "no importance correction"
+        correction = importance.describe() if importance else "no importance correction"
         lines["sampler"] = (
             f"{config.sampler_options.title} at {', '.join(servers)}; sampler against trainer: {correction}"
         )
