@@ -214,7 +214,8 @@ def _draw_figure(rows: list[dict[str, Any]], title: str, ends: Sequence[float]) 
     for axes, (name, lines) in zip(figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0], panels, strict=True):
         for key, label, colour in lines:
             if points := read_points(key):
-                draw_series(axes, *zip(*points, strict=True), colour, label)
+                x, y = zip(*points, strict=True)
+                draw_series(axes, x, y, colour, label)
         if lines[-1][0] == _HELD_OUT and after and ends:
             style = "none" if read_points(_HELD_OUT) else "-"
             axes.plot((0, after[-1]["step"] + 1), ends, linestyle=style, color=_GREEN, marker="D", markersize=6,
