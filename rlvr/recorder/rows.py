@@ -1,4 +1,4 @@
-"""Rows out of recorded calls: a trajectory for each branch of a rollout and temperature in it, with the tokens that were sampled.
+"""Rows out of recorded calls: a trajectory for each branch of a rollout, with the tokens that were sampled.
 
 for rollout in read_recording(path).rollouts:
     for trajectory in make_rows(rollout):
