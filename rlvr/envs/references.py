@@ -18,6 +18,7 @@ from rlvr.core.registry import did_you_mean, load_path
 
 KINDS = {
     "reasoning_gym": "rlvr.envs.procedural:ReasoningGym",
+    "verifiers": "rlvr.envs.ecosystems.verifiers_env:VerifiersSource",
 }
 _CONTRACTS = {
     ("reset", "step"): "rlvr.envs.gym.gym_source:ClassGymSource",
