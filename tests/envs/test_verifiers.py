@@ -111,7 +111,7 @@ def test_a_game_of_several_turns_with_tasks_without_end() -> None:
 def test_tools_of_a_taskset() -> None:
     source = resolve_environment("verifiers:add-by-tool")
     task = source.heldout(1)[0]
-    number = int(task.prompt_text.split()[-2])
+    number = int(task.prompt_text.split()[-3])
     call = f'<tool_call>\n{{"name": "add", "arguments": {{"a": {number}, "b": 5}}}}\n</tool_call>'
     (played,) = play(source, [call, str(number + 5)])
     text = TEXT.decode([*played.prompt_tokens, *played.response_tokens])

@@ -116,19 +116,19 @@ class GuestProcess:
                 on_reply = waiting.pop(answer["id"], None)
             if on_reply is not None:
                 on_reply(answer.get("result"), answer.get("error", ""))
-        code = process.wait()
-        with self._lock:
-            if self._process is process:
-                self._process = None
-            left = list(waiting.values())
-            waiting.clear()
-        output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
-        said = output.read().decode("utf-8", "replace").strip()
+        with output, suppress(OSError), process:
+            code = process.wait()
+            with self._lock:
+                if self._process is process:
+                    self._process = None
+                left = list(waiting.values())
+                waiting.clear()
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
+            said = output.read().decode("utf-8", "replace").strip()
         how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        what = f"the process of the environment ({self._command[0]}) {how}; the end of its output: {said!r}"
         for on_reply in left:
-            on_reply(
-                None, f"the process of the environment ({self._command[0]}) {how}; the end of its output: {said!r}"
-            )
+            on_reply(None, what)
 
     def kill(self) -> None:
         """End the process and all that it started. Its calls fail."""

@@ -251,10 +251,14 @@ def read_reward(trace: Any) -> float:
 
 
 def find_place(trace: str | None) -> str:
-    """The last line of a traceback that lies outside verifiers: where the environment's own code failed."""
-    places = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', trace or "")
-    own = [place for place in places if "/verifiers/" not in place[0] and "/asyncio/" not in place[0]]
-    return f" ({own[-1][0]}:{own[-1][1]} in {own[-1][2]})" if own else ""
+    """Where the code of the environment failed: the last place in the first exception that is not in a library."""
+    first = re.split(r"\n(?:The above exception was|During handling of)", trace or "")[0]
+    library = os.path.dirname(os.__file__)
+    for path, line, function in reversed(re.findall(r'File "([^"]+)", line (\d+), in (\S+)', first)):
+        is_library = path.startswith(library) and "site-packages" not in path
+        if not is_library and not path.startswith(os.path.dirname(verifiers.__file__)):
+            return f" ({path}:{line} in {function})"
+    return ""
 
 
 async def close() -> None:
