@@ -1,4 +1,4 @@
-"""How many episodes of programs outside run at the same time, over all groups of a task source."""
+"""How many episodes run at the same time, over all groups of a task source: of programs and servers outside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LOOK_SECONDS = 0.01
 
 
 class EpisodeSlots:
-    """`most` slots, which a group takes together: taken one by one, two groups could wait for each other for ever."""
+    """`most` slots. The episodes of a wave take theirs together: one by one, two waves could wait for each other."""
 
     def __init__(self, most: int) -> None:
         self.most, self._free = most, most
@@ -18,10 +18,7 @@ class EpisodeSlots:
     async def take(self, count: int) -> None:
         """Wait for so many slots. ValueError for more than there are."""
         if count > self.most:
-            raise ValueError(
-                f"a group has {count} episodes, and {self.most} run at the same time (rules.max_concurrent); raise it, "
-                "or make groups smaller (training.group_size, evaluation.samples)"
-            )
+            raise ValueError(f"{count} slots are asked for, and there are {self.most}")
         while not self._try(count):
             await asyncio.sleep(_LOOK_SECONDS)
 

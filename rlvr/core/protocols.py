@@ -263,6 +263,13 @@ class ClosableEnv(Protocol):
         ...
 
 
+@runtime_checkable
+class SlottedEnv(Protocol):
+    """An episode of which not any number runs at the same time."""
+
+    slots: EpisodeSlots | None
+
+
 class ExternalEnv(ABC):
     """An episode that a program outside plays: it decides what the policy reads next, and when the episode is over.
 

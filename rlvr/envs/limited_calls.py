@@ -1,4 +1,4 @@
-"""Calls of a user's code with a limit of time, and `EpisodeFailed`, which ends an episode without a reward.
+"""Calls of a user's code with a limit of time, and `EpisodeError`, which ends an episode without a reward.
 
 Python cannot end a thread: a call that is late goes on by itself, and counts as stuck until it ends.
 """
@@ -17,11 +17,11 @@ MOST_STUCK = 16  # late calls that go on, each on a thread of this process
 _stuck: set[threading.Thread] = set()
 
 
-class EpisodeFailed(Exception):
+class EpisodeError(Exception):
     """An episode cannot go on, through no fault of the policy. Its text is the episode's error: no reward, no zero."""
 
 
-class CallFailed(Exception):
+class CallError(Exception):
     """A call raised an exception; the text names it."""
 
 
@@ -33,7 +33,7 @@ def count_stuck() -> int:
 async def run_in_thread(function: Callable[[], T], seconds: float | None, *keeps: type[Exception]) -> T:
     """The result of a function on a daemon thread, which no exit waits for; what is awaitable is awaited there.
 
-    TimeoutError if it is late, CallFailed for whatever it raises (SystemExit too, which ends no process of ours) but
+    TimeoutError if it is late, CallError for whatever it raises (SystemExit too, which ends no process of ours) but
     the exceptions that it `keeps`.
     """
     return await _run(function, seconds, keeps, may_hang=True)
@@ -57,7 +57,7 @@ async def _run(
         except keeps as error:
             failure = error
         except BaseException as error:
-            failure = CallFailed(_describe(error))
+            failure = CallError(_describe(error))
         _stuck.discard(thread)
         with suppress(RuntimeError):  # the loop has ended, and with it the wait
             loop.call_soon_threadsafe(lambda: done.done() or done.set_result((result, failure)))

@@ -1,7 +1,7 @@
 """Environments by name: `@register_environment("mine")` on a factory, `resolve_environment("mine", **options)`.
 
-A name with a colon is a path or a reference (`rlvr.envs.references`). A factory takes the options and returns a task
-source (`rlvr.core.protocols.TaskSource`): a class of sources is one.
+A name with a colon is a path or a reference (`rlvr.envs.environment_references`). A factory takes the options and
+returns a task source (`rlvr.core.protocols.TaskSource`): a class of sources is one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from rlvr.core.protocols import TaskSource
 from rlvr.core.registry import Registry, check_kwargs, named_parameters, takes_any
-from rlvr.envs.references import find_reference
+from rlvr.envs.environment_references import find_reference
 
 F = TypeVar("F", bound=Callable[..., Any])
 _environments: Registry[Callable[..., TaskSource]] = Registry("environment")

@@ -38,12 +38,13 @@ class NestedSource(WrappedSource):
     prompt_limit: int | None = None
     group_builder: Any = None
 
-    def __init__(self, name: str, inner: str, inner_kwargs: Mapping[str, Any] | None) -> None:
-        if not isinstance(inner, str):
+    def __init__(self, name: str, inner: str | TaskSource, inner_kwargs: Mapping[str, Any] | None) -> None:
+        if not isinstance(inner, str) and not hasattr(inner, "heldout"):
             raise ValueError(f"{name}: inner={inner!r:.80}, expected the name of an environment")
         if inner_kwargs is not None and not isinstance(inner_kwargs, Mapping):
             raise ValueError(f"{name}: inner_kwargs={inner_kwargs!r:.80}, expected a mapping of {inner}'s options")
-        super().__init__(resolve_environment(inner, **(inner_kwargs or {})))
+        source = resolve_environment(inner, **(inner_kwargs or {})) if isinstance(inner, str) else inner
+        super().__init__(source)
         self._name, self._inner_name = name, inner
         if self.inner.group_builder:
             raise ValueError(self._refusal)

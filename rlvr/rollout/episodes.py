@@ -19,7 +19,15 @@ from rlvr.core import rng
 from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.futures import Future, as_completed, read_async, read_blocking, run_to_end
 from rlvr.core.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
-from rlvr.core.protocols import ClosableEnv, Env, ExternalEnv, InitialObservationOverflow, SamplingClient, TaskSource
+from rlvr.core.protocols import (
+    ClosableEnv,
+    Env,
+    ExternalEnv,
+    InitialObservationOverflow,
+    SamplingClient,
+    SlottedEnv,
+    TaskSource,
+)
 from rlvr.core.turn_tree import find_parent, join_turns, split_branches
 from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch
 from rlvr.core.verdict_reasons import EPISODE_FAILED
@@ -166,11 +174,16 @@ async def _rollout(
                 replace(t, policy_version=version) for t in write_trajectories(episode, tokenizer, params)
             ]
 
-    def finish_group(group: list[_Episode]) -> None:
-        if on_group_end is not None and all(e.done and e.written is None and e.group.builder is None for e in group):
-            for episode in group:
+    def finish_group(played: list[_Episode]) -> None:
+        """Hand on a group whose last episodes were played, perhaps after others of an earlier wave."""
+        group = played[0].group
+        played = [e for e in episodes if e.group is group] + played
+        if on_group_end is None or group.builder is not None or len(played) < len(group.envs):
+            return
+        if all(e.done and e.written is None for e in played):
+            for episode in played:
                 close(episode)
-            on_group_end([t for episode in group for t in episode.trajectories])
+            on_group_end([t for episode in played for t in episode.trajectories])
 
     episodes: list[_Episode] = []
     try:
@@ -178,7 +191,7 @@ async def _rollout(
             if group.builder is not None:
                 group.envs = list(await group.builder.make_envs())
         for slots, wave in _split_waves(groups):
-            count = sum(len(group.envs) for group in wave)
+            count = sum(len(places) for _, places in wave)
             if slots is not None:
                 await slots.take(count)
             try:
@@ -204,17 +217,23 @@ async def _rollout(
     return [t for episode in episodes for t in episode.trajectories]
 
 
-def _split_waves(groups: Sequence[Group]) -> list[tuple[EpisodeSlots | None, list[Group]]]:
-    """The groups that are played at the same time: all, unless programs outside play them, each of which takes room."""
-    waves: list[tuple[EpisodeSlots | None, list[Group]]] = []
+_Wave = list[tuple[Group, range]]  # which episodes of which groups are played at the same time
+
+
+def _split_waves(groups: Sequence[Group]) -> list[tuple[EpisodeSlots | None, _Wave]]:
+    """All episodes in one wave, unless they need slots: then as many as there are."""
+    waves: list[tuple[EpisodeSlots | None, _Wave]] = []
     room = 0
     for group in groups:
-        slots = next((env.slots for env in group.envs if isinstance(env, ExternalEnv)), None)
-        if not waves or waves[-1][0] is not slots or (slots is not None and len(group.envs) > room):
-            waves.append((slots, []))
-            room = slots.most if slots is not None else 0
-        waves[-1][1].append(group)
-        room -= len(group.envs)
+        slots = next((env.slots for env in group.envs if isinstance(env, SlottedEnv)), None)
+        most = len(group.envs) if slots is None else slots.most
+        for first in range(0, len(group.envs), most or 1):
+            places = range(first, min(first + most, len(group.envs)))
+            if not waves or waves[-1][0] is not slots or (slots is not None and len(places) > room):
+                waves.append((slots, []))
+                room = most
+            waves[-1][1].append((group, places))
+            room -= len(places)
     return waves
 
 
@@ -228,7 +247,7 @@ async def _reward_group(builder: GroupBuilder, group: Group, played: list[tuple[
 
 
 async def _episodes(
-    groups: Sequence[Group],
+    wave: _Wave,
     sampler: SamplingClient,
     params: SamplingParams,
     seed: int,
@@ -238,7 +257,7 @@ async def _episodes(
 ) -> list[_Episode]:
     """Play all episodes to their ends, a turn of all at a time. `on_step` looks at groups of which one may be over."""
     tokenizer = sampler.get_tokenizer()
-    episodes = await _open_episodes(groups, max_prompt_tokens)
+    episodes = await _open_episodes(wave, max_prompt_tokens)
     turn = 0
     while running := [e for e in episodes if not e.done]:
         pending = [(batch, _submit(batch, sampler, params, seed, turn)) for batch in _calls(running)]
@@ -251,9 +270,9 @@ async def _episodes(
     return episodes
 
 
-async def _open_episodes(groups: Sequence[Group], max_prompt_tokens: int | None) -> list[_Episode]:
+async def _open_episodes(wave: _Wave, max_prompt_tokens: int | None) -> list[_Episode]:
     """Every episode with its first observation; they begin at the same time."""
-    places = [(group, i, env) for group in groups for i, env in enumerate(group.envs)]
+    places = [(group, i, group.envs[i]) for group, numbers in wave for i in numbers]
     begun = await asyncio.gather(*(env.initial_observation() for _, _, env in places))
     episodes: list[_Episode] = []
     for (group, i, env), given in zip(places, begun, strict=True):

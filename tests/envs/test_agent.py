@@ -180,8 +180,8 @@ def test_no_more_agents_run_at_a_time_than_asked_for(rows: str) -> None:
         agents.once(assignment)
         running.discard(id(assignment))
 
-    with pytest.raises(ValueError, match=r"a group has 4 episodes.*max_concurrent"):
-        play(rows, "a", count=4, function=agent, rules={"max_concurrent": 3})
+    played, _ = play(rows, "a", count=4, function=agent, rules={"max_concurrent": 3})
+    assert len(played) == 4 and max(most) <= 3, "a group that has more is played in parts"
     made = AgentSource("dataset", {"path": rows, "reward": "exact_match"}, function=agent, rules={"max_concurrent": 4})
     sampler = ScriptedSamplingClient(TEXT, lambda i: [TEXT.eos_token_id])
     groups = open_groups(made, [made.train(0, i, "") for i in range(6)], 2, TEXT, "g")

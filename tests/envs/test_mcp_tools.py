@@ -105,13 +105,13 @@ def test_two_tools_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_tool_without_parameters_has_none() -> None:
-    from rlvr.envs.tools.mcp_tools import McpTool
+    from rlvr.envs.tools.tool import ServerTool
 
     def nothing() -> str:
         return ""
 
     for schema in ({}, {"properties": None}, {"properties": {}}):
-        assert McpTool("a", "b", nothing, dict, parameters=schema).names == []
+        assert ServerTool("a", "b", nothing, dict, parameters=schema).names == []
 
 
 def test_limits_hold_and_the_server_goes_on(box: Toolbox) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 from rlvr.chat.special_tokens import special_token_texts, strip_special
 from rlvr.chat.turns import decode_turn, encode_between, has_room, render_between
+from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.messages import ModelInput
 from rlvr.core.protocols import InitialObservationOverflow, StepResult
 from rlvr.core.types import Task
 from rlvr.envs.gym.gym_session import GymSession, Observation
-from rlvr.envs.limited_calls import EpisodeFailed
+from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.prompt import append_text, encode_prompt
 
 ENDS = ("done", "max_turns", "no_room")
@@ -22,7 +23,10 @@ class GymEnv:
     """One episode, of at most `max_turns` turns of the policy. `stop/REASON` says why it is over: `done`, `max_turns`
     or `no_room` (in the context). Of the latter two the reward is what the steps gave so far."""
 
-    def __init__(self, task: Task, tokenizer: Any, session: GymSession, max_turns: int) -> None:
+    def __init__(
+        self, task: Task, tokenizer: Any, session: GymSession, max_turns: int, slots: EpisodeSlots | None = None
+    ) -> None:
+        self.slots, self._is_closed = slots, False
         self.task, self._tokenizer, self._session, self._max_turns = task, tokenizer, session, max_turns
         self._special = special_token_texts(tokenizer)
         self._seen: list[int] = []
@@ -31,7 +35,8 @@ class GymEnv:
     async def initial_observation(self) -> tuple[ModelInput, None] | InitialObservationOverflow:
         try:
             first = await self._session.reset(self.task)
-        except EpisodeFailed as failure:
+        except EpisodeError as failure:
+            await self.close()
             return InitialObservationOverflow(0.0, error=str(failure))
         self.task = append_text(self.task, strip_special(first.text, self._special))
         self._seen = encode_prompt(self.task, self._tokenizer)
@@ -45,15 +50,16 @@ class GymEnv:
         self._counts["turns"] += 1
         try:
             said = await self._session.step(decode_turn(action, self._tokenizer))
-        except EpisodeFailed as failure:
+        except EpisodeError as failure:
+            await self.close()
             return StepResult(0.0, True, error=str(failure))
         if said.done:
-            return self._end(said, "done")
+            return await self._end(said, "done")
         if self._counts["turns"] >= self._max_turns:
-            return self._end(said, "max_turns")
+            return await self._end(said, "max_turns")
         self._seen += [*action, *self._encode(said.text, action)]
         if not has_room(self._tokenizer, self._seen, action):
-            return self._end(said, "no_room")
+            return await self._end(said, "no_room")
         return StepResult(said.reward, False, ModelInput(self._seen), metrics=dict(said.metrics))
 
     def _encode(self, text: str, action: list[int]) -> list[int]:
@@ -64,10 +70,13 @@ class GymEnv:
             text = render_between(self.task, self._tokenizer, action, [message])
         return encode_between(self.task, self._tokenizer, text)
 
-    def _end(self, said: Observation, why: str) -> StepResult:
+    async def _end(self, said: Observation, why: str) -> StepResult:
+        await self.close()
         ends = {f"stop/{name}": float(name == why) for name in ENDS}
         return StepResult(said.reward, True, metrics={**said.metrics, "turns": float(self._counts["turns"]), **ends})
 
     async def close(self) -> None:
-        with suppress(EpisodeFailed):  # the episode is over, and its reward stands
-            await self._session.close()
+        if not self._is_closed:
+            self._is_closed = True
+            with suppress(EpisodeError):  # the episode is over, and its reward stands
+                await self._session.close()

@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.registry import check_kwargs, load_path
 from rlvr.core.types import Task
-from rlvr.envs.limited_calls import EpisodeFailed, wait_for_result
+from rlvr.envs.limited_calls import EpisodeError, wait_for_result
 from rlvr.envs.tools.environment_class import call_user_code, choose_arguments
 
 MOST_CHARACTERS = 100_000  # of an observation
@@ -45,13 +46,13 @@ class Observation:
 
     @classmethod
     def of_step(cls, given: Any, what: str) -> Observation:
-        """Of what `step` gave; EpisodeFailed if that is none of the known forms."""
+        """Of what `step` gave; EpisodeError for any other form."""
         fields = given if isinstance(given, Mapping) else getattr(given, "__dict__", {})
         if "observation" in fields and "done" in fields:
             given = (fields["observation"], fields.get("reward"), fields["done"], fields.get("info"))
         values: list[Any] = list(given) if isinstance(given, (tuple, list)) else []
         if not 3 <= len(values) <= 5:
-            raise EpisodeFailed(
+            raise EpisodeError(
                 f"{what} gave {_name(given)}, expected (observation, reward, done), Gymnasium's five values, or an "
                 "object with observation, reward and done"
             )
@@ -61,7 +62,7 @@ class Observation:
 
 
 class GymSession(ABC):
-    """One episode. Its methods raise EpisodeFailed where the episode cannot go on."""
+    """One episode. Its methods raise EpisodeError where the episode cannot go on."""
 
     @abstractmethod
     async def reset(self, task: Task) -> Observation:
@@ -79,10 +80,14 @@ class GymSession(ABC):
 
 
 class Gym(ABC):
-    """Makes sessions. `vocabulary` are the words of its texts, to build a small tokenizer from; None: not known."""
+    """Makes sessions, of which `slots` bound how many are open at the same time; None: any number.
+
+    `vocabulary` are the words of its texts, to build a small tokenizer from; None: not known.
+    """
 
     max_turns: int = 16
     vocabulary: Sequence[str] | None = None
+    slots: EpisodeSlots | None = None
 
     @abstractmethod
     def open(self) -> GymSession:
@@ -144,12 +149,12 @@ def _is_pair(given: Any) -> bool:
 
 
 def _write(observation: Any, what: str) -> str:
-    """An observation as text: what is no text as JSON; EpisodeFailed for one that is too long."""
+    """An observation as text: what is no text as JSON; EpisodeError for one that is too long."""
     if observation is None:
         return ""
     text = observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False, default=str)
     if len(text) > MOST_CHARACTERS:
-        raise EpisodeFailed(f"{what} gave an observation of {len(text):,} characters, at most {MOST_CHARACTERS:,}")
+        raise EpisodeError(f"{what} gave an observation of {len(text):,} characters, at most {MOST_CHARACTERS:,}")
     return text
 
 
@@ -159,9 +164,9 @@ def _read_reward(given: Any, what: str) -> float:
     try:
         reward = float(given)
     except (TypeError, ValueError):
-        raise EpisodeFailed(f"{what} gave the reward {_name(given)}, expected a number") from None
+        raise EpisodeError(f"{what} gave the reward {_name(given)}, expected a number") from None
     if not math.isfinite(reward):
-        raise EpisodeFailed(f"{what} gave the reward {reward}, expected a finite number")
+        raise EpisodeError(f"{what} gave the reward {reward}, expected a finite number")
     return reward
 
 

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvr.core.futures import run_to_end
+from rlvr.core.protocols import TaskSource
 from rlvr.core.types import Task
 from rlvr.envs.gym.gym_env import GymEnv
 from rlvr.envs.gym.gym_session import ClassGym, Gym
-from rlvr.envs.limited_calls import EpisodeFailed
+from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.registry import register_environment
 from rlvr.envs.wrapped_source import NestedSource
 from rlvr.reward.reward_options import check_integer, check_number
@@ -22,7 +23,7 @@ class GymSource(NestedSource):
     """The tasks of the environment `inner`, played in sessions of a gym; the episodes give the reward."""
 
     def __init__(
-        self, name: str, gym: Gym, max_turns: int | None, inner: str, inner_kwargs: Mapping[str, Any] | None
+        self, name: str, gym: Gym, max_turns: int | None, inner: str | TaskSource, inner_kwargs: Any = None
     ) -> None:
         super().__init__(name, inner, inner_kwargs)
         self._gym, self._is_tried = gym, False
@@ -37,7 +38,7 @@ class GymSource(NestedSource):
         if not self._is_tried:  # its faults are found before a model is loaded
             self._try_reset(task)
             self._is_tried = True
-        return GymEnv(task, tokenizer, self._gym.open(), self.max_turns)
+        return GymEnv(task, tokenizer, self._gym.open(), self.max_turns, self._gym.slots)
 
     def _try_reset(self, task: Task) -> None:
         session = self._gym.open()
@@ -50,7 +51,7 @@ class GymSource(NestedSource):
 
         try:
             run_to_end(reset())
-        except EpisodeFailed as failure:
+        except EpisodeError as failure:
             raise ValueError(str(failure)) from failure
 
     def demonstration(self, task: Task, key: int) -> None:

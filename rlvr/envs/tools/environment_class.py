@@ -24,12 +24,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from rlvr.core import rng
+from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.registry import load_path
 from rlvr.core.types import Task
 from rlvr.envs.limited_calls import (
     MOST_STUCK,
-    CallFailed,
-    EpisodeFailed,
+    CallError,
+    EpisodeError,
     count_stuck,
     run_in_thread,
     wait_for_result,
@@ -41,7 +42,12 @@ T = TypeVar("T")
 
 
 class ToolSession(ABC):
-    """The environment of one episode. Its methods raise EpisodeFailed where the episode cannot go on."""
+    """The environment of one episode. Its methods raise EpisodeError where the episode cannot go on.
+
+    `slots` bound how many are open at the same time; None: any number.
+    """
+
+    slots: EpisodeSlots | None = None
 
     @abstractmethod
     async def reset(self, task: Task) -> str:
@@ -111,7 +117,7 @@ class _InstanceSession(ToolSession):
 
         said = await call_user_code(f"environment {path}: reset of task {task.id!r}", self._environment.seconds, begin)
         if said is not None and not isinstance(said, str):
-            raise EpisodeFailed(f"environment {path}: reset gave a {type(said).__name__}, expected text or None")
+            raise EpisodeError(f"environment {path}: reset gave a {type(said).__name__}, expected text or None")
         return said or ""
 
     def list_tools(self) -> Sequence[Tool]:
@@ -124,7 +130,7 @@ class _InstanceSession(ToolSession):
         seconds = self._environment.seconds
         value = await call_user_code(what, seconds, lambda: float(wait_for_result(self._instance.get_reward())))
         if not math.isfinite(value):
-            raise EpisodeFailed(f"{what} gave {value}, expected a finite number")
+            raise EpisodeError(f"{what} gave {value}, expected a finite number")
         return value
 
 
@@ -142,14 +148,14 @@ def choose_arguments(function: Callable[..., Any], task: Task) -> dict[str, Any]
 
 
 async def call_user_code(what: str, seconds: float, function: Callable[[], T]) -> T:
-    """The result of a call; EpisodeFailed, which says `what` it was, if it raises or is late."""
+    """The result of a call; EpisodeError, which says `what` it was, if it raises or is late."""
     if count_stuck() >= MOST_STUCK:
-        raise EpisodeFailed(
+        raise EpisodeError(
             f"{what}: {count_stuck()} calls that were late have not ended; give them limits of their own"
         )
     try:
-        return await run_in_thread(function, seconds)
-    except CallFailed as error:
-        raise EpisodeFailed(f"{what} failed: {error}") from error
+        return await run_in_thread(function, seconds, EpisodeError)
+    except CallError as error:
+        raise EpisodeError(f"{what} failed: {error}") from error
     except TimeoutError:
-        raise EpisodeFailed(f"{what} took longer than {seconds:g} s") from None
+        raise EpisodeError(f"{what} took longer than {seconds:g} s") from None

@@ -16,36 +16,16 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
 from rlvr.core.registry import did_you_mean
-from rlvr.envs.tools.tool import Tool, ToolOutage, ToolProblem
+from rlvr.envs.tools.tool import ServerTool, Tool, ToolOutage, ToolProblem
 from rlvr.reward.reward_options import check_number
 
 EXTRA = "pip install 'rlvr[mcp]'"
 START_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class McpTool(Tool):
-    """A tool whose arguments are described and checked by its server."""
-
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])  # JSON schema
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.parameters.get("properties") or {})
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
-        return {"type": "function", "function": function}
-
-    def check(self, given: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
-        return self.name_arguments(given)
 
 
 class _Connection(NamedTuple):
@@ -73,9 +53,9 @@ class McpServer:
         weakref.finalize(self, _stop, self._connection, thread)
 
     @property
-    def tools(self) -> list[McpTool]:
+    def tools(self) -> list[ServerTool]:
         return [
-            McpTool(
+            ServerTool(
                 one.name,
                 one.description or one.name,
                 self._make_function(one.name),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
@@ -25,7 +25,7 @@ from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Task
 from rlvr.envs.limited_calls import (
     MOST_STUCK,
-    CallFailed,
+    CallError,
     count_stuck,
     run_ending_call,
     run_in_thread,
@@ -131,7 +131,7 @@ class Tool:
             return await run(lambda: _write(self.function(**arguments)), limit, ToolProblem, ToolOutage)
         except TimeoutError:
             raise ToolProblem(f"{self.name} took longer than {seconds:g} s") from None
-        except CallFailed as error:
+        except CallError as error:
             raise ToolProblem(str(error)) from None
 
 
@@ -139,6 +139,25 @@ def _write(result: Any) -> str:
     """A result as text. Called on the tool's thread: the methods of a result are the tool's, too."""
     result = wait_for_result(result)
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+
+
+@dataclass(frozen=True)
+class ServerTool(Tool):
+    """A tool whose arguments are described and checked by its server."""
+
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])  # JSON schema
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.parameters.get("properties") or {})
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+    def check(self, given: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+        return self.name_arguments(given)
 
 
 @dataclass(frozen=True)

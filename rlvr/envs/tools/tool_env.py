@@ -23,7 +23,7 @@ from rlvr.chat.turns import decode_turn, encode_between, has_room, render_betwee
 from rlvr.core.messages import ModelInput
 from rlvr.core.protocols import InitialObservationOverflow, StepResult
 from rlvr.core.types import StopReason, Task
-from rlvr.envs.limited_calls import EpisodeFailed
+from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.prompt import append_text, encode_prompt
 from rlvr.envs.tools.environment_class import ToolSession
 from rlvr.envs.tools.tool import Toolbox
@@ -59,6 +59,7 @@ class ToolEnv:
     ) -> None:
         self.task = task if isinstance(task.model_prompt, str) else toolbox.add_to(task)
         self._tokenizer, self._toolbox, self._format = tokenizer, toolbox, calls
+        self.slots = session.slots if session else None
         self._budget, self._session, self._special = budget, session, special_token_texts(tokenizer)
         self._schemas = [tool.schema for tool in toolbox.tools]
         self._seen: list[int] = []
@@ -70,7 +71,8 @@ class ToolEnv:
         if self._session:
             try:
                 said = await self._session.reset(self.task)
-            except EpisodeFailed as failure:
+            except EpisodeError as failure:
+                await self.close()
                 return InitialObservationOverflow(0.0, error=str(failure))
             self.task = append_text(self.task, strip_special(said, self._special))
             own = {tool.name: tool for tool in self._session.list_tools()}
@@ -149,8 +151,9 @@ class ToolEnv:
         self.ended, reward, error = why, 0.0, ""
         try:
             reward = await self._session.get_reward() if self._session else 0.0
-        except EpisodeFailed as failure:
+        except EpisodeError as failure:
             error = str(failure)
+        await self.close()
         counts = {name: float(self._counts[name]) for name in ("turns", "tool_calls", "tool_errors")}
         seconds = self._budget.seconds - self._seconds_left
         return StepResult(
@@ -159,5 +162,6 @@ class ToolEnv:
 
     async def close(self) -> None:
         if self._session:
-            with suppress(EpisodeFailed):  # the episode is over, and its reward stands
+            with suppress(EpisodeError):  # the episode is over, and its reward stands
                 await self._session.close()
+            self._session = None

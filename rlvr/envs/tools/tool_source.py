@@ -16,9 +16,10 @@ from rlvr.chat.special_tokens import special_token_texts, strip_special
 from rlvr.chat.tool_calls import ToolCallFormat, WordCallFormat
 from rlvr.chat.turns import render_after
 from rlvr.core.futures import run_to_end
+from rlvr.core.protocols import TaskSource
 from rlvr.core.registry import check_kwargs
 from rlvr.core.types import Task
-from rlvr.envs.limited_calls import EpisodeFailed
+from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.prompt import append_text
 from rlvr.envs.registry import register_environment
 from rlvr.envs.tools.builtin_tools import TOOL_FORMS, resolve_tools
@@ -62,7 +63,7 @@ class ToolSource(NestedSource):
 
     def __init__(
         self,
-        inner: str = "seeds",
+        inner: str | TaskSource = "seeds",
         inner_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[str | Mapping[str, Any]] | None = None,
         max_turns: int = 4,
@@ -127,7 +128,7 @@ class ToolSource(NestedSource):
 
         try:
             return run_to_end(reset())
-        except EpisodeFailed as failure:
+        except EpisodeError as failure:
             raise ValueError(str(failure)) from failure
 
     def _add_tools(self, task: Task, calls: TemplateCallFormat | WordCallFormat) -> Task:

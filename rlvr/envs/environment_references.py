@@ -17,6 +17,7 @@ from typing import Any
 from rlvr.core.registry import did_you_mean, load_path
 
 KINDS = {
+    "openenv": "rlvr.envs.ecosystems.openenv:openenv_source",
     "reasoning_gym": "rlvr.envs.procedural:ReasoningGym",
     "verifiers": "rlvr.envs.ecosystems.verifiers_env:VerifiersSource",
 }
