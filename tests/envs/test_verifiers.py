@@ -31,7 +31,7 @@ pytestmark = [
         not is_complete("verifiers"), reason=f"verifiers is not in {locate('verifiers')} (rlvr env install verifiers)"
     ),
 ]
-TASKSETS = Path(__file__).parents[1] / "kit/verifiers_tasksets"
+TASKSETS = Path(__file__).parents[1] / "kit/ecosystems/verifiers_tasksets"
 TEXT = chat_tokenizer()
 TEXT.chat_template = TOOLS_TEMPLATE
 TEXT.model_max_length = 4_000

@@ -47,7 +47,7 @@ class GuestProcess:
     def send(self, method: str, params: Mapping[str, Any], on_reply: OnReply) -> int:
         """Begin a call; `on_reply` is called once, on some thread. Returns the call's number."""
         with self._lock:
-            if self._process is None or self._owner != os.getpid():
+            if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
                 self._start()
             self._last += 1
             number = self._last
@@ -119,8 +119,6 @@ class GuestProcess:
         with output, suppress(OSError), process:
             code = process.wait()
             with self._lock:
-                if self._process is process:
-                    self._process = None
                 left = list(waiting.values())
                 waiting.clear()
             output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
@@ -133,7 +131,7 @@ class GuestProcess:
     def kill(self) -> None:
         """End the process and all that it started. Its calls fail."""
         with self._lock:
-            process = self._process
+            process, self._process = self._process, None
         if process is not None and self._owner == os.getpid():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
