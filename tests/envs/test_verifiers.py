@@ -182,3 +182,23 @@ def test_a_limit_of_turns_is_verifiers_own() -> None:
 def test_mistakes_are_named(name: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         resolve_environment(f"verifiers:{name}", **options)
+
+
+def test_a_game_of_textarena(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verifiers' own taskset `textarena`, with lists of words that need no download."""
+    words, tagger = tmp_path / "corpora/words", tmp_path / "taggers/averaged_perceptron_tagger_eng"
+    words.mkdir(parents=True)
+    tagger.mkdir(parents=True)
+    for name in ("en", "en-basic"):
+        (words / name).write_text("apple\n")
+    (words / "README").write_text("One word.\n")
+    for part, content in (("weights", "{}"), ("tagdict", '{"apple": "NN", "test": "NN"}'), ("classes", '["NN"]')):
+        (tagger / f"{tagger.name}.{part}.json").write_text(content)
+    monkeypatch.setenv("NLTK_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)  # another process
+    source = resolve_environment("verifiers:textarena", taskset={"game": "Wordle-v0"}, tasks=4, heldout=2)
+    assert source.size("") == 4 and source.heldout(1)[0].prompt_text.startswith("[Wordle-v0#")
+    (won,) = play(source, ["I say [grape].", "[apple]"])
+    assert won.reward == 1.0 and won.metadata["agent/turns"] == 2 and won.metadata["branches"] == 1
+    assert "Enter your guess to begin" in TEXT.decode(won.prompt_tokens)
+    source._guest.close()

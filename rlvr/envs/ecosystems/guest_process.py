@@ -116,13 +116,15 @@ class GuestProcess:
                 on_reply = waiting.pop(answer["id"], None)
             if on_reply is not None:
                 on_reply(answer.get("result"), answer.get("error", ""))
-        with output, suppress(OSError), process:
-            code = process.wait()
-            with self._lock:
-                left = list(waiting.values())
-                waiting.clear()
+        code = process.wait()
+        with self._lock:
+            left = list(waiting.values())
+            waiting.clear()
+        with output:
             output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
             said = output.read().decode("utf-8", "replace").strip()
+        with suppress(OSError), process:  # closes its pipes
+            pass
         how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         what = f"the process of the environment ({self._command[0]}) {how}; the end of its output: {said!r}"
         for on_reply in left:

@@ -45,7 +45,7 @@ class VerifiersTasks(RowSource):
         rows = self._read(guest, name, configs, "train", tasks + int(heldout) if is_infinite else None)
         self._is_game = len({task.prompt_text for task in rows}) < min(2, len(rows))
         if self._is_game:  # the prompt does not say which task it is; what the policy reads is verifiers' own
-            rows = [replace(task, prompt=f"[{task.id}] {task.prompt_text}") for task in rows]
+            rows = [replace(task, prompt=f"[{task.meta['name'] or task.id}] {task.prompt_text}") for task in rows]
         if "heldout" in configs:
             infinite = call(guest, name, "open", config=configs["heldout"])["infinite"]
             train, held = rows, self._read(guest, name, configs, "heldout", tasks if infinite else None)
