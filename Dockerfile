@@ -2,21 +2,19 @@
 #
 #   docker compose up                                    # service, PostgreSQL, Prometheus: see compose.yaml
 #   docker build -t rlvr .                               # text endpoints: no torch in the image
-#   docker build -t rlvr --build-arg EXTRAS=serve,postgres,judge,math,rules,train,tinker --build-arg LEFT_OUT= .
+#   docker build -t rlvr --build-arg EXTRAS=serve,postgres,judge,math,rules,train,tinker .
 #                                                        # with an engine
 #
 # deploy/prove_image.sh runs these very steps on a Debian root where no Docker engine is to be had.
 FROM debian:bookworm-slim AS build
 ARG EXTRAS=service,postgres,judge,math,rules
-# What only training runs and studies load, for their plots and p-values: 190 MB.
-ARG LEFT_OUT="contourpy cycler fonttools kiwisolver matplotlib pillow pyparsing scipy"
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/rlvr
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY rlvr ./rlvr
 RUN /opt/rlvr/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[${EXTRAS}]" \
-    && /opt/rlvr/bin/pip uninstall --yes ${LEFT_OUT} setuptools pip \
+    && /opt/rlvr/bin/pip uninstall --yes setuptools pip \
     && find /opt/rlvr -type d -name tests -prune -exec rm -r {} +
 
 FROM debian:bookworm-slim

@@ -1,7 +1,7 @@
 # What KubeRay needs on top of an image with rlvr and torch: Ray's job server, and wget for the probes of its pods.
 # Not yet built. From the root of a clone:
 #
-#   docker build -t rlvr:train --build-arg EXTRAS=train,ray --build-arg LEFT_OUT= .
+#   docker build -t rlvr:train --build-arg EXTRAS=train,ray .
 #   docker build -t rlvr:ray -f deploy/ray.Dockerfile .
 FROM rlvr:train
 USER root

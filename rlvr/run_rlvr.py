@@ -8,7 +8,7 @@ import os
 import sys
 
 DEFAULT = "train_rlvr_model"
-BASE = ("matplotlib", "numpy", "omegaconf", "pydantic", "rich", "scipy", "typer", "yaml")
+BASE = ("numpy", "omegaconf", "pydantic", "rich", "typer", "yaml")
 TRAIN = ("safetensors", "tokenizers", "torch", "transformers")
 
 HERE = os.path.dirname(os.path.realpath(__file__))

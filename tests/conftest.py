@@ -159,8 +159,10 @@ def fresh(pristine: Callable[[str], Any]) -> Callable[..., Any]:
     from rlvr.engine.engine import Engine
     from rlvr.engine.engine_options import EngineLimits
 
-    def make(kind: str = "qwen3", dtype: Any = None, **limits: int) -> Any:
+    def make(kind: str = "qwen3", dtype: Any = None, device: str = "cpu", **limits: int) -> Any:
         model = copy.deepcopy(pristine(kind))
+        if device != "cpu":
+            model.device = next(model.module.to(device).parameters()).device
         if dtype is not None:
             model.module.to(dtype)
             model.dtype = dtype
@@ -170,14 +172,26 @@ def fresh(pristine: Callable[[str], Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def client(fresh: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where `client` builds: the processor, or what `tests/kit/devices.py` lets a test choose."""
+    if getattr(request, "param", "cpu") != "pretended":
+        yield {"gpu": "cuda"}.get(getattr(request, "param", "cpu"), "cpu")
+        return
+    from tests.kit.pretend_gpu import pretend_gpu
+
+    with pretend_gpu():
+        yield "cuda"
+
+
+@pytest.fixture
+def client(fresh: Callable[..., Any], tmp_path: Path, device: str) -> Callable[..., Any]:
     """A training client on an engine of its own; `lora` makes it an adapter's."""
     from rlvr.clients.local import LocalTrainingClient
 
     def make(
         kind: str = "qwen3", *, lora: Any = None, engine: Any = None, name: str = "policy", seed: int = 0, **how: Any
     ):
-        engine = engine or fresh(kind, **how)
+        engine = engine or fresh(kind, **{"device": device, **how})
         return LocalTrainingClient(engine, engine.create_policy(name, lora=lora, seed=seed), tmp_path / name)
 
     return make

@@ -2,7 +2,8 @@
 
 An advantage is a variant with an `estimate`, which sets `advantage` on every trajectory, some also one for each token.
 A baseline counts rollouts, not trajectories: a rollout whose history was rewritten has several trajectories and counts
-once. A reward of None enters no baseline and gets advantage 0.
+once. If the branches of an episode have rewards of their own (`Trajectory.turn_credits`), each of them counts in its
+place. A reward of None enters no baseline and gets advantage 0.
 
 Legend: r_i the return of rollout i (its reward minus the penalties of `rlvr.algorithms.penalties`), G its group, N the
 rollouts in the batch, std the population's standard deviation.
@@ -44,8 +45,19 @@ Values = Callable[[list[float]], Sequence[float]]
 
 
 def rollout_values(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The return of each rollout, reward minus penalty. A trajectory without `rollout_id` is a rollout of its own."""
-    return {_rollout(i, t): t.reward - t.penalty for i, t in enumerate(trajectories) if t.reward is not None}
+    """The return of each rollout, reward minus penalty, or of each of its branches that have rewards of their own. A
+    trajectory without `rollout_id` is a rollout of its own."""
+    return {
+        f"{_rollout(i, t)}#{i}" if t.turn_credits else _rollout(i, t): _read_reward(t) - t.penalty
+        for i, t in enumerate(trajectories)
+        if t.reward is not None
+    }
+
+
+def _read_reward(t: Trajectory) -> float:
+    """The reward of a trajectory's branch, which its last turn alone has, or of its rollout."""
+    assert t.reward is not None
+    return t.turn_credits[-1] if t.turn_credits else t.reward
 
 
 def _rollout(index: int, trajectory: Trajectory) -> str:
@@ -54,7 +66,20 @@ def _rollout(index: int, trajectory: Trajectory) -> str:
 
 def _assign(trajectories: Sequence[Trajectory], baseline: float, scale: float = 1.0) -> None:
     for t in trajectories:
-        t.advantage = 0.0 if t.reward is None else (t.reward - t.penalty - baseline) / scale
+        t.advantage = 0.0 if t.reward is None else (_read_reward(t) - t.penalty - baseline) / scale
+        if t.reward is not None and len(set(t.turn_credits)) > 1:
+            values = [(credit - t.penalty - baseline) / scale for credit in t.turn_credits]
+            ends = [*t.turn_starts[1:], len(t.response_tokens)]
+            of_turns = [0.0] * t.turn_starts[0]
+            for value, start, end in zip(values, t.turn_starts, ends, strict=True):
+                of_turns += [value] * (end - start)
+            _set_token_advantages(t, of_turns)
+
+
+def _set_token_advantages(t: Trajectory, values: Sequence[float]) -> None:
+    """Give the sampled tokens these advantages, and the trajectory their mean."""
+    t.token_advantages = [value if acted else 0.0 for value, acted in zip(values, t.action_mask, strict=True)]
+    t.advantage = mean([value for value, acted in zip(values, t.action_mask, strict=True) if acted])
 
 
 def _groups(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
@@ -89,6 +114,8 @@ class Advantage(Part):
     divides_by_group_deviation: ClassVar[bool] = False
     keeps_baseline: ClassVar[bool] = False
     """Its baseline moves from batch to batch."""
+    reads_branches: ClassVar[bool] = False
+    """It reads the rewards of branches (`Trajectory.turn_credits`)."""
 
     @property
     def least_group(self) -> int:
@@ -113,6 +140,7 @@ class GroupMeanAdvantage(Advantage):
     """A_i = r_i - mean_G(r). Dr. GRPO, arXiv:2503.20783: no division by the group's std, which favours the extremes."""
 
     name = "group_mean"
+    reads_branches = True
     is_groupwise = True
 
     def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
@@ -125,6 +153,7 @@ class GroupNormalizedAdvantage(Advantage):
     """A_i = (r_i - mean_G(r)) / (std_G(r) + 1e-6). GRPO, arXiv:2402.03300, section 4.1.2."""
 
     name = "group_normalized"
+    reads_branches = True
     is_groupwise = True
     is_standardized = True
     divides_by_group_deviation = True
@@ -140,6 +169,7 @@ class GroupMeanBatchStdAdvantage(Advantage):
     """A_i = (r_i - mean_G(r)) / (std of the returns over the batch + 1e-6). Lite PPO, arXiv:2508.08221."""
 
     name = "group_mean_batch_std"
+    reads_branches = True
     is_standardized = True
 
     def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
@@ -147,6 +177,55 @@ class GroupMeanBatchStdAdvantage(Advantage):
         scale = std(list(rollout_values(trajectories).values())) + EPSILON
         for t in trajectories:
             t.advantage /= scale
+            t.token_advantages = [value / scale for value in t.token_advantages]
+
+
+@dataclass(frozen=True)
+class RewardNormalizedAdvantage(Advantage):
+    """A_i = (s_i - mean(s)) / (std(s) + 1e-6) over the batch, s_i = sum_k w_k (r_ik - mean_G(r_k)) / (std_G(r_k)+1e-6).
+
+    r_ik is the k-th of several rewards and w_k its weight: those of the reward `composite`, and the environment's. Each
+    is normalized in its group before they are added up, so none is lost beside one that varies more, and answers that
+    are right in more respects keep the greater advantage. With one reward s is `group_normalized`. GDPO,
+    arXiv:2601.05242.
+    """
+
+    name = "reward_normalized"
+    of_batch = True
+    is_standardized = True
+
+    @property
+    def least_group(self) -> int:
+        return 2
+
+    def check(self, algorithm: SpecView) -> None:
+        for term in algorithm.terms:
+            if term.is_penalty:
+                raise ValueError(
+                    f"{term.key(term.switch)}={term.strength:g} has no effect with the advantage {self.name!r}, which "
+                    "takes each reward by itself and no penalty of their sum; leave it out, use kl_in=loss for a KL, "
+                    "or give the length a reward of its own (reward.type=composite)"
+                )
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        sums: dict[str, float] = {}
+        for group in _groups(trajectories):
+            rollouts = {
+                _rollout(id(t), t): t.reward_parts or {"": [1.0, t.reward - t.penalty]}
+                for t in group
+                if t.reward is not None
+            }
+            by_name: dict[str, list[float]] = {}
+            for parts in rollouts.values():
+                for name, (_, value) in parts.items():
+                    by_name.setdefault(name, []).append(value)
+            scales = {name: (mean(values), std(values) + EPSILON) for name, values in by_name.items()}
+            for rollout, parts in rollouts.items():
+                terms = [w * (r - scales[name][0]) / scales[name][1] for name, (w, r) in parts.items()]
+                sums[rollout] = math.fsum(terms)  # in any order of the parts the same bits
+        centre, scale = mean(list(sums.values())), std(list(sums.values())) + EPSILON
+        for t in trajectories:
+            t.advantage = 0.0 if t.reward is None else (sums[_rollout(id(t), t)] - centre) / scale
 
 
 @dataclass(frozen=True)
@@ -157,6 +236,7 @@ class LeaveOneOutAdvantage(Advantage):
     """
 
     name = "leave_one_out"
+    reads_branches = True
     is_groupwise = True
 
     def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
@@ -164,8 +244,10 @@ class LeaveOneOutAdvantage(Advantage):
             returns = list(rollout_values(group).values())
             n = len(returns)
             _assign(group, mean(returns))
+            factor = n / (n - 1) if n > 1 else 0.0
             for t in group:
-                t.advantage *= n / (n - 1) if n > 1 else 0.0
+                t.advantage *= factor
+                t.token_advantages = [value * factor for value in t.token_advantages]
 
 
 @dataclass(frozen=True)
@@ -173,6 +255,7 @@ class BatchMeanAdvantage(Advantage):
     """A_i = r_i - mean over the batch. REINFORCE with a constant baseline, Williams 1992."""
 
     name = "batch_mean"
+    reads_branches = True
     of_batch = True
 
     def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
@@ -184,6 +267,7 @@ class BatchNormalizedAdvantage(Advantage):
     """A_i = (r_i - mean) / (std + 1e-6) over the batch: advantage normalisation as commonly done in PPO."""
 
     name = "batch_normalized"
+    reads_branches = True
     of_batch = True
     is_standardized = True
 
@@ -201,6 +285,7 @@ class TokenNormalizedAdvantage(Advantage):
     """
 
     name = "token_normalized"
+    reads_branches = True
     of_batch = True
     is_standardized = True
     pays_by_token = True
@@ -219,6 +304,7 @@ class GroupMeanTokenNormalizedAdvantage(Advantage):
     """
 
     name = "group_mean_token_normalized"
+    reads_branches = True
     of_batch = True
     is_standardized = True
 
@@ -232,7 +318,7 @@ def _normalize_tokens(trajectories: Sequence[Trajectory]) -> None:
     paid: dict[str, float] = {}
     values: list[list[float]] = []
     for i, t in enumerate(trajectories):
-        rollout, of_tokens = _rollout(i, t), [t.advantage] * len(t.response_tokens)
+        rollout, of_tokens = _rollout(i, t), list(t.response_advantages)
         for place, cost in enumerate(t.token_penalties):
             of_tokens[place] += paid.get(rollout, 0.0)
             paid[rollout] = paid.get(rollout, 0.0) + cost
@@ -242,10 +328,7 @@ def _normalize_tokens(trajectories: Sequence[Trajectory]) -> None:
     centre, scale = mean(tokens), std(tokens) + EPSILON
     for t, of_tokens in rows:
         known = t.reward is not None
-        t.token_advantages = [
-            (v - centre) / scale if m and known else 0.0 for v, m in zip(of_tokens, t.action_mask, strict=True)
-        ]
-        t.advantage = mean([a for a, m in zip(t.token_advantages, t.action_mask, strict=True) if m])
+        _set_token_advantages(t, [(v - centre) / scale if known else 0.0 for v in of_tokens])
 
 
 @dataclass(frozen=True)
@@ -257,6 +340,7 @@ class MovingAverageAdvantage(Advantage):
     """
 
     name = "ema"
+    reads_branches = True
     of_batch = True
     keeps_baseline = True
 
@@ -275,6 +359,7 @@ class RawAdvantage(Advantage):
     """A_i = r_i: no baseline."""
 
     name = "raw"
+    reads_branches = True
     of_batch = True
     is_groupwise = True
 
@@ -322,6 +407,7 @@ class ZeroAdvantage(Advantage):
     """A_i = 0: rewards teach nothing. For distillation from a teacher alone (`teacher_coef`)."""
 
     name = "zero"
+    reads_branches = True
     of_batch = True
     is_groupwise = True
     reads_no_reward = True
@@ -440,6 +526,7 @@ ADVANTAGES = Variants(
     GroupMeanAdvantage,
     GroupNormalizedAdvantage,
     GroupMeanBatchStdAdvantage,
+    RewardNormalizedAdvantage,
     LeaveOneOutAdvantage,
     BatchMeanAdvantage,
     BatchNormalizedAdvantage,
@@ -489,27 +576,35 @@ def register_advantage(name: str, *, baseline: str = "group") -> Callable[[Value
     return register
 
 
-def token_mean(trajectories: Sequence[Trajectory], max_tokens: int) -> list[float]:
+Count = Callable[[Trajectory], int]
+
+
+def count_sampled(trajectory: Trajectory) -> int:
+    """The tokens that a loss of the policy counts."""
+    return trajectory.num_action_tokens
+
+
+def token_mean(trajectories: Sequence[Trajectory], max_tokens: int, count: Count = count_sampled) -> list[float]:
     """1 / T for T sampled tokens in the whole batch: every token counts alike. DAPO, arXiv:2503.14476, eq. 8."""
-    total = sum(t.num_action_tokens for t in trajectories)
+    total = sum(map(count, trajectories))
     return [1.0 / total if total else 0.0] * len(trajectories)
 
 
-def sequence_mean(trajectories: Sequence[Trajectory], max_tokens: int) -> list[float]:
+def sequence_mean(trajectories: Sequence[Trajectory], max_tokens: int, count: Count = count_sampled) -> list[float]:
     """1 / (N len_i): every completion counts alike, so tokens of short ones weigh more. GRPO, arXiv:2402.03300."""
     lengths: dict[str, int] = {}
     for i, t in enumerate(trajectories):
-        lengths[_rollout(i, t)] = lengths.get(_rollout(i, t), 0) + t.num_action_tokens
+        lengths[_rollout(i, t)] = lengths.get(_rollout(i, t), 0) + count(t)
     own = [lengths[_rollout(i, t)] for i, t in enumerate(trajectories)]
     return [1.0 / (len(lengths) * length) if length else 0.0 for length in own]
 
 
-def constant(trajectories: Sequence[Trajectory], max_tokens: int) -> list[float]:
+def constant(trajectories: Sequence[Trajectory], max_tokens: int, count: Count = count_sampled) -> list[float]:
     """1 / (N M) for a budget of M tokens: independent of lengths. Dr. GRPO, arXiv:2503.20783, appendix."""
     return [1.0 / (_count_rollouts(trajectories) * max_tokens)] * len(trajectories)
 
 
-def sequence_sum(trajectories: Sequence[Trajectory], max_tokens: int) -> list[float]:
+def sequence_sum(trajectories: Sequence[Trajectory], max_tokens: int, count: Count = count_sampled) -> list[float]:
     """1 / N: the mean over completions of the summed token losses, the textbook policy gradient."""
     return [1.0 / _count_rollouts(trajectories)] * len(trajectories)
 
@@ -519,7 +614,7 @@ def _count_rollouts(trajectories: Sequence[Trajectory]) -> int:
     return len({_rollout(i, t) for i, t in enumerate(trajectories)})
 
 
-Reduction = Callable[[Sequence[Trajectory], int], list[float]]
+Reduction = Callable[..., list[float]]  # of trajectories, the budget of a completion, and what to count
 REDUCTIONS: dict[str, Reduction] = {
     "token_mean": token_mean,
     "sequence_mean": sequence_mean,
@@ -531,7 +626,7 @@ DIVIDE_BY_BUDGET = frozenset({"constant"})  # of these, those that need the budg
 
 def has_mixed_returns(group: Sequence[Trajectory]) -> bool:
     """Whether a group's known rewards, less what overlong completions cost, differ. A KL does not count."""
-    return len({t.reward - t.length_penalty for t in group if t.reward is not None}) > 1
+    return len({_read_reward(t) - t.length_penalty for t in group if t.reward is not None}) > 1
 
 
 def has_mixed_rewards(group: Sequence[Trajectory]) -> bool:
@@ -539,4 +634,4 @@ def has_mixed_rewards(group: Sequence[Trajectory]) -> bool:
 
     What an algorithm can learn from a group is `Algorithm.has_signal`.
     """
-    return len({t.reward for t in group if t.reward is not None}) > 1
+    return len({_read_reward(t) for t in group if t.reward is not None}) > 1

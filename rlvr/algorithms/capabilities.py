@@ -72,6 +72,7 @@ def support_table(clients: Iterable[ClientCapabilities]) -> list[list[str]]:
         {"teacher_coef": 1.0},
         {"importance_cap": 2.0},
         {"clip_cov_ratio": 0.0002},
+        {"observation_coef": 0.05},
         {"overlong_buffer": 1},
         {"mask_truncated": True},
     ]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from rlvr.algorithms.losses import LOSSES, TokenLosses
-from rlvr.algorithms.losses.loss import DUAL_CLIP, KL_INPUTS, LossSpec
+from rlvr.algorithms.losses.loss import CROSS_ENTROPY_INPUT, DUAL_CLIP, KL_INPUTS, LossSpec
 from rlvr.core.messages import Datum
 
 LOSS_SPECS: Mapping[str, LossSpec] = TokenLosses("spec")
@@ -68,8 +68,9 @@ def check_batch(
     for i, datum in enumerate(data):
         _check_shapes(i, datum, loss_fn, names, many, known)
         targets = datum.loss_fn_inputs["target_tokens"].data
-        if has_kl and targets.ndim == 2:
-            raise ValueError(f"datum {i}: a KL needs one target per token, got {targets.shape[1]}: give 1-D targets")
+        if targets.ndim == 2 and (has_kl or CROSS_ENTROPY_INPUT in names):
+            what = "a KL needs" if has_kl else f"{CROSS_ENTROPY_INPUT} need"
+            raise ValueError(f"datum {i}: {what} one target per token, got {targets.shape[1]}: give 1-D targets")
     for name in names:  # all values at once: a call may hold thousands of short rows
         arrays = [datum.loss_fn_inputs[name].data.reshape(-1) for datum in data]
         if (bad := ~np.isfinite(np.concatenate(arrays))).any():

@@ -22,6 +22,7 @@ from rlvr.algorithms.advantages import (
     MovingAverageAdvantage,
     PassAtKAdvantage,
     ProcessNormalizedAdvantage,
+    RewardNormalizedAdvantage,
     TokenNormalizedAdvantage,
     VerdictAdvantage,
     ZeroAdvantage,
@@ -30,8 +31,10 @@ from rlvr.algorithms.losses.clipped import Cispo, Gspo, Ppo
 from rlvr.algorithms.losses.dro import Dro
 from rlvr.algorithms.losses.policy_gradient import CrossEntropy, ImportanceSampling
 from rlvr.algorithms.losses.preferences import Dpo, Ipo, Kto
+from rlvr.algorithms.losses.sapo import Sapo
 from rlvr.algorithms.specs import Algorithm
 from rlvr.algorithms.terms.distillation import Teacher
+from rlvr.algorithms.terms.observation import Observation
 from rlvr.core.plugins import describe_plugins, load_plugins
 from rlvr.core.registry import did_you_mean, load_object
 
@@ -72,6 +75,14 @@ for _spec in (
         source="arXiv:2402.03300; its KL is kl_coef with k3 in the loss",
     ),
     Algorithm(
+        "gdpo", RewardNormalizedAdvantage(), _TIGHT, "sequence_mean", drop_equal_groups=False,
+        source="GDPO, arXiv:2601.05242: several rewards, each normalized by itself; the rest is grpo_original",
+    ),
+    Algorithm(
+        "echo", GroupNormalizedAdvantage(), _TIGHT, "sequence_mean", (Observation(0.05),), drop_equal_groups=False,
+        source="ECHO, arXiv:2605.24517: what the environment writes is predicted; the rest is grpo_original",
+    ),
+    Algorithm(
         "dr_grpo", GroupMeanAdvantage(), _TIGHT, "constant", drop_equal_groups=False,
         source="arXiv:2503.20783",
     ),
@@ -98,6 +109,10 @@ for _spec in (
     Algorithm(
         "cispo", GroupNormalizedAdvantage(), Cispo(1.0, 3.0), "token_mean", drop_equal_groups=False,
         source="arXiv:2506.13585; weights clipped to 0 ... 4, the Tinker protocol's default",
+    ),
+    Algorithm(
+        "sapo", GroupNormalizedAdvantage(), Sapo(), "sequence_mean", drop_equal_groups=False,
+        source="Soft Adaptive Policy Optimization, arXiv:2511.20347",
     ),
     Algorithm(
         "dro", GroupMeanAdvantage(), Dro(), "token_mean", drop_equal_groups=False,

@@ -182,7 +182,12 @@ class Algorithm:
         """
         baseline = baseline or self.advantage.start_baseline()
         for t in trajectories:
-            t.token_advantages = []
+            t.token_advantages, t.observation_weight = [], 0.0
+            if t.turn_credits and not self.advantage.reads_branches:
+                raise ValueError(
+                    f"algorithm.advantage={self.advantage.name} cannot read rewards of branches (Score.branches, or "
+                    "those that an agent gave); leave them out, or use another advantage, such as group_normalized"
+                )
         self.advantage.estimate(trajectories, baseline)
         baseline.observe(trajectories)
         known = self.advantage.keep([t for t in trajectories if t.reward is not None])
@@ -226,6 +231,11 @@ class Algorithm:
         """
         if not selected:
             return []
-        weights = REDUCTIONS[self.reduction](selected, max_tokens)
+        reduce = REDUCTIONS[self.reduction]
+        weights = reduce(selected, max_tokens)
+        for term in self.terms:
+            term.weigh_step(selected, weights, lambda trajectories, count: reduce(trajectories, max_tokens, count))
         rows = [(t, w) for t, w in zip(selected, weights, strict=True) if t.num_action_tokens]
-        return rows if self.has_gradient_at_zero else [(t, w) for t, w in rows if t.has_advantage]
+        if self.has_gradient_at_zero:
+            return rows
+        return [(t, w) for t, w in rows if t.has_advantage or t.observation_weight]

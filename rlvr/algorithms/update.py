@@ -309,7 +309,9 @@ def make_datum(
         term.weigh(row)
     if "weights" in algorithm.loss.spec.inputs:
         row.inputs["weights"] = weight * row.advantages
-    return Datum.from_trajectory(trajectory, weight, advantages=row.advantages, logprobs=old, **row.inputs)
+    return Datum.from_trajectory(
+        trajectory, weight, advantages=row.advantages, logprobs=old, observed=row.observed, **row.inputs
+    )
 
 
 def compute_current_logprobs(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlvr.algorithms.loss_specs import CUSTOM_METRICS
-from rlvr.algorithms.losses.loss import DUAL_CLIP
+from rlvr.algorithms.losses.loss import CROSS_ENTROPY_INPUT, DUAL_CLIP
 from rlvr.algorithms.specs import Algorithm
 from rlvr.algorithms.terms.term import TrainedTokens
 from rlvr.core.messages import Datum, ForwardBackwardOutput
@@ -56,6 +56,18 @@ def _gather_input(rows: Sequence[tuple[Trajectory, float]], data: Sequence[Datum
     masks = [np.asarray(t.action_mask, dtype=bool) for t, _ in rows]
     parts = [d.loss_fn_inputs[name].data[-len(m) :][m] for d, m in zip(data, masks, strict=True)]
     return np.concatenate(parts).astype(np.float64)
+
+
+def _gather_observed(data: Sequence[Datum], output: ForwardBackwardOutput) -> tuple[Array, Array]:
+    """The log-probs now and the weights of the environment's tokens that are learned from, end to end."""
+    found = [
+        (np.asarray(out["logprobs"].data)[weights != 0], weights[weights != 0])
+        for datum, out in zip(data, output.loss_fn_outputs, strict=True)
+        if (given := datum.loss_fn_inputs.get(CROSS_ENTROPY_INPUT)) is not None
+        for weights in (given.data,)
+    ]
+    logprobs, weights = zip(*found, strict=True) if found else ([np.zeros(0)], [np.zeros(0)])
+    return np.concatenate(logprobs).astype(np.float64), np.concatenate(weights).astype(np.float64)
 
 
 class Differences:
@@ -171,7 +183,7 @@ class UpdateStatistics:
         self.clipped["low"] += int(((ratio < self.low) & down).sum())
         self.clipped["high"] += int(((ratio > self.high) & up | (ratio > self.dual) & down).sum())
         self.ratio_max = max(self.ratio_max, float(np.exp(delta).max()))
-        self._losses(rows, tokens, output, joined)
+        self._losses(rows, data, tokens, output, joined)
         for name in output.metrics.keys() - CUSTOM_METRICS if self.algorithm.loss.needs_whole_step else ():
             self._own.setdefault(name, []).append(output.metrics[name])
 
@@ -192,10 +204,17 @@ class UpdateStatistics:
         return np.concatenate(ratios)
 
     def _losses(
-        self, rows: Sequence[tuple[Trajectory, float]], tokens: Tokens, output: ForwardBackwardOutput, joined: bool
+        self,
+        rows: Sequence[tuple[Trajectory, float]],
+        data: Sequence[Datum],
+        tokens: Tokens,
+        output: ForwardBackwardOutput,
+        joined: bool,
     ) -> None:
         weight = np.concatenate([np.full(t.num_action_tokens, w) for t, w in rows])
-        trained = TrainedTokens(tokens.now, tokens.sampled, tokens.reference, weight, output.metrics)
+        trained = TrainedTokens(
+            tokens.now, tokens.sampled, tokens.reference, weight, output.metrics, *_gather_observed(data, output)
+        )
 
         def join(before: float, value: float) -> float:
             return before + (value - (0.0 if joined else before)) / self.updates

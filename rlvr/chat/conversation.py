@@ -1,22 +1,31 @@
 """Conversations token for token: what a program sends as messages becomes the ids that the policy read and sampled.
 
+A `Conversation` is what one program (an agent in one episode) says to the policy and gets from it. It keeps the ids of
+two things: each prompt as the policy read it, and each turn as the policy sampled it.
+
     template = ChatTemplate(tokenizer)
     conversation = Conversation(template)
-    prompt = conversation.encode(call)                  # what was said before is taken from the record
-    answer = conversation.read(call, prompt, sequence)  # what the policy sampled, as the program gets it
-    conversation.record(call, answer)
+    prompt = conversation.encode(call)                  # the ids that the policy reads
+    answer = conversation.read(call, prompt, sequence)  # what it sampled, as the program gets it
+    conversation.record(call, answer)                   # its ids are known from here on
 
-A program keeps its history as messages and sends all of it with each call. A history that was rendered and encoded
-again would rarely be the tokens that the policy sampled, so nothing is: messages that equal what was recorded keep
-their ids, and only what is new is rendered and encoded, once. A history that was changed begins anew.
+A program keeps its history as messages and sends all of it with each call. Encoded again, that text would often be
+other tokens than those that were sampled. So messages that equal what was recorded keep their ids, and only what is new
+is rendered and encoded, once:
+
+    call 1   [user "2+3?"]                              ->  ids P of the whole; the policy samples the ids T, "5."
+    call 2   [user "2+3?", assistant "5.", user "ok?"]  ->  P + T + the new ids of 'user "ok?"'
+    call 3   [user "2+3?", assistant "five"]...         ->  changed: encoded as a whole, a new branch
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +40,7 @@ from rlvr.core.types import StopReason
 
 # The contents one after the other, for tokenizers without a template of their own.
 PLAIN = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+MAX_RECENT = 8  # calls of a program whose histories are kept as they were read
 _SCHEMA = "Answer with JSON that follows this schema, and with nothing else: "
 
 
@@ -53,9 +63,13 @@ class ChatTemplate:
         self._special = [text for text in getattr(tokenizer, "all_special_tokens", []) if text.strip()]
 
     @cached_property
+    def _variables(self) -> set[str]:
+        return list_variables(self.tokenizer)
+
+    @cached_property
     def tool_calls(self) -> TemplateCallFormat:
         """How the template writes calls of tools; TemplateError if it has no tools, or a form that is not known."""
-        if not self.has_own or "tools" not in list_variables(self.tokenizer):
+        if not self.has_own or "tools" not in self._variables:
             raise TemplateError("tools: this model's chat template has no tools; leave them out, or use another model")
         try:
             return ToolCallFormat.of_template(self.tokenizer)
@@ -89,8 +103,23 @@ class ChatTemplate:
 
     def encode(self, messages: Sequence[Json], tools: Sequence[Json]) -> list[int]:
         """The ids of a whole conversation, up to where the policy speaks; TemplateError for one that is refused."""
+        return self.encode_text(self.render(messages, tools))
+
+    def render(self, messages: Sequence[Json], tools: Sequence[Json]) -> str:
+        """The text of a whole conversation, up to where the policy speaks."""
         given = self._adapt(messages)
-        return self._encode(self._render(lambda more: render_chat(given, self.tokenizer, more), tools))
+        return self._render(lambda more: render_chat(given, self.tokenizer, more), tools)
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> ChatTemplate:
+        """This template with more arguments; TemplateError for one that it does not read."""
+        if unknown := sorted(set(arguments) - self._variables):
+            raise TemplateError(
+                f"chat_template_kwargs: {', '.join(unknown)[:200]} is not read by this model's chat template, which "
+                f"takes {', '.join(sorted(self._variables)) or 'none'}"
+            )
+        made = copy.copy(self)
+        made.arguments = {**self.arguments, **arguments}
+        return made
 
     def encode_new_messages(
         self, before: Sequence[Json], messages: Sequence[Json], tools: Sequence[Json], turn: Sequence[int]
@@ -101,7 +130,7 @@ class ChatTemplate:
         earlier, later = given[: len(before) - 1], given[len(before) :]
         calls = before[-1].get("tool_calls") or ()
         called = calls[0]["function"]["name"] if calls else ""
-        return self._encode(
+        return self.encode_text(
             self._render(lambda more: render_after(earlier, later, self.tokenizer, more, turn, called), tools)
         )
 
@@ -123,7 +152,8 @@ class ChatTemplate:
         except Exception as error:  # a template may raise any error of its own
             raise TemplateError(f"messages: the chat template refuses them ({error!s:.300})") from error
 
-    def _encode(self, text: str) -> list[int]:
+    def encode_text(self, text: str) -> list[int]:
+        """The ids of a rendered conversation, or a part of one."""
         try:
             return [int(token) for token in self.tokenizer.encode(text, add_special_tokens=False)]
         except Exception as error:  # a word-level vocabulary without a word; each library has its own error
@@ -149,47 +179,72 @@ class ChatTemplate:
             min_p=call.min_p or 0.0,
         )
 
-    def read_answer(self, tokens: Sequence[int], call: ChatRequest, first_id: int) -> tuple[Json, str | None]:
-        """The assistant's message that tokens are, and the stop string at which they end, if at one.
-
-        Calls of tools are numbered from `first_id`: `call00001`, nine letters and digits, as all templates take them.
-        """
+    def read_answer(
+        self, tokens: Sequence[int], call: ChatRequest, write_id: Callable[[int], str]
+    ) -> tuple[Json, str | None]:
+        """The assistant's message that tokens are, and the stop string at which they end, if at one."""
         text = decode_turn(tokens, self.tokenizer)
         stop = next((stop for stop in call.stop if text.endswith(stop)), None)
         if stop is not None:
             text = text.removesuffix(stop)
+        return self.read_text(text, call, write_id), stop
+
+    def read_text(
+        self, text: str, call: ChatRequest, write_id: Callable[[int], str], keeps_special: bool = False
+    ) -> Json:
+        """The assistant's message that a text is, special tokens included.
+
+        `write_id` gives the ids of its calls of tools, numbered from 0: nine letters and digits, as all templates take.
+        """
         calls: list[ToolCall] = []
         if call.tools:
             text, calls = self.tool_calls.split(text, call.tools)
-        for special in self._special:
+        for special in () if keeps_special else self._special:
             text = text.replace(special, "")
-        message: Json = {"role": "assistant", "content": text}
+        message: Json = {"role": "assistant", "content": text.strip() if calls else text}
         if calls:
-            named = enumerate(calls[:1] if call.one_call else calls, first_id)
+            named = enumerate(calls[:1] if call.one_call else calls)
             message["tool_calls"] = [
                 {
-                    "id": f"call{number:05d}",
+                    "id": write_id(number),
                     "type": "function",
                     "function": {"name": one.name, "arguments": one.arguments},
                 }
                 for number, one in named
             ]
-        return message, stop
+        return message
+
+
+@dataclass(frozen=True, eq=False)
+class _History:
+    """The messages of a call as the program sent them and, with its tools, as the template reads them. `keys` has one
+    for each beginning of those: for no message, the first, the first two, ..."""
+
+    sent: list[Json]
+    options: str  # tools and schema, as they were sent
+    messages: list[Json]
+    tools: list[Json]
+    keys: list[str]
 
 
 class Conversation:
-    """The histories of one program: which messages were read and sampled as which ids."""
+    """The histories of one program: which messages were read and sampled as which ids.
 
-    def __init__(self, template: ChatTemplate) -> None:
-        self.template = template
+    The calls of tools are numbered as they come. With `is_parallel` their ids follow from the tokens before them: some
+    templates show ids to the policy, and calls that come at the same time have no order.
+    """
+
+    def __init__(self, template: ChatTemplate, is_parallel: bool = False) -> None:
+        self.template, self._is_parallel = template, is_parallel
         self._next_id = 1  # of the next call of a tool
-        self._prompts: dict[str, list[int]] = {}  # of all messages up to there
-        self._turns: dict[str, tuple[list[int], list[int]]] = {}  # prompt and turn, with the turn's message
+        self._prompts: dict[str, Sequence[int]] = {}  # of all messages up to there
+        self._turns: dict[str, tuple[Sequence[int], Sequence[int]]] = {}  # prompt and turn, with the turn's message
+        self._recent: list[_History] = []  # of the last calls: most go on from one of them
 
     def encode(self, call: ChatRequest) -> list[int]:
         """The prompt of a call. TemplateError for one that the template refuses."""
-        messages, tools = self.template.prepare(call), self.template.clean_tools(call.tools)
-        keys = _prefix_keys(messages, tools)
+        history = self._read_history(call)
+        messages, tools, keys = history.messages, history.tools, history.keys
         if keys[-1] in self._prompts:  # asked again
             return list(self._prompts[keys[-1]])
         for place in range(len(messages) - 1, 0, -1):
@@ -206,8 +261,15 @@ class Conversation:
         return self.template.encode(messages, tools)
 
     def read(self, call: ChatRequest, prompt: Sequence[int], sequence: SampledSequence) -> ChatAnswer:
-        """A completion as the program gets it. The calls of tools in a conversation are numbered."""
-        message, stop = self.template.read_answer(sequence.tokens, call, self._next_id)
+        """A completion as the program gets it."""
+
+        def write_id(number: int) -> str:
+            if not self._is_parallel:
+                return f"call{self._next_id + number:05d}"
+            place = repr(([*prompt], sequence.tokens, number)).encode()
+            return f"c{hashlib.blake2b(place, digest_size=4).hexdigest()}"
+
+        message, stop = self.template.read_answer(sequence.tokens, call, write_id)
         calls = message.get("tool_calls") or ()
         self._next_id += len(calls)
         ended = "length" if sequence.stop_reason is StopReason.LENGTH else "stop"
@@ -219,21 +281,49 @@ class Conversation:
     def record(self, call: ChatRequest, answer: ChatAnswer) -> None:
         """Keep what the policy said, so that a later call goes on from its ids. Of two equal messages the first
         counts."""
-        prompt, message, turn = answer.prompt_tokens, answer.message, answer.tokens
-        messages = self.template.prepare(call)
-        keys = _prefix_keys([*messages, self.template.clean(message)], self.template.clean_tools(call.tools))
-        self._prompts.setdefault(keys[-2], list(prompt))
-        self._turns.setdefault(keys[-1], (list(prompt), list(turn)))
+        key = self._read_history(call).keys[-1]
+        self._prompts.setdefault(key, answer.prompt_tokens)
+        self._turns.setdefault(
+            _next_key(key, self.template.clean(answer.message)), (answer.prompt_tokens, answer.tokens)
+        )
+
+    def _read_history(self, call: ChatRequest) -> _History:
+        """The history of a call. What one of the last calls began with too is taken from there: of a thousand messages
+        only the new ones are cleaned and hashed."""
+        options, template = repr((call.tools, call.schema)), self.template
+        known, shared = None, 0
+        for one in self._recent:
+            if one.options == options and (count := _count_equal(one.sent, call.messages)) > shared:
+                known, shared = one, count
+        if known is None:
+            messages, tools = template.prepare(call), template.clean_tools(call.tools)
+            keys = [hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).hexdigest()]
+        else:
+            if shared == len(call.messages) == len(known.sent):
+                return known
+            place = shared + len(known.messages) - len(known.sent)  # behind the message that asks for a schema
+            messages = [*known.messages[:place], *map(template.clean, call.messages[shared:])]
+            tools, keys = known.tools, known.keys[: place + 1]
+            if shared == len(known.sent):  # all of it is in this one
+                self._recent.remove(known)
+        for message in messages[len(keys) - 1 :]:
+            keys.append(_next_key(keys[-1], message))
+        history = _History(call.messages, options, messages, tools, keys)
+        self._recent = [*self._recent[1 - MAX_RECENT :], history]
+        return history
 
 
-def _prefix_keys(messages: Sequence[Json], tools: Sequence[Json]) -> list[str]:
-    """A key for each beginning of a conversation: for no message, the first, the first two, ..."""
-    state = hashlib.sha256(json.dumps(list(tools), sort_keys=True).encode())
-    keys = [state.hexdigest()]
-    for message in messages:
-        state.update(_identity(message))
-        keys.append(state.hexdigest())
-    return keys
+def _count_equal(one: Sequence[Json], other: Sequence[Json]) -> int:
+    """The messages at the beginning of both that are the same. Python takes 1, 1.0 and True for equal, and arguments
+    of calls may hold them."""
+    pairs = enumerate(zip(one, other, strict=False))
+    is_other = (number for number, (a, b) in pairs if a != b or repr(a.get("tool_calls")) != repr(b.get("tool_calls")))
+    return next(is_other, min(len(one), len(other)))
+
+
+def _next_key(key: str, message: Json) -> str:
+    """The key of a conversation whose messages before this one have `key`."""
+    return hashlib.sha256(key.encode() + _identity(message)).hexdigest()
 
 
 def _identity(message: Json) -> bytes:

@@ -115,8 +115,8 @@ def encode_between(task: Task, tokenizer: Any, text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
     except Exception as error:  # a word-level vocabulary without such a word; each library has its own error
         raise ValueError(
-            f"task {task.id!r}: the tokenizer cannot say {text[:80]!r} ({error}); give what the environment says in "
-            "words of its vocabulary"
+            f"task {task.id!r}: the tokenizer cannot encode {text[:80]!r} ({error}); use words of its vocabulary in "
+            "what the environment says, or another tokenizer"
         ) from error
 
 

@@ -32,6 +32,7 @@ from rlvr.training.run_diagnosis import diagnose_run, format_groups, read_rows
 from rlvr.training.stall import is_stalled
 from rlvr.training.training_job import RunOptions
 
+_COMBINED = ("all", "rlvr")
 _FOR_DEVELOPMENT = ("dev", "docs", "bench")  # extras that say nothing where they are missing
 NEEDED, ROOM = 0.1, 2.0  # GB free: less than the first stops a run at its first checkpoint, less than the second soon
 
@@ -110,8 +111,8 @@ def _library(need: str) -> str:
 
 
 def _of_others(found: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Leave out the extras that only combine others (`all`)."""
-    return {name: libraries for name, libraries in found.items() if set(libraries) != {"rlvr"}}
+    """Leave out the extras that only combine others; a wheel's metadata has their libraries in place of the names."""
+    return {name: libraries for name, libraries in found.items() if name not in _COMBINED}
 
 
 def _extras() -> Iterator[Check]:

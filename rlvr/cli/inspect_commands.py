@@ -71,15 +71,19 @@ def doctor(
 
 
 def view(
-    run: Annotated[Path, typer.Argument(metavar="RUNDIR", help="A run folder, or a folder of runs.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A run folder, a folder of runs, or a recording of `rlvr record`.")
+    ],
     port: Annotated[int, typer.Option("--port", help="The port; 0 takes any free one.")] = 3036,
     host: Annotated[
         str, typer.Option("--host", help="The address to listen on; only addresses of this machine.")
     ] = "127.0.0.1",
 ) -> None:
-    """Show a run in the browser: curves, stored completions with their verdicts, steps side by side. Read-only.
+    """Show a run in the browser: curves, stored completions with their verdicts, steps side by side; or the
+    conversations of a recording. Read-only.
 
     rlvr view runs/arithmetic
+    rlvr view traffic.jsonl
     """
     with name_missing_extra("the dashboard", "serve"):
         import nicegui  # noqa: F401 - the first page imports it
@@ -87,4 +91,4 @@ def view(
 
         from rlvr.service.dashboard.view_command import view
 
-    view(run, host, port, print_message)
+    view(path, host, port, print_message)

@@ -19,7 +19,7 @@ import numpy as np
 from rlvr.algorithms.loss_specs import CUSTOM_METRICS, LOSS_SPECS
 from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.losses.custom import FunctionLoss
-from rlvr.algorithms.losses.loss import ENTROPY_INPUT, KL_INPUTS
+from rlvr.algorithms.losses.loss import CROSS_ENTROPY_INPUT, ENTROPY_INPUT, KL_INPUTS
 from rlvr.algorithms.specs import Algorithm
 from rlvr.algorithms.update import make_datum
 from rlvr.core.messages import Datum, ForwardBackwardOutput, NonFiniteError, TensorData
@@ -41,7 +41,7 @@ def two_passes(
     """
     _import_torch()
     config = dict(loss_fn_config or {})
-    known = ["temperature", *(["kl_estimator"] if _has_kl(data) else [])]
+    known = ["temperature", *(["kl_estimator"] if any(KL_INPUTS[0] in datum.loss_fn_inputs for datum in data) else [])]
     if unknown := set(config) - set(known):
         raise ValueError(
             f"loss_fn_config: {', '.join(sorted(unknown))} has no effect on a custom loss; known: {', '.join(known)}"
@@ -75,7 +75,7 @@ def _differentiate(
 def compute_custom_loss(
     loss_fn: CustomLoss, data: list[Datum], logprobs: list[Any], kl_estimator: float = 1.0
 ) -> tuple[Any, dict[str, float]]:
-    """What the function returns, checked, with the KL of data that have its inputs added to the loss."""
+    """What the function returns, checked, with the KL and the cross-entropy of data that have their inputs added."""
     name = _name_of(loss_fn)
     try:
         returned = loss_fn(data, logprobs)
@@ -89,12 +89,14 @@ def compute_custom_loss(
             f"the custom loss {name} does not depend on the log-probs it was given, so it has no gradient; compute it "
             "from them by torch functions, without .detach(), .item() or numpy"
         )
-    if _has_kl(data):
-        from rlvr.engine.losses import kl_penalty
+    extra = [key for key in (*KL_INPUTS, CROSS_ENTROPY_INPUT) if any(key in datum.loss_fn_inputs for datum in data)]
+    if KL_INPUTS[0] in extra or CROSS_ENTROPY_INPUT in extra:
+        from rlvr.engine.losses import add_extra_terms
 
         torch = _import_torch()
-        inputs = {key: torch.cat([datum.loss_fn_inputs[key].to_torch() for datum in data]) for key in KL_INPUTS}
-        loss = loss + kl_penalty(torch.cat(logprobs), inputs, kl_estimator).sum()
+        inputs = {key: torch.cat([datum.loss_fn_inputs[key].to_torch() for datum in data]) for key in extra}
+        p_N = torch.cat(logprobs)
+        loss = loss + add_extra_terms(torch.zeros_like(p_N), p_N, inputs, kl_estimator).sum()
     return loss, metrics
 
 
@@ -144,10 +146,6 @@ def _place_of(error: Exception, loss_fn: CustomLoss) -> str:
     return f"{last.filename}, line {last.lineno}"
 
 
-def _has_kl(data: Sequence[Datum]) -> bool:
-    return any(KL_INPUTS[0] in datum.loss_fn_inputs for datum in data)
-
-
 def _import_torch() -> Any:
     try:
         import torch
@@ -195,13 +193,16 @@ def needs_two_passes(data: Sequence[Datum]) -> bool:
             "entropy_weights: the exact entropy needs the whole distribution, which stays on the server; use the "
             "sampled one (algorithm.entropy=sampled)"
         )
-    # What our engine takes and the Tinker protocol does not: inputs of a KL, optional weights, and masks (gspo's).
-    extra = set(KL_INPUTS).union(*((*spec.weight_inputs, *spec.masks) for spec in LOSS_SPECS.values()))
+    # What our engine takes and the Tinker protocol does not: inputs of a KL and of a cross-entropy beside the loss,
+    # optional weights, and masks (gspo's).
+    extra = {*KL_INPUTS, CROSS_ENTROPY_INPUT}.union(
+        *((*spec.weight_inputs, *spec.masks) for spec in LOSS_SPECS.values())
+    )
     return bool(given & extra)
 
 
 def build_named_loss(name: str, config: Mapping[str, float] | None = None) -> CustomLoss:
-    """One of the engine's losses as a function of per-token log-probs, with every input but those of a KL."""
+    """One of the engine's losses as a function of per-token log-probs, with the inputs that are its own."""
     import torch
 
     from rlvr.engine.losses import TERMS

@@ -22,6 +22,9 @@ _DERIVED = {
     "~use_kl_loss": "algorithm.kl_coef",
     "~loss_mode": "algorithm.clip_cov_ratio",
     "~clip_cov_ratio": "algorithm.clip_cov_ratio",
+    "~importance": "algorithm.importance_mode, algorithm.importance_cap",
+    "~rollout_is": "algorithm.importance_mode",
+    "~rollout_is_threshold": "algorithm.importance_cap, algorithm.importance_floor",
     "~report_to": "tracking.wandb, tracking.mlflow, tracking.tensorboard",
     "~filter_long_prompts": "training.long_prompts",
     "~truncation": "training.long_prompts",
@@ -31,6 +34,10 @@ _DERIVED = {
 
 class NotSupportedError(ValueError):
     """A value that has no counterpart here; the text says what to do instead."""
+
+
+class SeveralKeys(dict[str, Any]):
+    """What one word means for several keys of ours, each with a value of its own."""
 
 
 def same(value: Any) -> Any:
@@ -51,8 +58,8 @@ def number(value: Any) -> float:
 class Alias:
     """`word` sets `targets`; `meaning` says how in a line. A target `~word` is worked out from several words.
 
-    `convert` turns the value into ours (None: ours stays); the text of its ValueError says what was expected. Without
-    targets it only checks the value.
+    `convert` turns the value into ours (None: ours stays), or into a value for each key (`SeveralKeys`); the text of
+    its ValueError says what was expected. Without targets it only checks the value.
     """
 
     word: str

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlvr.config import compose
-from rlvr.config.alias import Alias, NotSupportedError
+from rlvr.config.alias import Alias, NotSupportedError, SeveralKeys
 from rlvr.config.alias_values import DEFAULT, FILE, Candidate, Candidates, derive, rank
 from rlvr.config.aliases import SECTIONS, find_alias
 from rlvr.config.choices import full_key
@@ -64,6 +64,10 @@ def translate(loaded: LoadedConfig) -> LoadedConfig:
             converted = value if value is None else alias.convert(value)
         except ValueError as why:
             refused.append(f"{given.words}: {'' if isinstance(why, NotSupportedError) else 'expected '}{why}")
+            continue
+        if isinstance(converted, SeveralKeys):
+            for target, part in converted.items():
+                candidates.add(target, replace(given, value=part, raw=part))
             continue
         for target in alias.targets if value != {} and (converted is not None or value is None) else ():
             candidates.add(target, given if converted is value else replace(given, value=converted, raw=converted))

@@ -118,6 +118,8 @@ def derive(candidates: Candidates, ours: OwnValue, rlvr_section: bool) -> None:
     _mini_batch_prompts(candidates, ours)
     _divergence(candidates)
     _covariance(candidates)
+    _importance(candidates)
+    _rollout_correction(candidates)
     _trackers(candidates)
     if (long_prompts := candidates.pick("~filter_long_prompts") or candidates.pick("~truncation")) is not None:
         candidates.add("training.long_prompts", long_prompts)  # verl filters first: then nothing is left to truncate
@@ -191,6 +193,40 @@ def _covariance(candidates: Candidates) -> None:
         )
     if mode is not None and mode.value:
         candidates.add("algorithm.clip_cov_ratio", ratio or replace(mode, value=0.0002, raw=0.0002))  # verl's default
+
+
+_IMPORTANCE = ("algorithm.importance_mode", "algorithm.importance_cap", "algorithm.importance_floor")
+
+
+def _importance(candidates: Candidates) -> None:
+    """TRL's correction of importance weights, with its defaults beside any of its words."""
+    switch = candidates.pick("~importance")
+    if switch is not None and not isinstance(switch.value, bool):
+        raise ValueError(f"{switch.words}: expected true or false")
+    theirs = [one for key in _IMPORTANCE for one in candidates.of(key) if one.key.startswith("vllm_importance_")]
+    if switch is not None and not switch.value:
+        for word in theirs:
+            candidates.leave_out(word, f"{switch.words} takes the correction away")
+    elif switch is not None or theirs:
+        for key, default in zip(_IMPORTANCE, ("sequence_mask", 3.0, None), strict=True):
+            candidates.add(key, _default(default))
+
+
+def _rollout_correction(candidates: Candidates) -> None:
+    """verl's: `rollout_is` says of what the weights are, `rollout_is_threshold` how they are bounded."""
+    level, given = candidates.pick("~rollout_is"), candidates.pick("~rollout_is_threshold")
+    if level is None or level.value is None:
+        return
+    given = given or replace(level, value=2.0)  # verl's default
+    try:
+        *low, cap = [float(bound) for bound in str(given.value).split("_")]
+    except ValueError:
+        low, cap = [0.0, 0.0], 0.0
+    if len(low) > 1:
+        raise ValueError(f"{given.words}: expected a number, or two as in 0.5_5.0")
+    found = (f"{level.value}_{'mask' if low else 'truncate'}", cap, *low)
+    for key, word, value in zip(_IMPORTANCE, (level, given, given), found, strict=False):
+        candidates.add(key, replace(word, value=value, raw=value))
 
 
 def _trackers(candidates: Candidates) -> None:

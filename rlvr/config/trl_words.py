@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlvr.config.alias import Alias, NotSupportedError, number
+from rlvr.config.alias import Alias, NotSupportedError, SeveralKeys, number
 from rlvr.config.word_tables import (
     ADAMW,
     BUILT_IN,
@@ -31,6 +31,7 @@ _QUANTIZED = (
     "the sampler and the trainer share one copy of the weights, and neither has kernels for quantized ones yet: to "
     "save memory give model.lora.rank and model.dtype=bfloat16"
 )
+_REDUCTION = "algorithm.reduction"
 _TRACKERS = "the trackers are tracking.wandb, tracking.mlflow and tracking.tensorboard"
 SCALES = {"group": "group_normalized", "batch": "group_mean_batch_std", "none": "group_mean"}
 _VERIFY = (
@@ -105,25 +106,35 @@ TRL: tuple[Alias, ...] = (
         "transformers_continuous_batching_config use_transformers_paged ds3_gather_for_generation",
         BUILT_IN,
     ),
-    *refuse(
-        "vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_clip_max "
-        "vllm_importance_sampling_clip_min vllm_importance_sampling_cap",
-        "give algorithm.importance_cap (truncated importance sampling)",
+    *words(
+        "vllm_importance_sampling_correction",
+        "~importance",
+        "true is TRL's correction, sequence_mask with a cap of 3 where its other words say nothing else; false is none",
     ),
+    *words("vllm_importance_sampling_mode", "algorithm.importance_mode", "the same four words"),
+    *words(
+        "vllm_importance_sampling_clip_max vllm_importance_sampling_cap",
+        "algorithm.importance_cap",
+        "the highest weight, 3 if not given",
+    ),
+    *words("vllm_importance_sampling_clip_min", "algorithm.importance_floor", "the lowest weight"),
     # the loss
     *words("beta", "~beta", "algorithm.kl_coef, with algorithm.kl_in=loss and kl_estimator=k3 as in TRL"),
     *words(
         "loss_type",
-        "algorithm.reduction",
-        "dapo and bnpo are token_mean, grpo sequence_mean, dr_grpo constant",
+        "algorithm.reduction algorithm.loss",
+        "dapo and bnpo are token_mean, grpo sequence_mean, dr_grpo constant; sapo is sequence_mean and the loss sapo",
         choose(
-            "expected dapo, bnpo, grpo or dr_grpo; for cispo and gspo give algorithm.name=cispo or gspo",
-            dapo="token_mean",
-            bnpo="token_mean",
-            grpo="sequence_mean",
-            dr_grpo="constant",
+            "expected dapo, bnpo, grpo, dr_grpo or sapo; for cispo and gspo give algorithm.name=cispo or gspo",
+            dapo=SeveralKeys({_REDUCTION: "token_mean"}),
+            bnpo=SeveralKeys({_REDUCTION: "token_mean"}),
+            grpo=SeveralKeys({_REDUCTION: "sequence_mean"}),
+            dr_grpo=SeveralKeys({_REDUCTION: "constant"}),
+            sapo=SeveralKeys({_REDUCTION: "sequence_mean", "algorithm.loss": "sapo"}),
         ),
     ),
+    *words("sapo_temperature_pos", "algorithm.loss.positive_temperature", "of sapo, where the advantage is above 0"),
+    *words("sapo_temperature_neg", "algorithm.loss.negative_temperature", "of sapo, at other advantages"),
     *words(
         "scale_rewards",
         "algorithm.advantage",
@@ -138,12 +149,18 @@ TRL: tuple[Alias, ...] = (
     ),
     *words("delta", "algorithm.dual_clip", "the largest ratio, at least 1 + epsilon_high: dual clip"),
     *refuse(
-        "sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
-        "give algorithm.loss=sapo and algorithm.loss.positive_temperature or negative_temperature; there is no vespo",
+        "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
+        "there is no vespo; a soft clip is algorithm.name=sapo",
     ),
     *replace_by("reward_func reward_funcs", _name_reward),
     *words("reward_model_name_or_path", "~reward_model", "the reward classifier, with this model"),
-    *refuse("reward_weights multi_objective_aggregation", _VERIFY),
+    *refuse("reward_weights", _VERIFY),
+    *words(
+        "multi_objective_aggregation",
+        "algorithm.advantage",
+        "sum_then_normalize changes nothing, normalize_then_sum is reward_normalized (GDPO)",
+        choose(sum_then_normalize=None, normalize_then_sum="reward_normalized"),
+    ),
     *refuse(
         "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps", "the reference of a KL stays the first policy"
     ),

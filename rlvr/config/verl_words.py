@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlvr.config.alias import Alias, number
+from rlvr.config.alias import Alias, SeveralKeys, number
 from rlvr.config.word_tables import (
     ADAMW,
     BUILT_IN,
@@ -86,15 +86,20 @@ VERL: tuple[Alias, ...] = (
             *words("clip_ratio_c", "algorithm.dual_clip", "dual clip; none if not given (verl: 3)", number),
             *words(
                 "policy_loss.loss_mode",
-                "~loss_mode",
-                "vanilla changes nothing, clip_cov is covariance clipping",
+                "~loss_mode algorithm.loss algorithm.reduction",
+                "vanilla changes nothing, clip_cov is covariance clipping, sapo the loss sapo with sequence_mean",
                 choose(
-                    "expected vanilla or clip_cov; instead of gspo and cispo give algorithm.name, instead of kl_cov, "
-                    "which has no gradient in the first update with a batch, clip_cov",
-                    vanilla=False,
-                    clip_cov=True,
+                    "expected vanilla, clip_cov or sapo; instead of gspo and cispo give algorithm.name, instead of "
+                    "kl_cov, which has no gradient in the first update with a batch, clip_cov",
+                    vanilla=SeveralKeys({"~loss_mode": False}),
+                    clip_cov=SeveralKeys({"~loss_mode": True}),
+                    sapo=SeveralKeys(
+                        {"~loss_mode": False, "algorithm.loss": "sapo", "algorithm.reduction": "sequence_mean"}
+                    ),
                 ),
             ),
+            *words("tau_pos", "algorithm.loss.positive_temperature", "of sapo, where the advantage is above 0", number),
+            *words("tau_neg", "algorithm.loss.negative_temperature", "of sapo, at other advantages", number),
             *words(
                 "policy_loss.clip_cov_ratio",
                 "~clip_cov_ratio",
@@ -190,15 +195,21 @@ VERL: tuple[Alias, ...] = (
                 "adv_estimator",
                 "algorithm.advantage",
                 "grpo is group_normalized, rloo leave_one_out, reinforce_plus_plus token_normalized, "
-                "reinforce_plus_plus_baseline group_mean_token_normalized, gae gae",
+                "reinforce_plus_plus_baseline group_mean_token_normalized, gae gae, gdpo reward_normalized "
+                "(the last mean and deviation are over completions, as in the paper; verl's over tokens)",
                 choose(
-                    "expected grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline or gae",
+                    "expected grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, gdpo or gae",
                     gae="gae",
+                    gdpo="reward_normalized",
                     grpo="group_normalized",
                     rloo="leave_one_out",
                     reinforce_plus_plus="token_normalized",
                     reinforce_plus_plus_baseline="group_mean_token_normalized",
                 ),
+            ),
+            *refuse(
+                "gdpo_reward_keys gdpo_reward_weights",
+                "the rewards and their weights are those of reward.type=composite, in reward.kwargs.rewards",
             ),
             *refuse("norm_adv_by_std_in_grpo", "for Dr. GRPO give algorithm.advantage=group_mean", True),
             *refuse(
@@ -207,6 +218,27 @@ VERL: tuple[Alias, ...] = (
                 "fixed",
                 "kl",
                 0.001,
+            ),
+            *words(
+                "rollout_correction.rollout_is",
+                "~rollout_is",
+                "importance weights of each token, or of the completion (sequence)",
+                choose("expected token, sequence or null", token="token", sequence="sequence", none=None),
+            ),
+            *words(
+                "rollout_correction.rollout_is_threshold",
+                "~rollout_is_threshold",
+                "a number truncates the weights there, 0.5_5.0 masks those outside (IcePop); 2 if not given",
+            ),
+            *refuse(
+                "rollout_correction.rollout_rs rollout_correction.rollout_rs_threshold "
+                "rollout_correction.rollout_is_batch_normalize",
+                "a mask is one of the weights': give rollout_correction.rollout_is_threshold=LOW_HIGH",
+            ),
+            *refuse(
+                "rollout_correction.bypass_mode rollout_correction.loss_type",
+                "without importance weights the sampler's log-probs are trusted already: leave it out",
+                "ppo_clip",
             ),
             *words("lam", "algorithm.gae_lambda", "lambda of the advantage gae, 0.95 if not given (verl: 1)"),
         ],

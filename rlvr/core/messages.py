@@ -101,22 +101,30 @@ class Datum:
 
     @classmethod
     def from_trajectory(
-        cls, trajectory: Trajectory, weight: float = 1.0, *, advantages: Any = None, logprobs: Any = None, **inputs: Any
+        cls,
+        trajectory: Trajectory,
+        weight: float = 1.0,
+        *,
+        advantages: Any = None,
+        logprobs: Any = None,
+        observed: Mapping[str, Any] | None = None,
+        **inputs: Any,
     ) -> Datum:
         """The training projection: inputs all but last, targets all but first, the rest shifted alike.
 
         `advantages` hold `trajectory.advantage * weight` where the policy acted and 0 elsewhere; `weight` is the
         reduction (1 / tokens in the batch, ...), which folds into the advantage because every loss is a sum. Given
         `advantages` [R] (still to be weighted), `logprobs` [R] and further `inputs` [R] take the place of the
-        trajectory's own or stand beside them; they too are 0 where the policy did not act.
+        trajectory's own or stand beside them; they too are 0 where the policy did not act. Those `observed` [R] are 0
+        where it did, and on the prompt.
         """
         trajectory.require_trainable()
         tokens = trajectory.full_tokens
         lead = len(trajectory.prompt_tokens) - 1
         mask = np.concatenate([np.zeros(lead), np.asarray(trajectory.action_mask, dtype=np.float64)])
 
-        def align(values_R: Any) -> TensorData:
-            return TensorData.of(np.concatenate([np.zeros(lead), np.asarray(values_R, dtype=np.float64)]) * mask)
+        def align(values_R: Any, mask_T: np.ndarray = mask) -> TensorData:
+            return TensorData.of(np.concatenate([np.zeros(lead), np.asarray(values_R, dtype=np.float64)]) * mask_T)
 
         own = np.full(len(trajectory.response_tokens), trajectory.advantage)
         chosen = own if advantages is None else np.asarray(advantages, dtype=np.float64)
@@ -127,6 +135,7 @@ class Datum:
                 "logprobs": align(trajectory.logprobs if logprobs is None else logprobs),
                 "advantages": align(chosen * weight),
                 **{name: align(values) for name, values in inputs.items()},
+                **{name: align(values, 1 - mask) for name, values in (observed or {}).items()},
             },
         )
 

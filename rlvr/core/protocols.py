@@ -209,13 +209,22 @@ class TrainingClient(Protocol):
 
 
 @dataclass(frozen=True)
+class ChatTurn:
+    """A turn as chat messages, for people: those that the policy `read`, and what it `said`, calls of tools apart."""
+
+    read: Sequence[dict[str, Any]]
+    said: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class StepResult:
     """What an environment answers to an action. `next_observation` is None exactly when the episode is done.
 
     If it begins with what the policy has seen so far, the episode stays one trajectory; else a new one begins.
     `next_stop_condition` are stop strings or token ids of the next turn, None for those of the turn before. `metrics`
-    are averaged over the batch and logged as `env/all/NAME`. At the end of an episode, `answer` is what verifiers judge
-    (None: the policy's last turn), and an `error` says why there is nothing to judge: no reward then, and no zero.
+    are averaged over the batch and logged as `env/all/NAME`. At the end of an episode, `answer` is what verifiers
+    judge (None: the policy's last turn), and an `error` says why there is nothing to judge: no reward then, and no
+    zero. `chat` is the turn as people read it; None where an environment has no messages.
     """
 
     reward: float
@@ -226,6 +235,7 @@ class StepResult:
     logs: dict[str, Any] = field(default_factory=dict[str, Any])
     answer: str | None = None
     error: str = ""
+    chat: ChatTurn | None = None
 
 
 @dataclass(frozen=True)
@@ -279,6 +289,11 @@ class ExternalEnv(ABC):
 
     turn_limit: int | None = None
     """The most tokens that the program takes for the next turn; None: as many as the run samples."""
+    prompt_limit: int | None = None
+    """The most tokens that the policy may read before a turn; None: as many as fit its context."""
+    is_parallel: bool = False
+    """Whether calls of the program may come at the same time: then what is drawn for a turn follows from what it reads,
+    and not from its number, which would depend on the order in which they arrive."""
     slots: EpisodeSlots | None = None
     """How many such episodes run at the same time; None: as many as there are."""
 
@@ -299,6 +314,14 @@ class ExternalEnv(ABC):
     def final_turn(self) -> int | None:
         """The turn that is judged; None: that of the last branch."""
         return None
+
+    def turn_ids(self) -> Sequence[str]:
+        """The id of each turn's answer, as the program knows it; empty if it knows none."""
+        return ()
+
+    def branch_rewards(self) -> Mapping[int, float]:
+        """What the program gives for branches, by a turn of each: of several in a branch the latest counts."""
+        return {}
 
     async def close(self) -> None:
         """End what still runs. Always called, also after an error."""

@@ -40,7 +40,8 @@ class Score:
     `value` is the reward, None exactly when the outcome is `error` or `invalid`. `reason` is a short code to group by
     (`no_answer`, `wrong_value`, ...); `parts` are named components, e.g. `{"boxed": 1.0, "correct": 0.0}`. `detail`
     holds a traceback or a message for people. `turns` are the parts of `value` that single turns earned, one for each
-    turn of the episode, where a verifier scores them.
+    turn of the episode, where a verifier scores them; `branches` is what each branch of an agent's episode is trained
+    with in place of `value`, in the order of `Trajectory.branches`.
     """
 
     value: float | None
@@ -49,6 +50,7 @@ class Score:
     parts: dict[str, float] = field(default_factory=dict[str, float])
     detail: str = ""
     turns: tuple[float, ...] = ()
+    branches: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         has_no_value = self.outcome in (Outcome.ERROR, Outcome.INVALID)
@@ -61,9 +63,11 @@ class Score:
         object.__setattr__(self, "value", None if self.value is None else float(self.value))
         object.__setattr__(self, "parts", {name: float(part) for name, part in self.parts.items()})
         object.__setattr__(self, "turns", tuple(float(turn) for turn in self.turns))
-        for name, value in (("value", self.value or 0.0), *(("turns", turn) for turn in self.turns)):
-            if not math.isfinite(value):
-                raise ValueError(f"Score: {name} {value} is not finite; return an 'error' outcome instead")
+        object.__setattr__(self, "branches", tuple(float(branch) for branch in self.branches))
+        for name, values in (("value", [self.value or 0.0]), ("turns", self.turns), ("branches", self.branches)):
+            for value in values:
+                if not math.isfinite(value):
+                    raise ValueError(f"Score: {name} {value} is not finite; return an 'error' outcome instead")
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,22 @@ class Task:
         return "\n".join(f"{m.get('role', '?')}: {m.get('content', '')}" for m in self.prompt)
 
 
+@dataclass(frozen=True)
+class Branch:
+    """One way through the turns of an episode, from a beginning to an end: a history, or that of a sub-agent.
+
+    `turns` are the numbers of its turns in the episode; branches share those that they have in common. `id` is that of
+    the answer to its last call, as the agent got it ("" if no agent plays). `prompt` is all that the policy read before
+    its last turn, and `answer` that turn. `reward` is what the agent gave for the branch, None if it gave nothing.
+    """
+
+    turns: list[int]
+    prompt: str
+    answer: str
+    id: str = ""
+    reward: float | None = None
+
+
 @dataclass
 class Trajectory:
     """One rollout of the policy on one task.
@@ -115,11 +135,16 @@ class Trajectory:
     each response token and after the last, `returns` [R] what it learns. `token_advantages` [R]
     are the advantages of single tokens where they differ, else empty. `turn_starts` are the places in the response
     where the policy began to speak, `reports` what the environment measured, a mapping a turn.
-    `turn_rewards` is the part of `reward` that each turn earned, empty if none did. `reward` is 0.0 until
-    scored and None after a
-    verifier error or an invalid task: then the trajectory enters no statistic and no gradient. A text-only endpoint
-    leaves the token fields empty; such a trajectory cannot train. `rendered_prompt` is the text of `prompt_tokens`
-    where it is not `prompt`: after a chat template, or in an episode that writes its prompts anew.
+    `turn_rewards` is the part of `reward` that each turn earned, empty if none did. `reward_parts` are the weight and
+    the value of each reward that `reward` is the sum of, by name, empty if it is one. `branches` are those of the whole
+    episode, on the trajectory that is judged; where they have rewards of their own, `turn_credits` is what each turn is
+    trained with in place of `reward`: the mean over the branches that have it. `messages` is the conversation for
+    people, where the environment has one: `turn` is in those that the policy said, of which the last are this
+    trajectory's own turns. `observation_weight` is how much a token of the environment counts beside a sampled one, if
+    those are learned from. `reward` is 0.0 until scored and None after a verifier error or an invalid task: then the
+    trajectory enters no statistic and no gradient. A text-only endpoint leaves the token fields empty; such a
+    trajectory cannot train. `rendered_prompt` is the text of `prompt_tokens` where it is not `prompt`: after a chat
+    template, or in an episode that writes its prompts anew.
 
     `scores` are the verdicts by verifier. `group_id` names the group that a baseline is taken over, `rollout_id` the
     episode: an episode that writes its history anew has several trajectories. `temperature` (of sampling),
@@ -157,6 +182,11 @@ class Trajectory:
     token_advantages: list[float] = field(default_factory=list[float])
     token_penalties: list[float] = field(default_factory=list[float])
     length_penalty: float = 0.0
+    branches: list[Branch] = field(default_factory=list[Branch])
+    turn_credits: list[float] = field(default_factory=list[float])
+    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    reward_parts: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    observation_weight: float = 0.0
 
     def __post_init__(self) -> None:
         n = len(self.response_tokens)
@@ -191,6 +221,11 @@ class Trajectory:
     def num_action_tokens(self) -> int:
         """Tokens the policy sampled: what a loss may count."""
         return sum(self.action_mask)
+
+    @property
+    def num_observation_tokens(self) -> int:
+        """Tokens of the response that the environment wrote."""
+        return len(self.action_mask) - sum(self.action_mask)
 
     @property
     def total_logprob(self) -> float:

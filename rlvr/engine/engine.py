@@ -331,6 +331,8 @@ class Engine:
         """
         with self.lock:
             self._check_current(policy)
+            if backward:
+                self._sampler.make_room_for_training()
             source = self.trainers if self.trainers and policy.lora and not policy.is_critic else self._learner
             return source.forward_backward(policy, data, loss_fn, config, backward=backward, after_batch=after_batch)
 

@@ -30,14 +30,15 @@ class EngineLimits:
 
     `max_rows`: completions sampled at once; one request gets at most the share `one_request` of them. `cache_tokens`:
     tokens whose keys and values are kept, counted as rows times the longest row (its whole budget), plus prompts kept
-    for several rows; 0 for as many as the rows need. One row always runs. `micro_tokens`: tokens per forward pass in
-    training and prefill, padding included. `logit_elements`: tokens x vocabulary held at once when log-probs are
-    computed (4 bytes each, twice in training). `tree`: datums of a training call share prefixes, so a group's prompt is
-    computed once. `pack`: datums lie end to end instead of padded side by side. Both apply only where the model can and
-    where they save work. `gradient_checkpointing`: keep only the input of each layer and recompute the rest in the
-    backward pass, for a third more work (Chen et al. 2016, arXiv:1604.06174). `threads`: torch's share of the cores; 0
-    for OMP_NUM_THREADS, or without that variable all that this process may use, or half of them if programs are
-    verified at the same time (`rlvr.core.cpu_budget`). A resumed run keeps its bits only with the same number.
+    for several rows; 0 for as many as the rows need, on a GPU at most as many as fit in 0.7 of its free memory. One row
+    always runs. `micro_tokens`: tokens per forward pass in training and prefill, padding included. `logit_elements`:
+    tokens x vocabulary held at once when log-probs are computed (4 bytes each, twice in training). `tree`: datums of a
+    training call share prefixes, so a group's prompt is computed once. `pack`: datums lie end to end instead of padded
+    side by side. Both apply only where the model can and where they save work. `gradient_checkpointing`: keep only the
+    input of each layer and recompute the rest in the backward pass, for a third more work (Chen et al. 2016,
+    arXiv:1604.06174). `threads`: torch's share of the cores; 0 for OMP_NUM_THREADS, or without that variable all that
+    this process may use, or half of them if programs are verified at the same time (`rlvr.core.cpu_budget`). A resumed
+    run keeps its bits only with the same number.
     """
 
     max_rows: int = 512

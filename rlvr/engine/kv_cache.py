@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from rlvr.core.machine import free_memory
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.shared_prompts import (
     MAX_SETS,
@@ -208,7 +209,10 @@ class KVCache(Cache):
     def shrink(self, lengths: Sequence[int], capacity: int) -> None:
         """Keep room for at most `capacity` rows of the running rows' `lengths`; give the rest back."""
         length = max(n - slot.shared_tokens for n, slot in zip(lengths, self.slots, strict=True))
-        self.shape = (min(capacity, self.shape[0]), min(length, self.shape[1]))
+        smaller = (min(capacity, self.shape[0]), min(length, self.shape[1]))
+        if smaller == self.shape:
+            return
+        self.shape = smaller
         self.length = min(self.length, length)
         for layer in self.layers:
             for name in ("keys", "values"):
@@ -303,6 +307,32 @@ def assign_rows(slots: Sequence[Slot]) -> list[SharedPrompts]:
         rows = [i for i, slot in enumerate(slots) if slot.prompts is prompts]
         prompts.assign_rows([slots[i].index for i in rows], rows)
     return shared
+
+
+def count_places(model: LanguageModel, share: float, held: int = 0) -> int:
+    """The places of a KV cache in a share of the free memory of the model's device, where `held` places are given back.
+
+    Without such a limit long completions use up all memory. 0, unlimited, if the share is 0 or the model's config does
+    not give the size of a place.
+    """
+    if share == 0:
+        return 0
+    config = model.module.config.get_text_config()
+    try:
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        size = 2 * config.num_hidden_layers * heads * width * model.dtype.itemsize
+    except AttributeError:
+        return 0
+    return max(model.context, int(share * (free_bytes(model.device) / size + held)))
+
+
+def free_bytes(device: torch.device) -> int:
+    """The free memory of a device: of a GPU also what torch has reserved there and does not use."""
+    if device.type != "cuda":
+        return free_memory()
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def prefill(model: LanguageModel, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, KeyValues]:

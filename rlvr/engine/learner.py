@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rlvr.algorithms.loss_specs import VALUE_LOSS, check_batch, find_loss_spec, find_row, list_inputs
-from rlvr.algorithms.losses.loss import ENTROPY_INPUT, KL_INPUTS
+from rlvr.algorithms.losses.loss import ENTROPY_INPUT
 from rlvr.core.messages import (
     AdamParams,
     Datum,
@@ -33,7 +33,7 @@ from rlvr.core.messages import (
 from rlvr.core.registry import load_path
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.engine.lora import LoraBank, use_weights
-from rlvr.engine.losses import TERMS, find_gradient_tokens, kl_penalty, token_logprobs, value
+from rlvr.engine.losses import TERMS, add_extra_terms, find_gradient_tokens, token_logprobs, value
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.packing import MicroBatch, make_micro_batches
 from rlvr.engine.policy import VALUE_HEAD, Policy, Snapshot
@@ -227,8 +227,7 @@ class Learner:
 
             logprobs_N, entropy_N = compute(compute_logprobs)
             terms_N = TERMS[loss_fn](logprobs_N, inputs, settings, batch.datum_N)
-            if KL_INPUTS[0] in names:
-                terms_N = terms_N + kl_penalty(logprobs_N, inputs, settings["kl_estimator"])
+            terms_N = add_extra_terms(terms_N, logprobs_N, inputs, settings.get("kl_estimator"))
             if entropy_N is None:
                 yield logprobs_N, terms_N, terms_N.new_zeros(1)
             else:

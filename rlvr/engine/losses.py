@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlvr.algorithms.losses import TokenLosses
 from rlvr.algorithms.losses.dro import find_pull_weights
-from rlvr.algorithms.losses.loss import ENTROPY_INPUT, KL_INPUTS, LossSpec, exp_torch
+from rlvr.algorithms.losses.loss import CROSS_ENTROPY_INPUT, ENTROPY_INPUT, KL_INPUTS, LossSpec, exp_torch
 
 LossFn = Callable[[Tensor, dict[str, Tensor], dict[str, float], Tensor], Tensor]
 
@@ -36,6 +36,14 @@ def kl_penalty(p: Tensor, inputs: dict[str, Tensor], estimator: float) -> Tensor
     return weights * k
 
 
+def add_extra_terms(terms: Tensor, p: Tensor, inputs: dict[str, Tensor], kl_estimator: float | None) -> Tensor:
+    """The terms of a loss with those of the inputs that any loss takes: a KL, and -w p with w the cross-entropy's."""
+    if KL_INPUTS[0] in inputs:
+        assert kl_estimator is not None
+        terms = terms + kl_penalty(p, inputs, kl_estimator)
+    return terms - inputs[CROSS_ENTROPY_INPUT] * p if CROSS_ENTROPY_INPUT in inputs else terms
+
+
 def value(v: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
     """The loss of a critic's values `v` [N], which carry the gradient."""
     old, returns, clip = inputs["values"], inputs["returns"], config["value_clip"]
@@ -48,7 +56,7 @@ TERMS: Mapping[str, LossFn] = TokenLosses("torch_terms")
 
 def find_gradient_tokens(inputs: dict[str, Tensor], spec: LossSpec) -> Tensor:
     """Which tokens [N] have a gradient. The log-probs of the others are returned too, at the cost of a forward pass."""
-    names = ("advantages" if spec.uses_advantages else "weights", KL_INPUTS[0], ENTROPY_INPUT)
+    names = ("advantages" if spec.uses_advantages else "weights", KL_INPUTS[0], ENTROPY_INPUT, CROSS_ENTROPY_INPUT)
     weights = [inputs[name] for name in names if name in inputs]
     if spec.weight_inputs:
         weights.append(find_pull_weights(inputs))

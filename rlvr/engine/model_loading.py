@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from rlvr.engine.model_probe import probe
 
 EXPECTED = "a decoder-only language model of text, such as Llama, Qwen or Gemma"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# While transformers makes a model, the process's default dtype, random generator and messages are changed: one thread
+# at a time, so that runs in several threads have the weights of their seed.
+_MAKING = RLock()
 
 
 @contextmanager
@@ -31,15 +35,16 @@ def without_output() -> Iterator[None]:
     do not fit, which `load_model` describes itself."""
     from transformers.utils import logging
 
-    was_enabled, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if was_enabled:
-            logging.enable_progress_bar()
+    with _MAKING:
+        was_enabled, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
+        try:
+            yield
+        finally:
+            logging.set_verbosity(verbosity)
+            if was_enabled:
+                logging.enable_progress_bar()
 
 
 def pick_device(name: str) -> torch.device:
@@ -99,7 +104,7 @@ def build_model(config: dict[str, Any], tokenizer: Any, *, seed: int, device: st
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"model.config: {first_line(error)}") from error
     check_is_causal(full, "model.config")
-    with torch.random.fork_rng(devices=[]):
+    with _MAKING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key("weights", seed))
         module = AutoModelForCausalLM.from_config(full, dtype=torch.float32)
     module = module.to(device=where, dtype=pick_dtype(dtype, where))

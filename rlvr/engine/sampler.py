@@ -17,13 +17,15 @@ from torch import Tensor
 
 from rlvr.core.messages import NonFiniteError
 from rlvr.engine.engine_options import EngineLimits
-from rlvr.engine.kv_cache import KeyValues, KVCache, NewRow, last_hidden, prefill, recompute
+from rlvr.engine.kv_cache import KeyValues, KVCache, NewRow, count_places, last_hidden, prefill, recompute
 from rlvr.engine.lora import LoraBank, use_weights
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.policy import Snapshot
 from rlvr.engine.prepacked_linear import PrepackedLinears
 from rlvr.engine.sampling import sample, score_prompt, score_targets, top_tokens
 from rlvr.engine.scheduler import PromptScores, SampleRow, SamplingRequest, Scheduler
+
+CACHE_SHARE = 0.7  # of a GPU's free memory, for the KV cache; the rest is for passes, and for its growth by copying
 
 
 class Sampler:
@@ -34,6 +36,8 @@ class Sampler:
         self.bank = bank
         self.scheduler = Scheduler(limits)
         self.cache = KVCache(limits.cache_tokens)
+        # A processor can use the disk where it needs more; on a GPU the cache would end the run.
+        self.has_own_limit = model.device.type == "cuda" and not limits.cache_tokens
         self.prepacked = PrepackedLinears(model)
         self.chunk = max(1, limits.logit_elements // model.vocabulary)
 
@@ -48,6 +52,9 @@ class Sampler:
         Only requests that are `chosen` go on, unless none of them can: then all do, which makes room for them.
         """
         scheduler, newcomers = self.scheduler, list[SampleRow]()
+        if self.has_own_limit and not scheduler.rows:
+            rows, length = self.cache.shape
+            self.cache.max_places = scheduler.cache_tokens = count_places(self.model, CACHE_SHARE, rows * length)
         requests = [row.request for row in scheduler.rows]
         try:
             if newcomers := scheduler.admit(self.cache.shared_places, chosen):
@@ -84,6 +91,12 @@ class Sampler:
             self._reset()
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    @torch.inference_mode()
+    def make_room_for_training(self) -> None:
+        """On a GPU, whose memory both need, free what `release` does before a pass of training."""
+        if self.model.device.type == "cuda" and self.cache.layers:
+            self.release()
 
     def _reset(self) -> None:
         self.cache = KVCache(self.cache.max_places)

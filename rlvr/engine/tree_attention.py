@@ -14,7 +14,6 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -33,24 +32,36 @@ class TreeBlocks:
     """
 
     def __init__(self, tree: PrefixTree, device: torch.device, dtype: torch.dtype) -> None:
-        ancestors_CA, ends_T = tree.ancestors_CA, tree.ends_T
-        count, block = len(ancestors_CA), tree.block
-        own_CQ = np.arange(len(ends_T)).reshape(count, block)
-        keys_CK = np.concatenate([ancestors_CA, own_CQ], axis=1)
-        until_CK = np.where(keys_CK < 0, -1, ends_T[keys_CK])
-        queries_CQ1 = own_CQ[:, :, None]
-        self.seen_CQK = (keys_CK[:, None] <= queries_CQ1) & (queries_CQ1 < until_CK[:, None])
-        self.distance_CQK = tree.depths_T[queries_CQ1] - tree.depths_T[keys_CK][:, None]
-        self.ancestors_CA = torch.from_numpy(ancestors_CA).clamp(min=0).to(device)
+        ancestors_CA, ends_T, depths_T = (
+            torch.from_numpy(x).to(device) for x in (tree.ancestors_CA, tree.ends_T, tree.depths_T)
+        )
+        count, self.block = len(ancestors_CA), tree.block
+        self.ancestors_CA = ancestors_CA.clamp(min=0)
+        # Of the queries 0..Q-1 of its block, those before `until` see a key; none sees a place without an ancestor.
+        own_CQ = ends_T.view(count, self.block)
+        ends_CK = torch.cat([ends_T[self.ancestors_CA].masked_fill(ancestors_CA < 0, 0), own_CQ], 1)
+        starts_C1 = torch.arange(0, len(ends_T), self.block, device=device)[:, None]
+        self.until_CK = (ends_CK - starts_C1).clamp(0, self.block).int()
+        self.depths_T = depths_T.int()
         self.dtype = dtype
         self.masks: dict[int | None, Tensor] = {}
 
     def make_mask(self, window: int | None) -> Tensor:
-        """The mask to add [C, 1, Q, K] in layers where a token sees the last `window` tokens; None for all of them."""
+        """The mask to add [C, 1, Q, K] in layers where a token sees the last `window` tokens; None for all of them.
+
+        Made on the device: of a long row it has more elements than the pass has activations.
+        """
         if window not in self.masks:
-            seen_CQK = self.seen_CQK if window is None else self.seen_CQK & (self.distance_CQK < window)
-            mask = torch.zeros(seen_CQK.shape, dtype=self.dtype).masked_fill(~torch.from_numpy(seen_CQK), -torch.inf)
-            self.masks[window] = mask[:, None].to(self.ancestors_CA.device)
+            count, depth = self.ancestors_CA.shape
+            place_Q = torch.arange(self.block, dtype=torch.int32, device=self.until_CK.device)
+            unseen_CQK = place_Q[:, None] >= self.until_CK[:, None]
+            unseen_CQK[:, :, depth:] |= place_Q > place_Q[:, None]
+            if window is not None:
+                own_CQ = self.depths_T.view(count, self.block)
+                depths_CK = torch.cat([self.depths_T[self.ancestors_CA], own_CQ], 1)
+                unseen_CQK |= depths_CK[:, None] <= own_CQ[:, :, None] - window
+            mask = torch.zeros(unseen_CQK.shape, dtype=self.dtype, device=unseen_CQK.device)
+            self.masks[window] = mask.masked_fill_(unseen_CQK, -torch.inf)[:, None]
         return self.masks[window]
 
     def to_blocks(self, states_1HTD: Tensor, *, ancestors: bool) -> Tensor:

@@ -9,12 +9,13 @@ columns that the config names, or in the usual ones of TRL and verl.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from rlvr.core.registry import did_you_mean
+from rlvr.core.registry import did_you_mean, load_path
 from rlvr.core.types import Task
 from rlvr.envs.hub import is_saved_dataset, read_hub, read_saved
 from rlvr.envs.registry import register_environment
@@ -52,9 +53,19 @@ class Columns:
             found = replace(found, answer=usual or self.answer)
         return found
 
+    def _find_prompt(self, row: FileRow) -> Any:
+        """The column of the prompt, or what a function `package.module:name` makes of the row."""
+        if ":" not in self.prompt or find_value(row.values, self.prompt) is not None:
+            return field_of(row.values, self.prompt, row.place, "prompt_field")
+        write = load_path("prompt_field", self.prompt)
+        try:
+            return write(deepcopy(dict(row.values)))
+        except Exception as error:  # of the user's code
+            raise ValueError(f"{row.place}: {self.prompt} failed: {type(error).__name__}: {error}") from error
+
     def make_task(self, row: FileRow, prefix: str) -> Task:
         """The task of a row. Its meta has the answer as "answer" and every other column under its own name."""
-        given = field_of(row.values, self.prompt, row.place, "prompt_field")
+        given = self._find_prompt(row)
         meta = {name: value for name, value in row.values.items() if name != self.prompt}
         if _is_chat_column(self.prompt):
             given, answer = _split_chat(given)
@@ -219,9 +230,10 @@ def dataset(
     fetches no more of the hub than these.
 
     The answer becomes `meta["answer"]`; every other column goes into `meta` under its own name. A dotted name leads to
-    a nested column. Where the default `prompt_field` or `answer_field` is absent, the usual ones are taken: `question`,
-    `problem` or `messages`; `ground_truth`, `reward_model.ground_truth`, `solution` or `completion`, or the assistant's
-    last message. `answer_field=None` is for rewards that need no answer. Supervised fine-tuning imitates
+    a nested column; a `prompt_field` with a colon, `package.module:function`, is a function that makes the prompt of a
+    row. Where the default `prompt_field` or `answer_field` is absent, the usual ones are taken: `question`, `problem`
+    or `messages`; `ground_truth`, `reward_model.ground_truth`, `solution` or `completion`, or the assistant's last
+    message. `answer_field=None` is for rewards that need no answer. Supervised fine-tuning imitates
     `demonstration_field`, or else the answer if it is text. Short columns describe a task to `rlvr doctor`, which
     groups failing tasks by them: a source, a topic, the answer.
 

@@ -17,6 +17,7 @@ from typing import Any
 from rlvr.core.registry import did_you_mean, load_path
 
 KINDS = {
+    "trl": "rlvr.envs.ecosystems.trl:trl_source",
     "openenv": "rlvr.envs.ecosystems.openenv:openenv_source",
     "reasoning_gym": "rlvr.envs.procedural:ReasoningGym",
     "verifiers": "rlvr.envs.ecosystems.verifiers_env:VerifiersSource",
@@ -40,9 +41,14 @@ def find_reference(name: str) -> Callable[..., Any]:
         if nearest := did_you_mean(kind, KINDS, cutoff=0.75):
             raise ValueError(f"{error}{nearest}") from error
         raise
+    return adapt_class(found, name)
+
+
+def adapt_class(found: Any, path: str) -> Callable[..., Any]:
+    """The factory of what is at a path: itself, or for a class by one of the contracts the source that plays it."""
     if not inspect.isclass(found) or hasattr(found, "heldout"):
         return found  # a task source, or a function that makes one
     for methods, source in _CONTRACTS.items():
         if all(callable(getattr(found, method, None)) for method in methods):
-            return partial(load_path("environment", source), environment=name)
+            return partial(load_path("environment", source), environment=path)
     return found

@@ -15,7 +15,7 @@ from rlvr.chat.chat_template import has_template, render_chat
 from rlvr.chat.turns import join_turns
 from rlvr.core import rng
 from rlvr.core.messages import ModelInput
-from rlvr.core.protocols import Env, InitialObservationOverflow, StepResult, TaskSource
+from rlvr.core.protocols import Env, ExternalEnv, InitialObservationOverflow, StepResult, TaskSource
 from rlvr.core.types import Task
 from rlvr.envs.prompt import encode_prompt, encode_texts
 from rlvr.envs.wrapped_source import WrappedSource
@@ -42,6 +42,13 @@ def limit_prompts(
     """
     if source.group_builder is not None:
         return source
+    if source.owns_prompts:
+        if how != "filter":
+            raise ValueError(
+                f"training.long_prompts={how} is not supported here: the episodes of this environment write their own "
+                "prompts, and calls with longer ones are refused; leave it out"
+            )
+        source = cast(TaskSource, BoundedSource(source, limit)) if is_strict else source
     if how == "truncate_left":
         if source.size is not None:
             tasks = [*list_train(source), *source.heldout(None)]
@@ -206,6 +213,20 @@ class TruncatedSource(WrappedSource):
 
     def env(self, task: Task, tokenizer: Any) -> Env:
         return TruncatedEnv(self.inner.env(task, tokenizer), self.prompt_limit)
+
+
+class BoundedSource(WrappedSource):
+    """A source whose episodes are played outside, where no turn may read more than `limit` tokens."""
+
+    def __init__(self, source: TaskSource, limit: int) -> None:
+        super().__init__(source)
+        self._limit = limit
+
+    def env(self, task: Task, tokenizer: Any) -> Env | ExternalEnv:
+        made = self.inner.env(task, tokenizer)
+        if isinstance(made, ExternalEnv):
+            made.prompt_limit = self._limit
+        return made
 
 
 class TruncatedEnv:

@@ -6,13 +6,14 @@ returns a task source (`rlvr.core.protocols.TaskSource`): a class of sources is 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, TypeVar
 
 from rlvr.core.protocols import TaskSource
-from rlvr.core.registry import Registry, check_kwargs, named_parameters, takes_any
-from rlvr.envs.environment_references import find_reference
+from rlvr.core.registry import Registry, check_kwargs, name_object, named_parameters, takes_any
+from rlvr.envs.environment_references import adapt_class, find_reference
 
 F = TypeVar("F", bound=Callable[..., Any])
 _environments: Registry[Callable[..., TaskSource]] = Registry("environment")
@@ -52,12 +53,15 @@ def resolve_environment(name: str, /, **kwargs: Any) -> TaskSource:
 
 
 def _find_factory(name: str) -> Callable[..., TaskSource]:
-    return find_reference(name) if ":" in name else _environments.get(name)
+    if ":" in name:
+        return find_reference(name)
+    factory = _environments.get(name)
+    return adapt_class(factory, name_object(factory)) if inspect.isclass(factory) else factory
 
 
 def options_of(name: str) -> set[str] | None:
     """The names of a registered environment's options; None where it takes any."""
-    factory = _environments.get(name)
+    factory = _find_factory(name)
     return None if takes_any(factory) else set(named_parameters(factory))
 
 

@@ -2,6 +2,7 @@
 
     POST /r/<token>/v1/chat/completions    POST /r/<token>/v1/responses    POST /r/<token>/v1/messages
     GET  /r/<token>/v1/models
+    POST /r/<token>/reward          {"reward", "call"?, "source"?}: of the rollout, or of the branch of a call
 
 A program needs the address and any key. The answers come from the part that takes the calls of the rollout.
 """
@@ -9,8 +10,9 @@ A program needs the address and any key. The answers come from the part that tak
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,7 +22,7 @@ from starlette.routing import Route
 
 from rlvr.chat.dialects.forms import ApiDialect, DialectError, Event, Json
 from rlvr.chat.dialects.registry import DIALECTS
-from rlvr.recorder.open_rollouts import OpenRollout, OpenRollouts, PendingCall
+from rlvr.recorder.open_rollouts import OpenRollout, OpenRollouts, PendingCall, ReportedReward
 from rlvr.web.json_bodies import has_more_parts, read_json
 
 MAX_BODY = 16 << 20  # bytes
@@ -73,16 +75,46 @@ def make_app(rollouts: OpenRollouts, model: str) -> Starlette:
 
         return Route(f"/r/{{token}}{dialect.path}", handle, methods=["POST"], name=dialect.name)
 
-    async def models(request: Request) -> Response:
+    def models(request: Request, body: Json) -> Json:
+        find(request)
+        return {"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": "rlvr"}]}
+
+    def reward(request: Request, body: Json) -> Json:
+        given = read_reward(body)
+        find(request).report(given)
+        return {"reward": given.reward, **({"call": given.call} if given.call else {})}
+
+    own = [Route("/r/{token}/v1/models", answer_json(models)), json_route("/r/{token}/reward", reward)]
+    return Starlette(routes=[*(route(dialect) for dialect in DIALECTS.values()), *own])
+
+
+def json_route(path: str, handle: Callable[[Request, Json], Json]) -> Route:
+    """A route that is asked by POST, with a JSON object or nothing."""
+    return Route(path, answer_json(handle), methods=["POST"])
+
+
+def answer_json(handle: Callable[[Request, Json], Json]) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
         try:
-            find(request)
+            raw = await read_body(request)
+            return JSONResponse(handle(request, parse_body(raw) if raw.strip() else {}))
         except DialectError as error:
             return JSONResponse({"error": {"message": str(error)}}, status_code=error.status)
-        card = {"id": model, "object": "model", "created": 0, "owned_by": "rlvr"}
-        return JSONResponse({"object": "list", "data": [card]})
 
-    routes = [*(route(dialect) for dialect in DIALECTS.values()), Route("/r/{token}/v1/models", models)]
-    return Starlette(routes=routes)
+    return answer
+
+
+def read_reward(body: Json) -> ReportedReward:
+    """The reward of a body. DialectError for one that is none."""
+    reward: Any = body.get("reward")
+    call, source = body.get("call", ""), body.get("source", "")
+    is_number = isinstance(reward, bool | int | float) and abs(reward) <= sys.float_info.max
+    if not (is_number and isinstance(call, str) and isinstance(source, str)):
+        raise DialectError(
+            f"reward={reward!r:.80}, call={call!r:.80}, source={source!r:.80}; expected a finite number, the id of an "
+            "answer or nothing, and a text or nothing"
+        )
+    return ReportedReward(float(reward), call, source[:500])
 
 
 async def read_body(request: Request, hold: Callable[[int], None] = lambda size: None) -> bytes:

@@ -1,8 +1,8 @@
 """Rollouts that programs outside play: each has an address of its own, and a queue of the calls that came in there.
 
     rollouts = OpenRollouts()
-    rollout = rollouts.open(on_call)      # its address is /r/<rollout.token>/v1/...
-    rollout.close()                       # calls that wait are refused, and so is every later one
+    rollout = rollouts.open(on_call, on_reward)  # its address is /r/<rollout.token>/v1/...
+    rollout.close()                              # calls that wait are refused, and so is every later one
 
 The web application (`rlvr.recorder.app`) hands calls in on its thread; who answers them takes them from `on_call`.
 """
@@ -56,13 +56,28 @@ class PendingCall:
             self.answers.set_exception(error)
 
 
+@dataclass(frozen=True)
+class ReportedReward:
+    """A reward that a program reported for its rollout, or for the branch of the call whose answer has the id `call`.
+    `source` says what gave it."""
+
+    reward: float
+    call: str = ""
+    source: str = ""
+
+
+OnReward = Callable[[ReportedReward], None]
+
+
 class OpenRollout:
     """One rollout. `token` is unguessable: who knows it may call."""
 
-    def __init__(self, on_call: Callable[[PendingCall], None], on_close: Callable[[str], None]) -> None:
+    def __init__(
+        self, on_call: Callable[[PendingCall], None], on_reward: OnReward, on_close: Callable[[str], None]
+    ) -> None:
         self.token = secrets.token_urlsafe(18)
         self._name = secrets.token_hex(4)  # in the ids of answers, which are written down and the token is not
-        self._on_call, self._on_close = on_call, on_close
+        self._on_call, self._on_reward, self._on_close = on_call, on_reward, on_close
         self._lock = threading.Lock()
         self._waiting: set[PendingCall] = set()
         self._answered: dict[str, tuple[ChatRequest, Json]] = {}  # by the id of an answer
@@ -87,6 +102,15 @@ class OpenRollout:
         self._on_call(pending)
         return pending
 
+    def report(self, given: ReportedReward) -> None:
+        """Hand a reward in. DialectError if the rollout is over, or gave no such answer."""
+        with self._lock:
+            if self._is_closed:
+                raise DialectError(_OVER, status=410)
+            if given.call and given.call not in self._answered:
+                raise DialectError(f"no answer {given.call!r:.80} was given here", "call", 404)
+        self._on_reward(given)
+
     def hold(self, size: int) -> None:
         """Count bytes of a body, and take them off with a negative number. DialectError if there are too many."""
         with self._lock:
@@ -99,7 +123,7 @@ class OpenRollout:
     def _settle(self, pending: PendingCall) -> None:
         with self._lock:
             self._waiting.discard(pending)
-            if not pending.answers.cancelled() and pending.answers.exception() is None:
+            if pending.call.is_kept and not pending.answers.cancelled() and pending.answers.exception() is None:
                 self._answered[pending.id] = pending.call, pending.answers.result()[0].message
 
     def close(self) -> None:
@@ -117,8 +141,8 @@ class OpenRollouts:
     def __init__(self) -> None:
         self._open: dict[str, OpenRollout] = {}
 
-    def open(self, on_call: Callable[[PendingCall], None]) -> OpenRollout:
-        rollout = OpenRollout(on_call, self._forget)
+    def open(self, on_call: Callable[[PendingCall], None], on_reward: OnReward = lambda given: None) -> OpenRollout:
+        rollout = OpenRollout(on_call, on_reward, self._forget)
         self._open[rollout.token] = rollout
         return rollout
 

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -61,7 +61,8 @@ class RecordedCall:
     ended: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        return {"version": VERSION, "kind": "call", **asdict(self)}
+        fields = {**vars(self), "choices": [vars(choice) for choice in self.choices]}
+        return {"version": VERSION, "kind": "call", **fields}
 
     @classmethod
     def of_json(cls, fields: dict[str, Any]) -> RecordedCall:
@@ -114,12 +115,14 @@ def make_call(
 
 @dataclass
 class RecordedRollout:
-    """The calls of one rollout, and the reward that was reported for it, if one was."""
+    """The calls of one rollout, and the reward that was reported for it, if one was. `call_rewards` are those of
+    branches, by the id of a call of each: of several in a branch that of the latest call counts."""
 
     id: str
     group: str = ""
     calls: list[RecordedCall] = field(default_factory=list[RecordedCall])
     reward: float | None = None
+    call_rewards: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass
@@ -161,9 +164,9 @@ class RecordingFile:
         """Write a call. It is on disk when this returns."""
         self._write(call.to_json())
 
-    def append_reward(self, rollout: str, reward: float, source: str = "") -> None:
-        """Write the reward of a rollout; of several the last counts."""
-        self._write(make_reward(rollout, reward, source))
+    def append_reward(self, rollout: str, reward: float, source: str = "", call: str = "") -> None:
+        """Write the reward of a rollout, or of the branch of a call; of several the last counts."""
+        self._write(make_reward(rollout, reward, source, call))
 
     def _write(self, line: dict[str, Any]) -> None:
         with self._lock:
@@ -182,9 +185,10 @@ def make_head(model: str) -> dict[str, Any]:
     return {"version": VERSION, "kind": "recording", "model": model}
 
 
-def make_reward(rollout: str, reward: float, source: str) -> dict[str, Any]:
+def make_reward(rollout: str, reward: float, source: str, call: str = "") -> dict[str, Any]:
     """The line of a reward."""
-    return {"version": VERSION, "kind": "reward", "rollout": rollout, "reward": reward, "source": source}
+    line = {"version": VERSION, "kind": "reward", "rollout": rollout, "reward": reward, "source": source}
+    return line | ({"call": call} if call else {})
 
 
 def append_line(path: Path, line: dict[str, Any]) -> int:
@@ -226,8 +230,11 @@ def read_recording(path: Path) -> Recording:
                 rollout.group = call.group
                 rollout.calls.append(call)
             else:
-                reward = float(fields["reward"])
-                rollouts.setdefault(fields["rollout"], RecordedRollout(fields["rollout"])).reward = reward
+                rollout = rollouts.setdefault(fields["rollout"], RecordedRollout(fields["rollout"]))
+                if fields.get("call"):
+                    rollout.call_rewards[str(fields["call"])] = float(fields["reward"])
+                else:
+                    rollout.reward = float(fields["reward"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path}:{number} is no line of a recording: {error!s:.200}") from error
     return Recording(model, list(rollouts.values()))

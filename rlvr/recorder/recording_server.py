@@ -2,7 +2,7 @@
 
     POST /rollouts                  {"group"?}  ->  {"id", "url", "openai_base_url", "anthropic_base_url"}
     POST /r/<token>/v1/...          a call of the model, in one of three dialects
-    POST /r/<token>/reward          {"reward", "source"?}
+    POST /r/<token>/reward          {"reward", "call"?, "source"?}
     POST /r/<token>/close
 
 A call is on disk before its answer is sent. Sampling settings of the program are followed, and written beside the
@@ -11,7 +11,6 @@ log-probs.
 
 from __future__ import annotations
 
-import math
 import queue
 import secrets
 import threading
@@ -22,15 +21,13 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
 
 from rlvr.chat.conversation import ChatTemplate, Conversation
 from rlvr.chat.dialects.forms import ChatAnswer, ChatRequest, DialectError
 from rlvr.core.futures import Future
 from rlvr.core.messages import ModelInput, SampleResponse
 from rlvr.core.protocols import SamplingClient
-from rlvr.recorder.app import make_app, parse_body, read_body
+from rlvr.recorder.app import json_route, make_app
 from rlvr.recorder.open_rollouts import OpenRollout, OpenRollouts, PendingCall
 from rlvr.recorder.recording import RecordingFile, make_call
 
@@ -143,26 +140,15 @@ class RecordingServer:
                 raise DialectError(f"{MAX_ROLLOUTS:,} rollouts are open; close some", status=429)
             session = RecordedSession(f"{self._began}-{self._count:06d}", group, Conversation(self._template))
             self._count += 1
-            session.rollout = self._rollouts.open(lambda call: self._policy.submit(session, call))
+            session.rollout = self._rollouts.open(
+                lambda call: self._policy.submit(session, call),
+                lambda given: self._file.append_reward(session.id, given.reward, given.source, given.call),
+            )
             self._sessions[session.rollout.token] = session
         return session
 
     def _add_routes(self, app: Starlette) -> None:
-        app.router.routes += [
-            Route("/rollouts", self._answer(self._open), methods=["POST"]),
-            Route("/r/{token}/reward", self._answer(self._reward), methods=["POST"]),
-            Route("/r/{token}/close", self._answer(self._close), methods=["POST"]),
-        ]
-
-    def _answer(self, handle: Callable[[Request, dict[str, Any]], dict[str, Any]]) -> Any:
-        async def answer(request: Request) -> JSONResponse:
-            try:
-                raw = await read_body(request)
-                return JSONResponse(handle(request, parse_body(raw) if raw.strip() else {}))
-            except DialectError as error:
-                return JSONResponse({"error": {"message": str(error)}}, status_code=error.status)
-
-        return answer
+        app.router.routes += [json_route("/rollouts", self._open), json_route("/r/{token}/close", self._close)]
 
     def _open(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         group = body.get("group", "")
@@ -183,13 +169,6 @@ class RecordingServer:
         if session is None:
             raise DialectError("no rollout has this address, or it is over", status=410)
         return session
-
-    def _reward(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-        session, reward, source = self._find(request), body.get("reward"), body.get("source", "")
-        if not isinstance(reward, bool | int | float) or not math.isfinite(reward) or not isinstance(source, str):
-            raise DialectError(f"reward={reward!r:.80}, source={source!r:.80}; expected a finite number and a text")
-        self._file.append_reward(session.id, float(reward), source[:500])
-        return {"id": session.id, "reward": float(reward)}
 
     def _close(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         session = self._find(request)

@@ -89,6 +89,7 @@ def make_trace(rollout: RecordedRollout, model: str = "", *, keep_retried: bool 
                     "rollout_id": rollout.id,
                     "group_id": rollout.group,
                     "reward": rollout.reward,
+                    "branch_reward": rollout.call_rewards.get(call.id),
                     "began": call.began,
                     "ended": call.ended,
                 },
@@ -125,9 +126,11 @@ def make_events(rollout: RecordedRollout, model: str = "", *, keep_retried: bool
             "finish_reason": choice.finish,
         }
         events.append({"event_type": "model_request", **base, "timestamp": call.ended, "data": data})
-    if rollout.reward is not None:
-        ended = rollout.calls[-1].ended if rollout.calls else 0.0
-        data = {"value": rollout.reward, "source": "rlvr"}
+    ended = rollout.calls[-1].ended if rollout.calls else 0.0
+    rewards: list[Json] = [{"value": value, "call_id": call} for call, value in rollout.call_rewards.items()]
+    rewards += [] if rollout.reward is None else [{"value": rollout.reward}]
+    for given in rewards:
+        data = {**given, "source": "rlvr"}
         events.append({"event_type": "reward", **base, "timestamp": ended, "data": data})
     return events
 
@@ -193,12 +196,16 @@ def _read_trace(trace: Json, unnamed: str) -> tuple[str, RecordedRollout]:
     for turn in turns:
         node = turn.get("node_id") if isinstance(turn, dict) else None
         if not isinstance(node, str) or not node or node in nodes:
-            raise ValueError(f"{rollout.id}: node_id={node!r:.80} of a turn is missing, or another turn has it")
+            raise ValueError(
+                f"{rollout.id}: a turn has node_id={node!r:.80}; expected a text that no other turn of the trace has"
+            )
         nodes.add(node)
         about = _object(turn, "metadata")
         if len(nodes) == 1 and "rollout_id" in about:
             rollout.id, rollout.group = _text(about["rollout_id"]), _text(about.get("group_id"))
             rollout.reward = _read_reward(about, "reward")
+        if (branch_reward := _read_reward(about, "branch_reward")) is not None:
+            rollout.call_rewards[node] = branch_reward
         models[_text(about.get("model"))] = None
         choices = _object(turn, "response").get("choices") or [{}]
         choice = choices[0] if isinstance(choices, list) and isinstance(choices[0], dict) else {}
@@ -248,7 +255,11 @@ def _read_events(events: Sequence[Json]) -> list[tuple[str, RecordedRollout]]:
         models, rollout = known
         data = _object(event, "data")
         if event["event_type"] == "reward":
-            rollout.reward = _read_reward(data, "value")
+            value = _read_reward(data, "value")
+            if (call_id := _text(data.get("call_id"))) and value is not None:
+                rollout.call_rewards[call_id] = value
+            else:
+                rollout.reward = value
         elif event["event_type"] == "model_request":
             status = data.get("http_status")
             if data.get("status") == "error" or (isinstance(status, int) and status >= 400):

@@ -75,11 +75,16 @@ def _waits_for(parts: Sequence[WeightedReward]) -> WaitsFor:
     return "processes" if "processes" in waits else "network" if "network" in waits else ""
 
 
+def _weights(parts: Sequence[WeightedReward]) -> dict[str, float]:
+    total = math.fsum(part.weight for part in parts)
+    return {part.label: part.weight / total for part in parts if part.weight > 0}
+
+
 # A composite that waits is called by several threads; its parts that do not wait may be called by one at a time only.
 _one_thread = threading.Lock()
 
 
-@register_reward("composite", batched=True, options=_parts, start=_start_parts, waits_for=_waits_for)
+@register_reward("composite", batched=True, options=_parts, start=_start_parts, waits_for=_waits_for, weights=_weights)
 def composite(cases: Sequence[Case], parts: Sequence[WeightedReward]) -> list[Score]:
     """sum(weight_i * value_i) / sum(weight_i) over `rewards`, a list of {name, weight = 1, kwargs = {}}.
 

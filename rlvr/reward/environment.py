@@ -39,7 +39,10 @@ def _read(trajectory: Trajectory | None) -> Score:
     if reward is None or not math.isfinite(reward):
         return Score(None, Outcome.ERROR, "no_reward", detail=f"the environment gave the reward {reward}")
     passed = reward > 0 if correct is None else float(correct) >= 0.5
-    return Score(reward, Outcome.PASSED if passed else Outcome.FAILED, "" if passed else NAME)
+    branches = [branch.reward for branch in trajectory.branches]
+    rewards = () if all(one is None for one in branches) else [reward if one is None else one for one in branches]
+    outcome, reason = (Outcome.PASSED, "") if passed else (Outcome.FAILED, NAME)
+    return Score(reward, outcome, reason, branches=tuple(rewards))
 
 
 def combine(trajectory: Trajectory, reward: Reward) -> float | None:
@@ -52,13 +55,27 @@ def combine(trajectory: Trajectory, reward: Reward) -> float | None:
     if verified is None or reward.name == NAME:
         return verified
     if weight is None:
-        check_declared(reward, trajectory.reward or 0.0, trajectory.task.id if trajectory.task else "")
+        given = [trajectory.reward, *(branch.reward for branch in trajectory.branches)]
+        task = trajectory.task.id if trajectory.task else ""
+        check_declared(reward, next((one for one in given if one), 0.0), task)
         return verified
     [given] = resolve_reward(NAME).score([trajectory])
     trajectory.scores[NAME] = given
     if weight == 0:
         return verified
     return None if given.value is None else verified + weight * given.value
+
+
+def split_reward(trajectory: Trajectory, reward: Reward) -> dict[str, list[float]]:
+    """The weight and the value of each reward that `combine` added up, by name; empty where it is one, or none."""
+    verdict, weight = trajectory.scores[reward.name], reward.environment_weight
+    if verdict.value is None or trajectory.reward is None:
+        return {}
+    parts = {name: [share, verdict.parts[name]] for name, share in reward.weights.items()}
+    if weight:
+        parts = parts or {reward.name: [1.0, verdict.value]}
+        parts[f"{NAME}#2" if NAME in parts else NAME] = [weight, trajectory.scores[NAME].value or 0.0]
+    return parts
 
 
 def check_declared(reward: Reward, given: float, task: str) -> None:

@@ -46,6 +46,7 @@ class RewardSpec:
     - `waits_for`: what it spends its time on outside this process: `processes` that it runs, or the `network`. The
       loops call such a reward from several threads at once, a group a call, while other groups are still sampled, so
       a verdict must depend on its own answer alone.
+    - `weights`: with which weights its value is the sum of the `parts` of a score, by the part's name.
     """
 
     function: Callable[..., Any]
@@ -58,6 +59,7 @@ class RewardSpec:
     start: Callable[[Any], object] | None = None
     verifiable: bool = False
     waits_for: WaitsFor | Callable[[Any], WaitsFor] = ""
+    weights: Callable[[Any], dict[str, float]] | None = None
 
 
 _rewards: Registry[RewardSpec] = Registry("reward")
@@ -218,6 +220,11 @@ class Reward:
         """What it spends its time on outside this process, with these options (see `RewardSpec`)."""
         waits_for = self.spec.waits_for
         return waits_for(self._options) if callable(waits_for) else waits_for
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """With which weights its value is the sum of other rewards, by the name of a score's part; empty if not."""
+        return self.spec.weights(self._options) if self.spec.weights else {}
 
     def start(self) -> None:
         """Start what the reward depends on, before a run starts; ValueError if that is impossible on this machine."""

@@ -24,7 +24,7 @@ from numbers import Real
 from typing import Any
 
 from rlvr.core.registry import named_parameters, parameters, takes_any
-from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory
+from rlvr.core.types import Branch, Outcome, Score, StopReason, Task, Trajectory
 from rlvr.reward.coroutines import run_coroutine
 
 ACCEPTED = (
@@ -86,6 +86,11 @@ class Case:
     @property
     def truncated(self) -> bool:
         return self.stop_reason is StopReason.LENGTH
+
+    @property
+    def branches(self) -> Sequence[Branch]:
+        """The branches of an agent's episode, for `Score.branches`; empty where no agent plays."""
+        return self.trajectory.branches if self.trajectory else ()
 
     @property
     def num_sampled(self) -> int:

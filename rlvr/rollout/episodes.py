@@ -11,7 +11,9 @@ Also exports `Trajectory` and `TrajectoryBatch`, which users import from here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -20,6 +22,7 @@ from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.futures import Future, as_completed, read_async, read_blocking, run_to_end
 from rlvr.core.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from rlvr.core.protocols import (
+    ChatTurn,
     ClosableEnv,
     Env,
     ExternalEnv,
@@ -28,8 +31,8 @@ from rlvr.core.protocols import (
     SlottedEnv,
     TaskSource,
 )
-from rlvr.core.turn_tree import find_parent, join_turns, split_branches
-from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch
+from rlvr.core.turn_tree import find_parent, find_reward, join_chat, join_turns, list_path, split_branches
+from rlvr.core.types import Branch, Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch
 from rlvr.core.verdict_reasons import EPISODE_FAILED
 from rlvr.reward.environment import NAME as ENVIRONMENT
 from rlvr.rollout.scoring import score
@@ -78,6 +81,7 @@ class _Turn:
     report: dict[str, float] = field(default_factory=dict[str, float])
     reward_so_far: float = 0.0  # of the episode, with this turn
     metrics_so_far: dict[str, float] = field(default_factory=dict[str, float])
+    chat: ChatTurn | None = None
 
 
 @dataclass
@@ -96,7 +100,22 @@ class _Episode:
     answer: str | None = None
     error: str = ""
     done: bool = False
+    reads: Counter[str] = field(default_factory=Counter[str])  # how often each call came, if they are parallel
     written: list[Trajectory] | None = None
+
+    @property
+    def is_parallel(self) -> bool:
+        return isinstance(self.env, ExternalEnv) and self.env.is_parallel
+
+    def place_turn(self, turn: int) -> tuple[int | str, ...]:
+        """What tells the draws of the next turn from those of others: its number, or what it reads and how often that
+        was read before."""
+        if not self.is_parallel:
+            return (turn,)
+        call = repr((self.observation, self.stop, _turn_limit(self))).encode()
+        content = hashlib.blake2b(call, digest_size=16).hexdigest()
+        self.reads[content] += 1
+        return content, self.reads[content]
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -135,10 +154,10 @@ def rollout(
     """Play every episode to its end; trajectories in the order of groups and samples.
 
     `seed` names the purpose (run, phase, step): the draws of a completion depend on it, the group's id, the sample's
-    index and the turn, on nothing else. `version` is recorded as `policy_version`. A first observation of more than
-    `max_prompt_tokens` is a ValueError that names the task. `on_group_end` gets the trajectories of a group as soon
-    as its last episode ends, while those of other groups go on; groups whose builder rewards them come only with the
-    rest.
+    index and the turn (its number, or of parallel calls what it reads), on nothing else. `version` is recorded as
+    `policy_version`. A first observation of more than `max_prompt_tokens` is a ValueError that names the task.
+    `on_group_end` gets the trajectories of a group as soon as its last episode ends, while those of other groups go on;
+    groups whose builder rewards them come only with the rest.
     """
     return run_to_end(_rollout(groups, sampler, params, seed, version, max_prompt_tokens, read_blocking, on_group_end))
 
@@ -339,7 +358,7 @@ def _calls(running: list[_Episode]) -> list[list[_Episode]]:
             last
             and last[0].group is episode.group
             and len(last) == episode.index
-            and not episode.turns
+            and not (episode.turns or episode.is_parallel)
             and last[0].observation == episode.observation
             and last[0].stop == episode.stop
             and _turn_limit(last[0]) == _turn_limit(episode)
@@ -357,7 +376,7 @@ def _turn_limit(episode: _Episode) -> int | None:
 def _submit(batch: list[_Episode], sampler: SamplingClient, params: SamplingParams, seed: int, turn: int):
     first = batch[0]
     # A call that starts at sample 0 numbers its completions itself; any other call is one completion.
-    key = rng.key(seed, first.group.id, turn, first.index)
+    key = rng.key(seed, first.group.id, *first.place_turn(turn), first.index)
     stop = params.stop if params.stop is not None else first.stop
     if params.stop is not None and first.stop is not None and isinstance(first.env, ExternalEnv):
         own = [params.stop] if isinstance(params.stop, str) else list(params.stop)
@@ -383,7 +402,7 @@ async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any) -> N
         result = await env.take(replace(answer, end_tokens=end_tokens))
     else:
         result = await env.step(answer.tokens, extra={"stop_reason": answer.stop_reason.value})
-    turn.reward, turn.report = result.reward, dict(result.metrics)
+    turn.reward, turn.report, turn.chat = result.reward, dict(result.metrics), result.chat
     episode.reward += result.reward
     episode.metrics.update(result.metrics)
     turn.reward_so_far, turn.metrics_so_far = episode.reward, dict(episode.metrics)
@@ -401,9 +420,11 @@ def write_trajectories(episode: _Episode, tokenizer: Any, params: SamplingParams
     """The trajectories of an episode that is over, one for each branch of its turns."""
     env = episode.env
     dropped, final = (env.dropped_turns(), env.final_turn()) if isinstance(env, ExternalEnv) else ((), None)
-    branches = split_branches([turn.parent for turn in episode.turns], dropped) or [[]]
+    branches = _split_branches(episode, dropped) or [[]]
     branches.sort(key=lambda branch: final is not None and final in branch)  # the judged one last
     *others, judged = (_write(episode, branch, tokenizer, params) for branch in branches)
+    if isinstance(env, ExternalEnv) or others:
+        judged = replace(judged, branches=[_describe(episode, branch[-1], tokenizer) for branch in branches if branch])
     if episode.answer is not None:
         judged = replace(judged, answer=episode.answer)
     if final is not None:  # what the episode gave, also if turns that are left out came later
@@ -412,6 +433,33 @@ def write_trajectories(episode: _Episode, tokenizer: Any, params: SamplingParams
         judged = replace(judged, reward=episode.reward, metadata=dict(episode.metrics), turn_rewards=given)
         judged.reports[-1:] = [dict(episode.metrics)]
     return [*others, judged]
+
+
+def _split_branches(episode: _Episode, dropped: Collection[int]) -> list[list[int]]:
+    """The turns of each branch. Of calls that are parallel in an order that does not depend on their arrival."""
+    turns = episode.turns
+    if not episode.is_parallel:
+        return split_branches([turn.parent for turn in turns], dropped)
+    order = sorted(range(len(turns)), key=lambda i: (len(turns[i].prompt), turns[i].prompt, turns[i].answer.tokens))
+    place = {number: at for at, number in enumerate(order)}  # a turn is behind its parent: it reads more
+    parents = [None if (parent := turns[number].parent) is None else place[parent] for number in order]
+    branches = split_branches(parents, {place[number] for number in dropped})
+    return [[order[at] for at in branch] for branch in branches]
+
+
+def _describe(episode: _Episode, end: int, tokenizer: Any) -> Branch:
+    """The branch whose last turn is `end`, as rewards are shown it."""
+    env, last = episode.env, episode.turns[end]
+    path = list_path(end, [turn.parent for turn in episode.turns])
+    ids, rewards = (env.turn_ids(), env.branch_rewards()) if isinstance(env, ExternalEnv) else ((), {})
+    tokens = last.answer.tokens
+    return Branch(
+        path,
+        tokenizer.decode(last.prompt, skip_special_tokens=False),
+        tokenizer.decode(tokens[: len(tokens) - last.end_tokens], skip_special_tokens=False),
+        ids[end] if ids else "",
+        find_reward(path, rewards),
+    )
 
 
 def _write(episode: _Episode, path: list[int], tokenizer: Any, params: SamplingParams) -> Trajectory:
@@ -456,4 +504,11 @@ def _write(episode: _Episode, path: list[int], tokenizer: Any, params: SamplingP
         turn_starts=starts,
         reports=[turn.report for turn in turns] if turns else [dict(episode.metrics)],
         turn_rewards=[turn.reward for turn in turns],
+        messages=_write_messages(episode, path),
     )
+
+
+def _write_messages(episode: _Episode, branch: list[int]) -> list[dict[str, Any]]:
+    """The conversation of a branch up to its last turn, with the numbers of the policy's turns; [] if it has none."""
+    path = list_path(branch[-1], [turn.parent for turn in episode.turns]) if branch else []
+    return join_chat([(turn, chat) for turn in path if (chat := episode.turns[turn].chat)])

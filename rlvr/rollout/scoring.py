@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from rlvr.core.cancellation import run_with
+from rlvr.core.turn_tree import share_credit
 from rlvr.core.types import Score, Trajectory, group_by
 from rlvr.core.verdict_reasons import EPISODE_FAILED
 from rlvr.reward import Reward
-from rlvr.reward.environment import NAME, combine
+from rlvr.reward.environment import NAME, combine, split_reward
 
 CALLS = 32  # at once, one group each: enough to keep many workers busy while one completion of a group never ends
 
@@ -137,14 +138,37 @@ def _record(verifier: Reward, trajectories: Sequence[Trajectory], verdicts: Sequ
 def _add_rewards(trajectories: Sequence[Trajectory], last: Mapping[str, Trajectory], reward: Reward) -> None:
     for trajectory in last.values():
         trajectory.reward = combine(trajectory, reward)
+        trajectory.reward_parts = split_reward(trajectory, reward)
     weight = 1.0 if reward.name == NAME else reward.environment_weight or 0.0
     for trajectory in trajectories:
         if trajectory is not last[trajectory.rollout_id]:
             trajectory.reward = last[trajectory.rollout_id].reward
+            trajectory.reward_parts = dict(last[trajectory.rollout_id].reward_parts)
         trajectory.turn_rewards = [weight * given for given in trajectory.turn_rewards] if weight else []
     for id, judged in last.items():
         if turns := judged.scores[reward.name].turns:
             _add_turns([t for t in trajectories if t.rollout_id == id], turns, reward.name)
+        if rewards := _branch_rewards(judged, reward.name, weight):
+            paths = [branch.turns for branch in judged.branches]
+            parts = [t for t in trajectories if t.rollout_id == id]
+            for t, path in zip(parts, paths, strict=True):  # a trajectory has the turns that no earlier branch has
+                t.turn_credits = share_credit(path[len(path) - len(t.turn_starts) :], paths, rewards)
+
+
+def _branch_rewards(judged: Trajectory, name: str, weight: float) -> list[float]:
+    """What each branch earned, by the verifier `name` and by the environment; [] if none has a reward of its own."""
+    count, verdict = len(judged.branches), judged.scores[name]
+    given = judged.scores.get(NAME) if weight and name != NAME else None
+    if judged.reward is None or not (verdict.branches or (given and given.branches)):
+        return []
+    if verdict.branches and len(verdict.branches) != count:
+        raise ValueError(
+            f"the reward {name!r} scored {len(verdict.branches)} branches of an episode of {count} (Score.branches); "
+            "expected one value for each of trajectory.branches, or none"
+        )
+    rewards = list(verdict.branches) or [verdict.value or 0.0] * count
+    added = (given.branches or [given.value or 0.0] * count) if given else [0.0] * count
+    return [one + weight * other for one, other in zip(rewards, added, strict=True)]
 
 
 def _add_turns(parts: Sequence[Trajectory], turns: Sequence[float], name: str) -> None:

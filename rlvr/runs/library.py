@@ -11,11 +11,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlvr.chat.token_texts import split_tokens
 from rlvr.config import load, read
 from rlvr.config.build_config import build_config
 from rlvr.config.interpolate import CALLER
@@ -32,8 +34,9 @@ from rlvr.runs.user_messages import be_quiet, print_message
 from rlvr.tracking import RunConsole, evaluation_table
 from rlvr.tracking.completion_comparison import CompletionComparison
 from rlvr.tracking.metrics_log import MetricsLog
-from rlvr.tracking.notebook_views import CompletionView, run_to_html, split_tokens
-from rlvr.tracking.picture_files import PicturePath, to_picture_path
+from rlvr.tracking.notebook_progress import is_in_notebook
+from rlvr.tracking.notebook_views import CompletionView, run_to_html
+from rlvr.tracking.picture_files import PicturePath, can_draw, to_picture_path
 from rlvr.tracking.pictures import plot_entropy, plot_groups, plot_lengths
 from rlvr.tracking.run_report import describe_test, draw_curve, format_rate, plot_curve, stored_summary
 from rlvr.training.journal import list_checkpoints, read_stop_reason
@@ -238,7 +241,8 @@ class Run:
                 f"rollout {index} of step {step} has no log-probs of its tokens: its sampler gave text alone"
             )
         tokenizer = self._find_tokenizer()
-        pieces = split_tokens(tokens, lambda part: str(tokenizer.decode(part, clean_up_tokenization_spaces=False)))
+        texts = split_tokens(tokens, lambda part: str(tokenizer.decode(part, clean_up_tokenization_spaces=False)))
+        pieces = [piece for text, count in texts for piece in (*[""] * (count - 1), text)]
         reward = "no reward" if row["reward"] is None else f"reward {row['reward']:g}"
         title = f"{self.folder.name}, step {step}, completion {index}: {reward}"
         return CompletionView(title, row.get("rendered_prompt") or row["prompt"], pieces, logprobs)
@@ -272,7 +276,7 @@ class Run:
                 for label, side in (("before", "baseline"), ("after", "final")):
                     cells[f"pass@1 {label}"] = f"{format_rate(summary[side]['pass@1'])} (95% interval)"
                 cells["test"] = describe_test(summary)
-            curve = draw_curve(rows, self.folder.name, self._ends()) if rows else None
+            curve = draw_curve(rows, self.folder.name, self._ends()) if rows and can_draw() else None
         except ValueError as error:  # a damaged file: a notebook shows what there is
             cells = {"state": state, "problem": str(error)}
         return run_to_html(self.folder.name, {**cells, "folder": str(self.folder)}, curve)
@@ -382,6 +386,8 @@ def load_run(folder: str | Path) -> Run:
 def _name_caller(function: str, arguments: Iterable[str] = ()) -> Iterator[None]:
     """Messages say that settings come from this call, and not from a command line, and name the `arguments` that stand
     for the keys in them."""
+    if is_in_notebook():
+        warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm, for widgets that nothing here draws
     token = CALLER.set(f"{function}(...)")
     try:
         yield
@@ -395,6 +401,7 @@ def _name_caller(function: str, arguments: Iterable[str] = ()) -> Iterator[None]
 def _find_config(config: str | Path | None, values: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """(name, file) of the config that arguments override: of `dataset` where rows are given, and no other."""
     if config is None:
-        return ("dataset", None) if values.get("env.name") == "dataset" else (None, None)
+        is_rows = "dataset" in (values.get("env.name"), values.get("env.kwargs.inner"))  # an agent may play the rows
+        return ("dataset", None) if is_rows else (None, None)
     is_file = isinstance(config, Path) or Path(config).suffix in (".yaml", ".yml")
     return (None, str(config)) if is_file else (str(config), None)

@@ -15,13 +15,11 @@ step alone (`rlvr.core.rng`). `rlvr.load_run` reads its folder.
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
@@ -59,6 +57,7 @@ from rlvr.training.evaluate import (
 from rlvr.training.evaluate import evaluate as evaluate_tasks
 from rlvr.training.initial_weights import resolve_start
 from rlvr.training.journal import PARTS, Checkpoint, Journal, Position, store_remote_path, weights_path
+from rlvr.training.stop_request import StopRequest
 
 LOOP_SETTINGS = "loop.json"
 PHASE = "rl"
@@ -145,7 +144,8 @@ class Loop:
     - `source`: a task source, or what the argument `data` of `rlvr.train` may be: rows, a file, the name of an
       environment. `reward`: a reward, its name, or a function.
     - `model`, `lora`, `tokenizer`, `device`, `dtype`, `client`, `threads`, `seed`, `checkpoint_every`,
-      `keep_checkpoints`: as the settings of the same names. Without `lora` all weights are trained.
+      `keep_checkpoints`: as the settings of the same names; `model` may be a mapping, `model.config`, for
+      random weights. Without `lora` all weights are trained.
     - `params`: how completions are sampled. Evaluations take its tokens and stops, at temperature 1 and without top_p,
       top_k and min_p.
     - `settings`: what else the program depends on, as JSON: a resumed loop must have the same, and the same tasks.
@@ -162,7 +162,7 @@ class Loop:
         reward: Reward | Callable[..., Any] | str,
         *,
         params: SamplingParams,
-        model: str | Path | None = None,
+        model: str | Path | Mapping[str, Any] | None = None,
         lora: LoraConfig | None = None,
         tokenizer: str | None = None,
         device: str = "auto",
@@ -187,11 +187,12 @@ class Loop:
             raise ValueError(f"Loop: checkpoint_every={checkpoint_every}, expected at least 1")
         if keep_checkpoints < 2:
             raise ValueError(f"Loop: keep_checkpoints={keep_checkpoints}, expected at least 2: the last may be damaged")
-        self._model = ModelOptions(str(model) if model else None, {}, tokenizer, device, dtype, lora)
+        config = dict(model) if isinstance(model, Mapping) else {}
+        self._model = ModelOptions(str(model) if model and not config else None, config, tokenizer, device, dtype, lora)
         self._every, self._keep = checkpoint_every, keep_checkpoints
         self._tracking = TrackingOptions(trackers=list(trackers))
         self._settings = {
-            "model": str(model) if model else None, "lora": lora and asdict(lora), "tokenizer": tokenizer,
+            "model": config or self._model.name, "lora": lora and asdict(lora), "tokenizer": tokenizer,
             "dtype": dtype, "client": self._client_name, "seed": seed, "params": asdict(params),
             "reward": self.reward.name, "tasks": hash_tasks(self.source) or type(self.source).__qualname__,
             "settings": _plain_json("settings", dict(settings or {})),
@@ -199,7 +200,7 @@ class Loop:
         self._settings = _lists(self._settings)
         self._row: dict[str, float] | None = None  # of the step in progress
         self._left: tuple[int, float] | None = None  # a step that the program left by `break`, and when it began
-        self._is_stopping = False
+        self._stop_request = StopRequest(print_message)
 
     def __enter__(self) -> Loop:
         limit_spinning()
@@ -257,14 +258,14 @@ class Loop:
         """The numbers of the steps that are left of `count`.
 
         After each step its metrics are written, and a checkpoint every `checkpoint_every` steps and after the last one.
-        A step in which the program leaves by `break` is the last one, if it logged something. Ctrl-C ends the loop
-        after the step, which is saved; KeyboardInterrupt then.
+        A step in which the program leaves by `break` is the last one, if it logged something. Ctrl-C or SIGTERM ends
+        the loop after the step, which is saved; KeyboardInterrupt then.
         """
         self._settle()
         if self.step >= count:
             return
         (self.folder / "summary.json").unlink(missing_ok=True)
-        with self._handle_interrupts():
+        with self._stop_request.handle_signals():
             for step in range(self.step, count):
                 began, self._row = time.perf_counter(), {}
                 try:
@@ -273,9 +274,9 @@ class Loop:
                     self._left = (step, began)
                     raise
                 self._write(step, began)
-                if (step + 1) % self._every == 0 or step + 1 == count or self._is_stopping:
+                if (step + 1) % self._every == 0 or step + 1 == count or self._stop_request.is_set:
                     self._save()
-                if self._is_stopping:
+                if self._stop_request.is_set:
                     raise KeyboardInterrupt
 
     def log(self, metrics: Mapping[str, float] | None = None, **more: float) -> None:
@@ -356,23 +357,6 @@ class Loop:
 
     def _file(self, name: str) -> Path:
         return self.folder / "evaluations" / f"{name}.json"
-
-    def _handle_interrupts(self) -> ExitStack:
-        """The first Ctrl-C ends the loop after its step, a second one at once."""
-
-        def request_stop(number: int, frame: FrameType | None) -> None:
-            if self._is_stopping:
-                raise KeyboardInterrupt
-            self._is_stopping = True
-            print_message("stopping after this step (press Ctrl-C again to stop at once)")
-
-        stack = ExitStack()
-        try:
-            before = signal.signal(signal.SIGINT, request_stop)
-            stack.callback(signal.signal, signal.SIGINT, before)
-        except ValueError:  # not the main thread
-            pass
-        return stack
 
 
 def _open_source(data: Any, root: Path) -> TaskSource:

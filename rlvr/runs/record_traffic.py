@@ -114,14 +114,13 @@ def record_traffic(
             say(f"every call is written to {out}. A program needs one of these, and any key:")
             say(f"  export OPENAI_BASE_URL={addresses['openai_base_url']}")
             say(f"  export ANTHROPIC_BASE_URL={addresses['anthropic_base_url']}")
-            say(
-                f"Another rollout: curl -X POST {url}/rollouts. Its reward: POST {json.dumps({'reward': 1})} to /reward"
-            )
+            say(f"Its reward: curl -X POST {addresses['url']}/reward -d '{json.dumps({'reward': 1})}'")
+            say(f"Another rollout, with addresses of its own: curl -X POST {url}/rollouts")
             running.wait(lambda: None)
 
 
 def show_rows(path: Path, tokenizer: str | None, *, keep_retried: bool = False) -> list[str]:
-    """What would be trained of a recording, as lines: each branch, with what the policy sampled between marks."""
+    """What would be trained of a recording, as lines: each row, with what the policy sampled between marks."""
     from rlvr.recorder.rows import make_rows
     from rlvr.recorder.traces import load_recording
 
@@ -133,16 +132,15 @@ def show_rows(path: Path, tokenizer: str | None, *, keep_retried: bool = False) 
     total = trained = 0
     for rollout in recording.rollouts:
         reward = "no reward" if rollout.reward is None else f"reward {rollout.reward:g}"
-        try:
-            rows = make_rows(rollout, words, keep_retried=keep_retried)
-        except ValueError as error:  # of this rollout: the others can be shown
-            lines.append(f"{error}; it cannot be trained")
-            continue
-        lines.append(f"rollout {rollout.id}: {len(rollout.calls)} calls, {len(rows)} branches, {reward}")
+        rows = make_rows(rollout, words, keep_retried=keep_retried)
+        has_several = len({row.temperature for row in rows}) > 1
+        lines.append(f"rollout {rollout.id}: {len(rollout.calls)} calls, {len(rows)} rows, {reward}")
         for number, row in enumerate(rows):
             total += len(row.full_tokens)
             trained += row.num_action_tokens
-            lines.append(f"  branch {number}: {len(row.full_tokens)} tokens, {row.num_action_tokens} are trained")
+            at = f" at temperature {row.temperature:g}" if has_several else ""
+            own = f", reward {row.turn_credits[-1]:g}" if row.turn_credits else ""
+            lines.append(f"  row {number}: {len(row.full_tokens)} tokens, {row.num_action_tokens} are trained{at}{own}")
             lines += [
                 f"    {part}" for part in _mark_sampled(row.full_tokens, len(row.prompt_tokens), row.action_mask, words)
             ]

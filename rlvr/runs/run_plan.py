@@ -29,7 +29,9 @@ from rlvr.config.validate import load_settings
 from rlvr.core.cpu_budget import VARIABLE
 from rlvr.core.machine import free_memory
 from rlvr.engine.capacity import (
+    FRAGMENTATION,
     KNOWN_MODELS,
+    LIBRARIES,
     ClusterOptions,
     PlanLine,
     StepEstimate,
@@ -71,6 +73,8 @@ def plan(assembly: Assembly) -> dict[str, str]:
         check_supported(algorithm, assembly.spec.capabilities)
         check_temperatures(t, assembly.spec.capabilities)
         check_teacher(assembly)
+        for term in algorithm.terms:
+            term.check_turns(source.max_turns)
         is_own = not LOSSES.is_built_in(algorithm.loss.name) and not algorithm.loss.needs_whole_step
         if isinstance(algorithm.loss, FunctionLoss) or (is_own and assembly.spec.capabilities.is_remote):
             try_custom_loss(algorithm)
@@ -98,7 +102,7 @@ def plan(assembly: Assembly) -> dict[str, str]:
         )
     if servers := config.sampler_options.servers:
         importance = algorithm.term(Importance)
-        correction = f"importance weights up to {importance.cap:g}" if importance else "no importance correction"
+        correction = importance.describe() if importance else "no importance correction"
         lines["sampler"] = (
             f"{config.sampler_options.title} at {', '.join(servers)}; sampler against trainer: {correction}"
         )
@@ -237,16 +241,31 @@ def describe_memory(config: RunConfig) -> str:
     if config.client_options.shares_weights:
         return describe_ranks(estimate, shape, config, DTYPE_BYTES[dtype])
     cache, state = estimate.cache / GIB, (estimate.persistent - estimate.cache) / GIB
-    free = free_memory()
-    short = (
-        f"; only {free / GIB:.1f} GiB are free here: {_say_remedies(config, prompt)}"
-        if estimate.total > free and not uses_device(config)
-        else ""
-    )
+    needed, free, where = estimate.total, free_memory(), "here"
+    if uses_device(config):  # where the KV cache gets what is left
+        needed = (estimate.total - estimate.cache) * FRAGMENTATION + LIBRARIES
+        free, where = _free_on_gpu(config), "on the GPU"
+    short = ""
+    if free is not None and needed > free:
+        short = f"; only {free / GIB:.1f} GiB are free {where}: {_say_remedies(config, prompt)}"
     return (
         f"about {estimate.total / GIB:.1f} GiB in {dtype}, computed for prompts of up to {prompt} tokens: weights and "
         f"optimizer {state:.1f}, KV cache {cache:.1f}, a pass {estimate.total / GIB - state - cache:.1f}{short}"
     )
+
+
+def _free_on_gpu(config: RunConfig) -> int | None:
+    """The free memory of the run's GPU; None if torch sees no such GPU here."""
+    if find_spec("torch") is None:
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    from rlvr.engine.kv_cache import free_bytes
+    from rlvr.engine.model_loading import pick_device
+
+    return free_bytes(pick_device(config.model.device))
 
 
 def _say_remedies(config: RunConfig, prompt: int) -> str:

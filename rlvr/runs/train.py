@@ -24,6 +24,7 @@ from rlvr.runs.run_tasks import check_reward, resolve_epochs
 from rlvr.runs.user_messages import announce_if_slow, mask_secrets, print_message
 from rlvr.runs.weights import check_model_folder
 from rlvr.tracking import RunConsole
+from rlvr.tracking.picture_files import EXTRA, can_draw
 from rlvr.tracking.run_report import stored_summary
 from rlvr.training.errors import TrainingStoppedError
 from rlvr.training.journal import Journal, newest_checkpoint, weights_path
@@ -115,5 +116,6 @@ def _say_where(folder: Path, summary: Mapping[str, Any], console: RunConsole) ->
     weights = str(folder) if newest is None else weights_path(newest)
     if remark := closing_remark(folder, dict(summary)):
         console.note(remark)
-    at_server = f"curve and metrics are in {folder}, the weights at the server: {weights}"
-    console.note(at_server if "://" in weights else f"curve, metrics and weights are in {folder}")
+    written = "curve and metrics" if can_draw() else f"metrics (no curve: {EXTRA})"
+    at_server = f"{written} are in {folder}, the weights at the server: {weights}"
+    console.note(at_server if "://" in weights else f"{written.replace(' and', ',')} and weights are in {folder}")

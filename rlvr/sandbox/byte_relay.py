@@ -1,4 +1,4 @@
-"""Passes bytes between a TCP port and a Unix socket: the only way out of a walled command. Standard library only.
+"""Passes bytes between a TCP port and a Unix socket: the only way out of a sandboxed command. Standard library only.
 
 It understands nothing of what it passes, so nothing can be smuggled through it. It never waits: `poll` says what is
 ready, each direction holds `PIECE` bytes at most, and at `most` connections new ones wait in the kernel's queue.
@@ -11,7 +11,7 @@ import socket
 from contextlib import suppress
 
 PIECE = 64 << 10
-PORT = 8377  # of the recorder, behind the walls, where no other program listens
+PORT = 8377  # of the recorder, in the sandbox, where no other program listens
 MAX_RESULT = 1 << 20  # bytes of the result file, and of the output's end
 BACKLOG = 128
 

@@ -1,4 +1,4 @@
-"""Which system calls a walled command may not make: a deny-list, because a command may be any program.
+"""Which system calls a sandboxed command may not make: a deny-list, because a command may be any program.
 
 `rlvr.sandbox.seccomp` has the allow-list for answers, which only compute. Here everything is left that programs usually
 do; what is taken is a second line behind namespaces and lost capabilities: calls that make namespaces or mounts, look

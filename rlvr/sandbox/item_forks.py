@@ -1,11 +1,11 @@
-"""Forks of a guarded worker: each item runs in a fork of its own, behind walls, so it changes nothing for the next.
+"""Forks of a guarded worker: each item runs in a sandboxed fork of its own, so it changes nothing for the next.
 
     forks = ItemForks(readable)                      # once, in the child, after the imports
     forks.run(lambda: score(answer), seconds=2.0)    # -> ForkReport(value=1.0)
 
 `ItemForks` locks the worker and all its forks out of every file but `readable` (Landlock) and out of the network, of
 programs and of other processes (seccomp). A fork may start no process, and the kernel ends it when its processor time
-or its wall time is over. `missing` names the walls that this system lacks. Standard library only, in a child of
+or its wall time is over. `missing` names the limits that this system lacks. Standard library only, in a child of
 `rlvr.sandbox.worker` with `may_fork`.
 """
 

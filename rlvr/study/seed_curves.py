@@ -1,4 +1,4 @@
-"""A metric over the steps of several seeds in one picture: each run, their mean, and its 95 % interval as a band.
+"""A metric over the steps of several seeds in one picture: each run, their mean, and a band around it.
 
 plot_seeds([run_1, run_2, run_3], "reward", "reward.svg")
 plot_seeds({"grpo": runs, "dapo": others}, "entropy")
@@ -20,12 +20,13 @@ from rlvr.runs.library import Run, load_run
 from rlvr.runs.run_folder import CONNECTION_KEYS
 from rlvr.study.seed_statistics import spread
 from rlvr.study.study_folder import SPECIFICATION
-from rlvr.tracking.picture_files import begin_figure, to_picture_path, write_figure
+from rlvr.tracking.picture_files import begin_figure, count_steps, smooth, to_picture_path, write_figure
 from rlvr.training.metric_values import get_value
 
 # Colours that readers with colour-blindness tell apart (Okabe and Ito); beyond them lines are dashed.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _OF_A_RUN = ("seed", "run", "tracking", "engine", "folder", *CONNECTION_KEYS)  # in which runs of several seeds differ
+_BANDS = {1: "1 seed, no band", 2: "2 seeds, band: from one to the other"}  # of more seeds it is the interval
 _RATES = "/correct"  # what the name of a share ends with
 
 Runs = Sequence[Run | str | Path]
@@ -37,10 +38,11 @@ def plot_seeds(
     """Draw a metric over the steps of runs that differ by their seed: each run, their mean, and a band around it.
 
     `runs` are runs or their folders, or such lists by name, which are drawn side by side, or the folder of a study,
-    whose variants are these lists. The band is Student's 95 % interval of the mean over the seeds; one run has none.
-    Mean and band are drawn for the steps that all runs of a list have. `metric` is a name of `metrics.jsonl`; `file`
-    is a PNG or SVG file, by default `seeds-METRIC.png` beside the runs. ValueError for runs with different settings in
-    one list, and for a metric that no run has.
+    whose variants are these lists. The band is Student's 95 % interval of the mean over the seeds. Of two seeds, whose
+    interval is 12.7 standard errors, it goes from one run to the other instead; one run has none. Mean and band are
+    drawn for the steps that all runs of a list have; of many steps each run is smoothed first. `metric` is a name of
+    `metrics.jsonl`; `file` is a PNG or SVG file, by default `seeds-METRIC.png` beside the runs. ValueError for runs
+    with different settings in one list, and for a metric that no run has.
     """
     place, lists = _name_lists(runs)
     curves = {name: [_read_curve(run, metric) for run in members] for name, members in lists.items()}
@@ -122,30 +124,44 @@ def _read_curve(run: Run, metric: str) -> dict[int, float]:
     return {step: value for step, value in values.items() if math.isfinite(value)}
 
 
+def _band(curves: Sequence[Mapping[int, float]], step: int, found: Mapping[str, Any]) -> tuple[float, float]:
+    """The ends of the band at a step: of the interval, and of two seeds, whose interval says little, the two values."""
+    if len(curves) > 2:
+        return found["low"], found["high"]
+    values = [curve[step] for curve in curves]
+    return min(values), max(values)
+
+
+def _smooth(curve: Mapping[int, float]) -> dict[int, float]:
+    return dict(zip(sorted(curve), smooth([curve[step] for step in sorted(curve)]), strict=True))
+
+
 def _draw(curves: Mapping[str, Sequence[Mapping[int, float]]], metric: str, title: str) -> Any:
     figure, axes = begin_figure(f"{title}: {metric}")
+    curves = {name: [_smooth(curve) for curve in members] for name, members in curves.items()}
+    width = max(len(curve) for members in curves.values() for curve in members) // 40 * 2 + 1
     for number, (name, members) in enumerate(curves.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         style = "-" if number < len(_COLOURS) else "--"
         for curve in members:
             if curve and len(members) > 1:
-                axes.plot(*zip(*sorted(curve.items()), strict=True), color=colour, linewidth=0.7, alpha=0.35)
+                axes.plot(*zip(*curve.items(), strict=True), color=colour, linewidth=0.7, alpha=0.35)
         found = summarize_steps(members, metric)
         marker = "o" if len(found) <= 40 else ""
-        many = f"{len(members)} seeds" if len(members) > 1 else "1 seed: no interval"
+        many = _BANDS.get(len(members), f"{len(members)} seeds, band: 95 % interval of the mean")
         label = f"{name} ({many})" if name else f"mean of {many}" if len(members) > 1 else many
         steps = list(found)
         axes.plot(steps, [found[step]["mean"] for step in steps], style, color=colour, linewidth=2, marker=marker,
                   markersize=3, label=label)  # fmt: skip
         if len(members) > 1:
-            low, high = ([found[step][side] for step in steps] for side in ("low", "high"))
-            axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
-    # The axis shows the runs and their means: with two seeds a band may be many times as high.
+            bounds = [_band(members, step, found[step]) for step in steps]
+            axes.fill_between(steps, *zip(*bounds, strict=True), color=colour, alpha=0.18, linewidth=0)
+    # The axis shows the runs and their means: the band of a few seeds may be many times as high.
     values = [value for members in curves.values() for curve in members for value in curve.values()]
     margin = 0.15 * (max(values) - min(values)) or 0.05 * abs(mean(values)) or 0.05
     axes.set_ylim(min(values) - margin, max(values) + margin)
-    axes.set_xlabel("step (band: 95 % interval of the mean over seeds)")
+    count_steps(axes)
+    axes.set_xlabel(f"step (means of {width} steps)" if width > 1 else "step")
     axes.set_ylabel(metric)
-    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=min(3, len(curves)))
     return figure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from rlvr.core.files import write_atomic
 from rlvr.study.seed_statistics import FEWEST_FOR_POWER, MOST_SEEDS
 from rlvr.study.study_summary import describe_versions
 from rlvr.tracking import readable
+from rlvr.tracking.picture_files import begin_figure, can_draw, write_figure
 from rlvr.tracking.run_report import duration, format_rate
 
 # Two colours that colour-blind readers tell apart (Okabe and Ito); hollow and filled markers say the same.
@@ -22,10 +22,10 @@ _ROW, _TALLEST = 0.17, 30.0  # inches: of a row, and of the picture
 
 
 def write_report(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write `summary.json`, `table.md` and, once a run is finished, `study.png`."""
+    """Write `summary.json`, `table.md` and, once a run is finished, `study.png`, where pictures can be drawn."""
     write_atomic(folder / "summary.json", json.dumps(_round(summary), indent=1) + "\n")
     picture = ""
-    if any(variant["finished"] for variant in summary["variants"]):
+    if can_draw() and any(variant["finished"] for variant in summary["variants"]):
         plot_study(summary, folder / "study.png")
         picture = "\n![Pass rate of each seed before and after](study.png)\n"
     text = f"# {summary['study']}\n\n```text\n{study_table(summary)}\n```\n{picture}"
@@ -191,15 +191,11 @@ def _round(value: Any) -> Any:
 
 def plot_study(summary: Mapping[str, Any], path: Path) -> None:
     """Write the picture as PNG. Variants stand below each other; runs that are not finished are left out."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     finished = [run for run in summary["runs"] if run["state"] == "finished"]
     variants = [variant for variant in summary["variants"] if variant["finished"]]
     rows = len(finished) + 4 * len(variants)
-    figure = Figure(figsize=(8, min(_TALLEST, 1.5 + _ROW * rows)), dpi=150, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    title = f"{summary['study']}: {len(finished)} of {len(summary['runs'])} runs"
+    figure, axes = begin_figure(title, min(_TALLEST, 1.5 + _ROW * rows))
     ticks: dict[float, str] = {}
     place = 0.0
     for variant in variants:
@@ -239,12 +235,7 @@ def plot_study(summary: Mapping[str, Any], path: Path) -> None:
     axes.set_yticks(list(ticks), list(ticks.values()), fontsize=8, color=_GREY)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("pass@1 on held-out tasks (%)")
-    axes.grid(True, axis="x", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    title = f"{summary['study']}: {len(finished)} of {len(summary['runs'])} runs"
-    figure.suptitle(title, fontsize=11, x=0.01, ha="left", parse_math=False)
+    axes.grid(False, axis="y")
+    axes.spines["left"].set_visible(False)
     figure.legend(loc="outside upper right", ncols=len(markers), frameon=False, fontsize=8)
-    buffer = io.BytesIO()
-    canvas.print_png(buffer)
-    write_atomic(path, buffer.getvalue())
+    write_figure(figure, path)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from rlvr.clients.local_engine import ModelBuild
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.core.gc_pause import paused_collection
-from rlvr.core.machine import free_memory
 from rlvr.core.model_files import find_broken_file, find_broken_tokenizer
 from rlvr.core.weights_place import MODEL_CONFIG, WeightsPlace
 from rlvr.engine.gguf_files import open_gguf
@@ -139,6 +138,8 @@ def load_backend(
         samplers = dict.fromkeys(bases, adapters)
     limits = options.settings.limits
     if limits.live_bytes is None:
+        from rlvr.engine.kv_cache import free_bytes
+
         free = min(free_bytes(engine.model.device) for engine in engines.values())
         limits = replace(limits, live_bytes=max(1, int(limits.live_share * free / len(set(engines.values())))))
     backend = TinkerBackend(
@@ -229,6 +230,7 @@ def load_engines(named: dict[str, str], options: ServeOptions, report: Callable[
         import torch
 
         from rlvr.engine.engine import Engine
+        from rlvr.engine.kv_cache import count_places
         from rlvr.engine.tokenizer import load_tokenizer, silence_transformers
     except ModuleNotFoundError as error:
         raise _missing(error) from error
@@ -260,7 +262,7 @@ def load_engines(named: dict[str, str], options: ServeOptions, report: Callable[
         models[place] = load()
     engines: dict[str, Any] = {}
     for place, model in models.items():
-        room = limits.cache_tokens or cache_tokens(model, share / len(models))
+        room = limits.cache_tokens or count_places(model, share / len(models))
         engine_limits = replace(limits, cache_tokens=room)
         trainers = start_trainers(builds[place](), model, engine_limits, options) if place in builds else None
         engines[place] = Engine(model, engine_limits, trainers)
@@ -300,31 +302,6 @@ def resolve_folder(folder: str) -> str:
     """One text for all ways to write a folder: relative, through a link, with a slash. A hub name stays as it is."""
     place = Path(folder).expanduser()
     return str(place.resolve()) if place.exists() else folder
-
-
-def cache_tokens(model: Any, share: float) -> int:
-    """The KV cache slots in a share of the free memory; longer completions take turns.
-
-    Without this limit a client with many long completions would use up all memory. 0, unlimited, if the share is 0 or
-    the model's config does not give the size of a slot.
-    """
-    if share == 0:
-        return 0
-    config = model.module.config.get_text_config()
-    try:
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        size = 2 * config.num_hidden_layers * heads * width * model.dtype.itemsize
-    except AttributeError:
-        return 0
-    return max(model.context, int(share * free_bytes(model.device) / size))
-
-
-def free_bytes(device: Any) -> int:
-    """The free memory of a device."""
-    import torch
-
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
 
 
 def startup_lines(options: ServeOptions, backend: TinkerBackend, keys: ApiKeys, url: str) -> list[str]:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 BOX = "background:#ffffff;color:#111111;padding:8px;display:inline-block;font-family:sans-serif;font-size:13px"
 TEXT = "white-space:pre-wrap;background:#ffffff"
 _UNLIKELY = -6.0  # nats, at which the colour is full: a token of 1 in 400
-_UNFINISHED = "\ufffd"  # what a tokenizer decodes a part of a character to
 
 
 @dataclass(frozen=True)
@@ -58,20 +57,6 @@ def _opacity(logprob: float) -> float:
 def _show_breaks(piece: str) -> str:
     """The text with a sign for each line break, so that its colour is seen."""
     return piece.replace("\n", "\u21b5\n")
-
-
-def split_tokens(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> list[str]:
-    """The text that each token adds, decoded behind the token before it, on which blanks may depend."""
-    pieces: list[str] = []
-    begin = end = 0  # the tokens of the last piece, which are decoded along with the next
-    for place in range(1, len(tokens) + 1):
-        text = decode(list(tokens[begin:place]))
-        if text.endswith(_UNFINISHED) and place < len(tokens):
-            pieces.append("")
-            continue
-        pieces.append(text[len(decode(list(tokens[begin:end]))) :])
-        begin, end = end, place
-    return pieces
 
 
 def run_to_html(name: str, cells: Mapping[str, str], curve: bytes | None) -> str:

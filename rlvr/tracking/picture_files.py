@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from html import escape
+from importlib.util import find_spec
 from pathlib import Path, PosixPath
 from typing import Any
 
@@ -12,6 +14,8 @@ from rlvr.core.files import write_atomic
 
 # Colours that readers with colour-blindness tell apart (Okabe and Ito).
 BLUE, RED, GREY = "#0072b2", "#d55e00", "#777777"
+EXTRA = "pip install 'rlvr[plots]'"
+_MARKED = 40  # points up to which each has a mark
 _MEDIA = {".png": "image/png", ".svg": "image/svg+xml"}
 
 
@@ -33,8 +37,18 @@ def to_picture_path(file: str | Path) -> PicturePath:
     return path
 
 
+def can_draw() -> bool:
+    """Whether the library is installed that draws pictures."""
+    return find_spec("matplotlib") is not None
+
+
 def begin_figure(title: str, height: float = 4.5, *, has_axes: bool = True) -> tuple[Any, Any]:
-    """(figure, axes): a figure 8 inches wide with a title; None for the axes if it is to have several."""
+    """(figure, axes): a figure 8 inches wide with a title; None for the axes if it is to have several.
+
+    ValueError, with the extra to install, without matplotlib.
+    """
+    if not can_draw():
+        raise ValueError(f"a picture needs the package 'matplotlib': {EXTRA}")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, height), dpi=150, layout="constrained")
@@ -48,6 +62,33 @@ def clean_axes(axes: Any) -> Any:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     return axes
+
+
+def count_steps(axes: Any) -> None:
+    """The x axis is that of steps: whole numbers."""
+    axes.set_xlabel("step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+def draw_series(axes: Any, x: Sequence[float], y: Sequence[float], colour: str, label: str | None = None) -> None:
+    """Draw values over the steps: few with marks, many as a smoothed line before the pale line of the values."""
+    if len(y) > _MARKED:
+        axes.plot(x, y, color=colour, alpha=0.2, linewidth=0.8)
+    marker = "o" if len(y) <= _MARKED else ""
+    axes.plot(x, smooth(y), color=colour, label=label, linewidth=1.8, marker=marker, markersize=3.5)
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """A centred mean over about a twentieth of the values, those of many."""
+    half = len(values) // 40
+    windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
+
+
+def widen_axis(axes: Any, values: Sequence[float], least: float = 0.5) -> None:
+    """Equal values get a y axis around them that does not enlarge a difference of nothing."""
+    if values and max(values) - min(values) < 1e-9:
+        axes.set_ylim(min(values) - least, max(values) + least)
 
 
 def render_figure(figure: Any, form: str = ".png") -> bytes:

@@ -13,16 +13,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.tracking.picture_files import BLUE, GREY, RED, begin_figure, clean_axes, write_figure
+from rlvr.tracking.picture_files import (
+    BLUE,
+    GREY,
+    RED,
+    begin_figure,
+    clean_axes,
+    count_steps,
+    draw_series,
+    widen_axis,
+    write_figure,
+)
 
 Rollouts = Sequence[Mapping[str, Any]]
 
 _MOST_NUMBERED = 24  # groups up to which counts are written into the marks
 _BINS = 8  # of the lengths, with about as many completions in each
 _PANELS = (
-    ("entropy", "entropy (nats a token)"),
-    ("kl", "KL from the\nfirst policy"),
-    ("optim/kl_after", "KL of the\nstep's updates"),
+    ("entropy", "entropy\n(nats a token)"),
+    ("kl", "KL from the first\npolicy (nats a token)"),
+    ("optim/kl_after", "KL of the step's\nupdates (nats a token)"),
 )
 
 
@@ -63,6 +73,7 @@ def plot_groups(rollouts: Rollouts, path: Path, title: str) -> None:
     axes.set_ylabel("reward" + (" (numbers: completions)" if len(ordered) <= _MOST_NUMBERED else ""))
     axes.set_xlim(0.4, len(ordered) + 0.6)
     axes.margins(y=0.12)
+    widen_axis(axes, [reward for rewards in ordered for reward in rewards])
     if len(ordered) <= _MOST_NUMBERED:
         axes.set_xticks(range(1, len(ordered) + 1))
     axes.grid(False, axis="x")
@@ -84,8 +95,9 @@ def plot_lengths(rollouts: Mapping[int, Rollouts], path: Path, title: str) -> No
     levels, lengths = sorted({point[1] for point in points}), [point[0] for point in points]
     # Equal points would hide each other: they are spread, by less than what lies between two rewards or two lengths.
     gaps = [high - low for low, high in itertools.pairwise(levels)]
-    spread_y = min(0.03 * (levels[-1] - levels[0]), 0.35 * min(gaps)) if gaps else 0.03
-    spread_x = max(0.3, 0.006 * (max(lengths) - min(lengths)))
+    has_equal = len({point[:2] for point in points}) < len(points)
+    spread_y = has_equal * (min(0.03 * (levels[-1] - levels[0]), 0.35 * min(gaps)) if gaps else 0.03)
+    spread_x = has_equal * max(0.3, 0.006 * (max(lengths) - min(lengths)))
     shown: Any = None
     for is_cut, marker, label in ((False, "o", "ended by itself"), (True, "^", "cut at the limit")):
         chosen = [(i, point) for i, point in enumerate(points) if point[3] is is_cut]
@@ -97,12 +109,17 @@ def plot_lengths(rollouts: Mapping[int, Rollouts], path: Path, title: str) -> No
                 marker=marker, s=22, alpha=0.75, linewidths=0,
             )  # fmt: skip
             axes.scatter([], [], color=GREY, marker=marker, s=22, label=f"{label} ({len(chosen):,})")
-    if len(bins := _mean_by_length(points)) > 1:
+    if 1 < len(bins := _mean_by_length(points)) < len(points):
         axes.plot(*zip(*bins, strict=True), color=RED, marker="s", markersize=5, linewidth=1.8, label="mean reward")
-    figure.colorbar(shown, ax=axes, label="step", pad=0.02).ax.yaxis.get_major_locator().set_params(integer=True)
+    if len(set(steps)) > 1:
+        figure.colorbar(shown, ax=axes, label="step", pad=0.02).ax.yaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
-    axes.set_xlabel("completion (tokens)")
-    axes.set_ylabel("reward (equal points are spread)")
+    axes.set_xlabel("completion (tokens)" + ("" if len(set(steps)) > 1 else f", step {steps[0]}"))
+    axes.set_ylabel("reward" + (" (equal points are spread)" if has_equal else ""))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if min(lengths) == max(lengths):
+        axes.set_xlim(lengths[0] - 1, lengths[0] + 1)
+    widen_axis(axes, levels)
     write_figure(figure, path)
 
 
@@ -141,12 +158,11 @@ def plot_entropy(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> N
     panels = figure.subplots(len(series), sharex=True, squeeze=False)[:, 0]
     for axes, (label, points), colour in zip(panels, series.items(), (BLUE, RED, "#009e73"), strict=False):
         x, y = zip(*points, strict=True)
-        axes.plot(x, y, color=colour, linewidth=1.8, marker="o" if len(x) <= 40 else "", markersize=3)
+        draw_series(axes, x, y, colour)
         axes.set_ylabel(label, fontsize=9)
-        axes.ticklabel_format(axis="y", scilimits=(-3, 4), useOffset=False)
+        axes.ticklabel_format(axis="y", scilimits=(-4, 5), useOffset=False)
         clean_axes(axes)
-    panels[-1].set_xlabel("step")
-    panels[-1].xaxis.get_major_locator().set_params(integer=True)
+    count_steps(panels[-1])
     figure.align_ylabels()
     write_figure(figure, path)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.core.files import read_json
-from rlvr.tracking.picture_files import render_figure, write_figure
+from rlvr.tracking.picture_files import begin_figure, clean_axes, count_steps, draw_series, render_figure, write_figure
 
 _WIDTHS = (22, 24, 24, 12)
 _LABELS = {"pass@1": "Pass Rate (pass@1)", "mean_reward": "Mean Reward"}
@@ -172,6 +172,8 @@ def _row(first: int, *cells: str) -> str:
 
 _WATCHED = re.compile(r"rewards/([^/]+)/mean")
 _WATCHED_COLOURS = ("#aa3377", "#777777", "#66ccee")
+_HELD_OUT, _GREEN = "test/env/all/correct", "#117733"
+_NEAR_A_RATE = 2.0  # rewards up to this share an axis with pass rates
 
 
 def plot_curve(
@@ -180,8 +182,8 @@ def plot_curve(
     """The reward curve as PNG or SVG: reward and pass rate of training, watching verifiers, held-out pass rate.
 
     Rows of another phase than the last (supervised fine-tuning) are drawn before step 0 on a grey ground, scaled to a
-    seventh of the width. Without interim evaluations, the held-out pass rate is a line between `ends`, the pass rates
-    before and after the last phase.
+    seventh of the width. `ends` are the held-out pass rates before and after the last phase. Rewards that are no
+    numbers near those of a rate have a panel of their own.
     """
     write_figure(_draw_figure(rows, title, ends), Path(path))
 
@@ -192,51 +194,46 @@ def draw_curve(rows: list[dict[str, Any]], title: str, ends: Sequence[float] = (
 
 
 def _draw_figure(rows: list[dict[str, Any]], title: str, ends: Sequence[float]) -> Any:
-    from matplotlib.figure import Figure
-
     last = next((row.get("phase") for row in reversed(rows) if "step" in row), None)
     before = [row for row in rows if "step" in row and row.get("phase") != last]
     after = [row for row in rows if "step" in row and row.get("phase") == last]
     scale = max([row["step"] for row in after], default=1) / 7 / max(len(before), 1)
-    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
     names = sorted({match[1] for row in after for key in row if (match := _WATCHED.fullmatch(key))})
     names = [n for n in names if any(row.get(f"rewards/{n}/mean") != row.get("reward") for row in after)]
-    lines = [("reward", "reward", "#c98a1b", ""), ("env/all/correct", "pass rate, training", "#4477aa", "")]
-    lines += [(f"rewards/{n}/mean", f"{n} (watched)", c, "") for n, c in zip(names, _WATCHED_COLOURS, strict=False)]
-    lines += [("test/env/all/correct", "pass rate, held out", "#117733", "o")]
-    for key, label, colour, marker in lines:
+    rewards = [("reward", "reward", "#c98a1b")]
+    rewards += [(f"rewards/{n}/mean", f"{n} (watched)", c) for n, c in zip(names, _WATCHED_COLOURS, strict=False)]
+    rates = [("env/all/correct", "pass rate, training", "#4477aa"), (_HELD_OUT, "pass rate, held out", _GREEN)]
+
+    def read_points(key: str) -> list[tuple[float, float]]:
         points = [((i - len(before)) * scale, row[key]) for i, row in enumerate(before) if _drawable(row.get(key))]
-        points += [(row["step"], row[key]) for row in after if _drawable(row.get(key))]
-        if marker and after and not any(key in row for row in after):
-            points += zip((0, after[-1]["step"] + 1), ends, strict=False)
-        if points:
-            x, y = zip(*points, strict=True)
-            smooth = _smooth(y) if not marker else y
-            if not marker and len(y) > 20:
-                axes.plot(x, y, color=colour, alpha=0.2, linewidth=0.8)
-            axes.plot(x, smooth, color=colour, label=label, marker=marker, markersize=4, linewidth=1.8)
-    if before:
-        axes.axvspan(-len(before) * scale, 0, color="#000000", alpha=0.05, linewidth=0)
-        label = f"fine-tuning, {len(before)} steps"
-        axes.text(-len(before) * scale, 1.01, label, transform=axes.get_xaxis_transform(), fontsize=8, color="#555555")
-    axes.set_title(title, loc="left", fontsize=11, parse_math=False, pad=14)
-    axes.set_xlabel("step")
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}" if x >= 0 else "")
-    axes.grid(True, color="#dddddd", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, loc="best", fontsize=9)
+        return points + [(row["step"], row[key]) for row in after if _drawable(row.get(key))]
+
+    is_apart = any(abs(y) > _NEAR_A_RATE for key, _, _ in rewards for _, y in read_points(key))
+    panels = [("reward", rewards), ("pass rate", rates)] if is_apart else [("reward, pass rate", rewards + rates)]
+    figure, _ = begin_figure(title, 6.0 if is_apart else 4.5, has_axes=False)
+    for axes, (name, lines) in zip(figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0], panels, strict=True):
+        for key, label, colour in lines:
+            if points := read_points(key):
+                draw_series(axes, [x for x, _ in points], [y for _, y in points], colour, label)
+        if lines[-1][0] == _HELD_OUT and after and ends:
+            style = "none" if read_points(_HELD_OUT) else "-"
+            axes.plot((0, after[-1]["step"] + 1), ends, linestyle=style, color=_GREEN, marker="D", markersize=6,
+                      markerfacecolor="white", label="pass rate, before and after")  # fmt: skip
+        if before:
+            axes.axvspan(-len(before) * scale, 0, color="#000000", alpha=0.05, linewidth=0)
+            label, place = f"fine-tuning, {len(before)} steps", axes.get_xaxis_transform()
+            axes.text(-len(before) * scale, 1.01, label, transform=place, fontsize=8, color="#555555")
+        clean_axes(axes).set_ylabel(name)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, loc="best", fontsize=9)
+        else:
+            axes.text(0.5, 0.5, "no step yet", transform=axes.transAxes, ha="center", color="#555555")
+        count_steps(axes)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}" if x >= 0 else "")
+        axes.label_outer()
     return figure
 
 
 def _drawable(value: Any) -> bool:
     """A number that an axis can hold (differences of such numbers must be floats too), or nan, which leaves a gap."""
     return isinstance(value, (int, float)) and not abs(value) > 1e100
-
-
-def _smooth(values: tuple[float, ...]) -> list[float]:
-    """A centred mean over about a twentieth of the points."""
-    half = len(values) // 40
-    windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
-    return [sum(window) / len(window) for window in windows]

@@ -46,7 +46,10 @@ def find_obstacles(baseline: Evaluation, signal: float) -> list[Finding]:
     cut = baseline.truncated / (judged + baseline.unjudged)
     form = baseline.form.describe() if baseline.form else None
     found = [form] if form else []
-    if cut >= 0.5 and 2 * passed < judged and not signal >= LEAST_SIGNAL:
+    rewards = [r.reward for r in results]
+    is_varied = max(rewards) - min(rewards) >= 1e-9
+    has_signal = is_varied if math.isnan(signal) else signal >= LEAST_SIGNAL
+    if cut >= 0.5 and 2 * passed < judged and not has_signal:
         found.append(
             Finding(
                 "problem",
@@ -55,8 +58,7 @@ def find_obstacles(baseline: Evaluation, signal: float) -> list[Finding]:
                 "raise rollout.max_tokens, or ask for a shorter answer in the prompts",
             )
         )
-    rewards = [r.reward for r in results]
-    is_constant = judged >= FEWEST and len(results) > 1 and max(rewards) - min(rewards) < 1e-9 and passed in (0, judged)
+    is_constant = judged >= FEWEST and len(results) > 1 and not is_varied and passed in (0, judged)
     passes = f"{format_percent(passed / judged)} of {judged:,} completions of the baseline pass"
     if is_constant:
         passes = f"every completion of the baseline got the same reward, {mean(rewards):.3g}; {passes}"

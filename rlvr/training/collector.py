@@ -131,7 +131,7 @@ def flip_coins(trajectories: Sequence[Trajectory], seed: int) -> None:
     """Replace every known reward by 0 or 1 with equal chance, the same for all parts of a rollout (a control run)."""
     for t in trajectories:
         if t.reward is not None:
-            t.turn_rewards = []
+            t.turn_rewards, t.turn_credits, t.reward_parts = [], [], {}
             t.reward = float(rng.uniform(rng.key("coin", seed, t.rollout_id), 0) < 0.5)
 
 
@@ -139,4 +139,4 @@ def pay_equally(trajectories: Sequence[Trajectory]) -> None:
     """Replace every known reward by 1 (a control run)."""
     for t in trajectories:
         if t.reward is not None:
-            t.turn_rewards, t.reward = [], 1.0
+            t.turn_rewards, t.turn_credits, t.reward_parts, t.reward = [], [], {}, 1.0

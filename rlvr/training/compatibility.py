@@ -58,8 +58,8 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
     least = algorithm.advantage.least_group
     if least > options.group_size:
         raise ValueError(
-            f"algorithm.pass_k={least} is more than training.group_size={options.group_size}: there is no "
-            "best of so many in a group; raise group_size or lower pass_k"
+            f"training.group_size={options.group_size} has no signal with algorithm.advantage="
+            f"{algorithm.advantage.name}, which compares {least} completions of a prompt; use group_size >= {least}"
         )
     if options.temperature_end is not None:
         _check_temperatures(params, options)

@@ -44,6 +44,7 @@ EXPLAINED = {
     "reference_refused": ("too_hard", "no_answer", "no_update", "entropy_gone", "flat"),
     "demonstrations_refused": ("nothing_passes", "too_hard", "no_update", "entropy_gone", "flat"),
     "nothing_passes": ("too_hard", "no_update", "flat"),
+    "no_calls": ("no_answer", "one_reward", "no_update", "entropy_gone", "flat"),
     "one_reward": ("no_update", "entropy_gone", "flat"),
     "solved": ("large_update",),
     "too_easy": ("no_update", "large_update"),
@@ -119,6 +120,14 @@ def _kinds(groups: Sequence[FailureGroup]) -> Iterator[Finding]:
 
 def _answers(recent: Rows) -> Iterator[Finding]:
     """Completions that could not be judged by their content."""
+    if get_mean(recent, "env/all/calls") == 0:
+        yield Finding(
+            "problem",
+            "no_calls",
+            "no agent called the policy: its episodes have no tokens, and nothing is trained",
+            "let the agent's client read OPENAI_BASE_URL or ANTHROPIC_BASE_URL (a function: assignment.base_url); a "
+            "base URL or a model of its own goes elsewhere",
+        )
     cut = get_mean(recent, "completions/clipped_ratio")
     if cut >= 0.1:
         yield Finding(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlvr.core.types import Trajectory
+from rlvr.core.verdict_reasons import EPISODE_FAILED
 
 _SHOWN = 200  # characters of a completion
 
@@ -28,8 +29,9 @@ def check_error_budget(
         task = f"task {failure.task.id!r}, " if failure.task is not None else ""
         reason = f"[{score.outcome.value}: {score.reason}] {score.detail}".strip()
         first.setdefault(reason, f"{task}completion {failure.response[:_SHOWN]!r}:\n")
+    broken = all(failure.scores[reward].reason == EPISODE_FAILED for failure in failures)
+    what = "the agent or environment failed in" if broken else f"the reward {reward!r} gave no verdict on"
     raise TrainingStoppedError(
-        f"{where}: the reward {reward!r} gave no verdict on {len(failures)} of {completions} completions, more than "
-        f"training.error_budget={budget:g} allows. First failures:\n"
-        + "\n".join(on + reason for reason, on in list(first.items())[:3])
+        f"{where}: {what} {len(failures)} of {completions} completions, more than training.error_budget={budget:g} "
+        "allows. First failures:\n" + "\n".join(on + reason for reason, on in list(first.items())[:3])
     )

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.core.files import write_atomic
-from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory
+from rlvr.core.types import Branch, Outcome, Score, StopReason, Task, Trajectory
 
-_PLAIN = [f.name for f in fields(Trajectory) if f.name not in ("task", "scores", "stop_reason")]
+_PLAIN = [f.name for f in fields(Trajectory) if f.name not in ("task", "scores", "stop_reason", "branches")]
 
 
 @dataclass
@@ -59,6 +59,7 @@ def _to_json(group: StoredGroup) -> dict[str, Any]:
             {
                 **{name: getattr(t, name) for name in _PLAIN},
                 "stop_reason": t.stop_reason.value if t.stop_reason else None,
+                "branches": [vars(branch) for branch in t.branches],
                 "scores": {name: {**vars(score), "outcome": score.outcome.value} for name, score in t.scores.items()},
             }
             for t in group.trajectories
@@ -72,5 +73,7 @@ def _from_json(stored: dict[str, Any], task: Any) -> StoredGroup:
     for t in stored["trajectories"]:
         scores = {name: Score(**{**s, "outcome": Outcome(s["outcome"])}) for name, s in t["scores"].items()}
         stop = StopReason(t["stop_reason"]) if t["stop_reason"] else None
-        trajectories.append(Trajectory(**{**t, "scores": scores, "stop_reason": stop, "task": of}))
+        branches = [Branch(**branch) for branch in t.get("branches", ())]
+        given = {**t, "scores": scores, "stop_reason": stop, "task": of, "branches": branches}
+        trajectories.append(Trajectory(**given))
     return StoredGroup(stored["id"], stored["level"], stored["index"], stored["version"], trajectories)

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rlvr.core import rng
 from rlvr.core.files import write_atomic
 from rlvr.core.messages import NonFiniteError
 from rlvr.tracking import MetricsLog, RunConsole, plot_curve
+from rlvr.tracking.picture_files import can_draw
 from rlvr.training import rollout_rows
 from rlvr.training.baseline import describe_signal, estimate_signal, find_obstacles
 from rlvr.training.best_checkpoint import BestCheckpoint
@@ -37,6 +36,7 @@ from rlvr.training.run_checkpoints import RunCheckpoints
 from rlvr.training.run_diagnosis import read_form, stored_groups
 from rlvr.training.schedules import SyncOptions
 from rlvr.training.sft import sft_step
+from rlvr.training.stop_request import StopRequest
 from rlvr.training.training_job import TrainingJob, freeze_collector
 
 # The baseline of reinforcement learning is the policy after fine-tuning; of supervised learning, that before it.
@@ -77,7 +77,7 @@ class TrainingLoop:
         self.best = BestCheckpoint(job.folder, len(self.heldout.validation), save_best)
         self.log = MetricsLog(job.folder / "metrics.jsonl", self.phases)
         self.callbacks = job.callbacks
-        self.stop_requested = False
+        self.stop_request = StopRequest(console.note)
 
     def run(self) -> dict[str, Any]:
         """Do what is left of the job; its summary. Raises TrainingInterruptedError or TrainingStoppedError."""
@@ -94,14 +94,14 @@ class TrainingLoop:
             self.log,
             closing(self.schedule),
             closing(teacher) if hasattr(teacher, "close") else nullcontext(),  # one behind an endpoint
-            self._handle_interrupts(),
+            self.stop_request.handle_signals(),
             self.job.trackers.running(rows, (TrainingInterruptedError, KeyboardInterrupt)),
             self._tell_callbacks(),
         ):
             for number, phase in enumerate(self.phases):
                 if number < position.phase:
                     continue
-                if self.stop_requested:
+                if self.stop_request.is_set:
                     raise TrainingInterruptedError
                 first = position.step if number == position.phase else 0
                 match phase:
@@ -155,7 +155,7 @@ class TrainingLoop:
             reason = self._end_reason(row)
             last = step + 1 == steps or bool(reason)
             self.best.save(row, is_last=last)
-            saves = last or self.stop_requested or self.callbacks.failure is not None
+            saves = last or self.stop_request.is_set or self.callbacks.failure is not None
             if saves or (step + 1) % self.job.options.checkpoint_every == 0:
                 self._save(Position(phase + 1, 0) if last else Position(phase, step + 1), step + 1)
             self.callbacks.raise_failure()
@@ -165,7 +165,7 @@ class TrainingLoop:
                 elif step + 1 < steps:
                     self.console.note(f"reinforcement learning ended after {step + 1} of {steps} steps: {reason}")
                 return
-            if self.stop_requested:
+            if self.stop_request.is_set:
                 raise TrainingInterruptedError
 
     def _end_reason(self, row: Mapping[str, Any]) -> str:
@@ -311,7 +311,7 @@ class TrainingLoop:
     def _progress(self, done: int) -> None:
         """Show the progress of an evaluation. An interrupted one is done again from its start."""
         self.console.step({}, done)
-        if self.stop_requested and done < len(self.heldout.tasks):
+        if self.stop_request.is_set and done < len(self.heldout.tasks):
             raise TrainingInterruptedError
 
     def _finish(self) -> dict[str, Any]:
@@ -335,7 +335,8 @@ class TrainingLoop:
             "machine": self.job.describe_environment(),
         }
         ends = [e.metrics()["pass@1"].value for e in (before, after)] if self.steps_to_train else []
-        plot_curve(rows, self.job.folder / "curve.png", self.job.folder.name, ends)
+        if can_draw():
+            plot_curve(rows, self.job.folder / "curve.png", self.job.folder.name, ends)
         self.job.trackers.finish(summary)
         self.best.publish([])  # no resume follows
         write_atomic(self.job.folder / "summary.json", json.dumps(summary, indent=2))
@@ -358,26 +359,3 @@ class TrainingLoop:
             raise
         finally:
             self.callbacks.stop(reason, self.console.warn)
-
-    @contextmanager
-    def _handle_interrupts(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM stops after the step; a second one at once (nothing is lost either way)."""
-
-        def request_stop(number: int, frame: FrameType | None) -> None:
-            if self.stop_requested:
-                raise KeyboardInterrupt
-            self.stop_requested = True
-            self.console.note("stopping after this step (press Ctrl-C again to stop at once)")
-
-        before: dict[int, Any] = {}
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # started in the background: Ctrl-C is for another
-                    before[number] = signal.signal(number, request_stop)
-        except ValueError:  # not the main thread: the caller there stops us by other means
-            pass
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -53,7 +53,9 @@ def trajectory_row(trajectory: Trajectory, source: TaskSource | None = None) -> 
         **({"rendered_prompt": t.rendered_prompt} if t.rendered_prompt else {}),  # what the model read
         "response": t.response,
         **({} if t.answer is None else {"answer": t.answer}),  # what was judged: the last turn, or hint and response
+        **({"messages": t.messages, "turns": len(t.turn_starts)} if t.messages else {}),  # how many are its own
         "reward": t.reward,
+        **({"turn_credits": t.turn_credits} if t.turn_credits else {}),
         "advantage": t.advantage,
         "scores": {name: score_to_json(score) for name, score in t.scores.items()},
         "stop_reason": t.stop_reason.value if t.stop_reason else None,

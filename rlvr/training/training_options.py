@@ -70,7 +70,7 @@ class TrainingOptions:
     With `epochs` the number of steps follows from the number of training tasks: `steps` = epochs x tasks /
     `prompts_per_step`, rounded up. A prompt of more than `max_prompt_tokens` (None: what fits the model together with
     `rollout.max_tokens`) is left out of training and evaluation (`long_prompts=filter`), loses its beginning
-    (`truncate_left`), or is an error before the run starts (`error`).
+    (`truncate_left`), or is an error before the run starts (`error`). Of an agent each call with more is refused.
 
     With a `schedule` that samples ahead a completion may be some steps older than the policy that learns from it, so
     sampling never waits for training: sync (sample a batch, learn from it), fixed_lag or completion, each with options

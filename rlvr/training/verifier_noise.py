@@ -22,7 +22,7 @@ def add_noise(trajectories: Sequence[Trajectory], reward: str, options: Training
     judged = {t.rollout_id: t for t in trajectories}  # the last trajectory of each rollout
     noisy = {id: _judge(t, reward, options, seed) for id, t in judged.items()}
     for t in trajectories:
-        t.reward, t.turn_rewards = noisy[t.rollout_id], []
+        t.reward, t.turn_rewards, t.turn_credits, t.reward_parts = noisy[t.rollout_id], [], [], {}
 
 
 def _judge(trajectory: Trajectory, reward: str, options: TrainingOptions, seed: int) -> float | None:

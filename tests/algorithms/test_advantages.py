@@ -40,6 +40,8 @@ BY_HAND = {
     # Two of 1/2, nine of 0 and four of -1/2: mean -1/15, squared deviations 1290/900.
     "group_mean_token_normalized": [x / 30 / (math.sqrt(43 / 450) + 1e-6) for x in (17, 2, -13, -13, 0, 2)],
     "group_mean_batch_std": [x / 0.375001 for x in (0.5, 0.0, -0.5, -0.5, 0.0, 0.0)],
+    # One reward: the two of group a are as in group_normalized, x and -x, and the two of b 0. Mean 0, std x / sqrt(2).
+    "reward_normalized": [x / (math.sqrt(0.5) + 1.000002e-6) for x in (1.0, 0.0, -1.0, -1.0, 0.0, 0.0)],
     "leave_one_out": [1.0, 0.0, -1.0, -1.0, 0.0, 0.0],  # 1 - 0 and 0 - 1; the unknown one is no other
     "ema": [0.625, -0.125, -0.375, -0.375, 0.0, -0.125],  # the first batch is its own baseline
     "raw": [1.0, 0.25, 0.0, 0.0, 0.0, 0.25],
@@ -58,6 +60,50 @@ BY_HAND = {
 def test_advantages_by_hand(name: str) -> None:
     """Each estimator on the batch above; the unknown reward gets 0 and moves no baseline."""
     assert advantages(name, batch()) == pytest.approx(BY_HAND[name], abs=1e-15)
+
+
+def with_parts(rewards: list[list[dict[str, list[float]]]]) -> list[Trajectory]:
+    """Groups of answers with several rewards each: name, weight and value."""
+    made = groups_of([[sum(w * r for w, r in parts.values()) for parts in group] for group in rewards])
+    for t, parts in zip(made, (parts for group in rewards for parts in group), strict=True):
+        t.reward_parts = parts
+    return made
+
+
+def test_reward_normalized_by_hand_keeps_what_the_sum_loses() -> None:
+    """An answer right in two respects has twice the advantage of one right in one; normalized sums make them equal.
+
+    Group 0 differs in `form`, group 1 in both: s is -1, 1, -2, 2, with mean 0 and std sqrt(10 / 4).
+    """
+    right, wrong = {"form": [1.0, 1.0], "answer": [1.0, 1.0]}, {"form": [1.0, 0.0], "answer": [1.0, 0.0]}
+    made = with_parts([[wrong, {**wrong, "form": [1.0, 1.0]}], [wrong, right]])
+    expected = [x / math.sqrt(2.5) for x in (-1, 1, -2, 2)]
+    assert advantages("reward_normalized", made) == pytest.approx(expected, rel=1e-5)
+    assert advantages("group_normalized", made) == pytest.approx([-1, 1, -1, 1], rel=1e-5)
+
+
+def test_reward_normalized_weighs_each_reward_and_not_its_scale() -> None:
+    """Weights 3 and 1, the second a thousand times as wide: s is 3 x (-1, 1) + (1, -1) = -2, 2 alone in its batch."""
+    parts = [
+        {"a": [3.0, 0.0], "b": [1.0, 1000.0]},
+        {"a": [3.0, 1.0], "b": [1.0, 0.0]},
+        {"a": [3.0, 1.0], "b": [1.0, 0]},
+    ]
+    root = math.sqrt(2)  # of three the first is apart: -root and root / 2 in a, root and -root / 2 in b
+    s = [-3 * root + root, 3 * root / 2 - root / 2, 3 * root / 2 - root / 2]
+    deviation = math.sqrt(sum(x * x for x in s) / 3)
+    assert advantages("reward_normalized", with_parts([parts])) == pytest.approx([x / deviation for x in s], rel=1e-5)
+
+
+def test_reward_normalized_in_parts_of_a_rollout_and_with_an_unknown_reward() -> None:
+    """A rollout of two trajectories counts once; an unknown reward counts nowhere and gets 0."""
+    one, none = {"a": [1.0, 1.0]}, {"a": [1.0, 0.0]}
+    made = with_parts([[one, none]])
+    twice = trajectory("g0", "g0/1", 0.0, 3)
+    twice.reward_parts = none
+    assert advantages("reward_normalized", [*made, twice, trajectory("g0", "g0/2", None, 2)]) == pytest.approx(
+        [1, -1, -1, 0], rel=1e-5
+    )
 
 
 # The five trajectories with a reward have 2, 5, 1, 3, 4 sampled tokens, 15 in all; the written token counts nowhere.
@@ -156,6 +202,11 @@ PENALTY = [0.0, 0.25, 0.5, 0.0]
 EARNED_BY_HAND = {
     "group_mean": [1 / 4, -1 / 8, -1 / 4, 1 / 8],
     "group_normalized": [0.25 / 0.250001, -0.125 / 0.125001, -0.25 / 0.250001, 0.125 / 0.125001],
+    # x, -y, -x, y with x and y as in group_normalized: mean 0
+    "reward_normalized": [
+        a / (math.hypot(0.25 / 0.250001, 0.125 / 0.125001) / math.sqrt(2) + 1e-6)
+        for a in (0.25 / 0.250001, -0.125 / 0.125001, -0.25 / 0.250001, 0.125 / 0.125001)
+    ],
     "group_mean_batch_std": [x / (math.sqrt(35 / 256) + 1e-6) for x in (1 / 4, -1 / 8, -1 / 4, 1 / 8)],
     "group_mean_token_normalized": [x / (math.sqrt(5 / 128) + 1e-6) for x in (1 / 4, -1 / 8, -1 / 4, 1 / 8)],
     "leave_one_out": [1 / 2, -1 / 4, -1 / 2, 1 / 4],
@@ -270,3 +321,52 @@ def test_a_batch_advantage_and_its_invalid_results() -> None:
         advantages("test_short", batch())
     with pytest.raises(ValueError, match="expected group or batch"):
         register_advantage("test_other", baseline="token")
+
+
+def branched() -> list[Trajectory]:
+    """A rollout of two branches with the rewards 1 and 0, whose first turn both have and which is in the first row, so
+    that its credit is 1/2; and a rollout of one branch with the reward 1/2."""
+    first = trajectory("a", "a0", 0.25, 4)
+    first.action_mask, first.turn_starts, first.turn_credits = [1, 1, 0, 1], [0, 3], [0.5, 1.0]
+    second, other = trajectory("a", "a0", 0.25, 1), trajectory("a", "a1", 0.5, 2)
+    second.turn_starts, second.turn_credits = [0], [0.0]
+    return [first, second, other]
+
+
+# Each branch counts in the baseline, and the shared turn does not: 1, 0 and 1/2, with mean 1/2 and variance 1/6. Of the
+# six sampled tokens four have 1/2, one 1 and one 0: mean 1/2, variance 1/12. Those of the first row are 2, 1 and 1.
+_STD, _STD_TOKENS = math.sqrt(1 / 6) + 1e-6, math.sqrt(1 / 12) + 1e-6
+BRANCHES_BY_HAND = {
+    "group_mean": (0.0, 0.5, -0.5, 0.0),
+    "group_normalized": (0.0, 0.5 / _STD, -0.5 / _STD, 0.0),
+    "group_mean_batch_std": (0.0, 0.5 / _STD, -0.5 / _STD, 0.0),
+    "leave_one_out": (0.0, 0.75, -0.75, 0.0),  # 1 less the mean of 0 and 1/2
+    "batch_mean": (0.0, 0.5, -0.5, 0.0),
+    "batch_normalized": (0.0, 0.5 / _STD, -0.5 / _STD, 0.0),
+    "token_normalized": (0.0, 0.5 / _STD_TOKENS, -0.5 / _STD_TOKENS, 0.0),
+    "group_mean_token_normalized": (0.0, 0.5 / _STD_TOKENS, -0.5 / _STD_TOKENS, 0.0),
+    "ema": (0.0, 0.5, -0.5, 0.0),
+    "raw": (0.5, 1.0, 0.0, 0.5),
+    "zero": (0.0, 0.0, 0.0, 0.0),
+}
+
+
+def test_branches_by_hand() -> None:
+    """Of the shared turn, of the rest of the first branch, of the second branch, and of the other rollout."""
+    readers = {one.name for one in ADVANTAGES.classes() if one.reads_branches and ADVANTAGES.is_built_in(one.name)}
+    assert readers == set(BRANCHES_BY_HAND)
+    for name, (shared, own, second, other) in BRANCHES_BY_HAND.items():
+        items = branched()
+        advantages(name, items)
+        given = [a for t in items for a, acted in zip(t.response_advantages, t.action_mask, strict=True) if acted]
+        assert given == pytest.approx([shared, shared, own, second, other, other], abs=1e-15), name
+        assert items[0].advantage == pytest.approx((2 * shared + own) / 3, abs=1e-15), name
+
+
+def test_an_advantage_that_reads_no_branches_refuses_their_rewards() -> None:
+    assert len(resolve_algorithm("grpo").select(branched())) == 3
+    with pytest.raises(ValueError, match=r"algorithm\.advantage=acceptance cannot read rewards of branches"):
+        resolve_algorithm("raft").select(branched())
+    equal = branched()
+    equal[0].turn_credits, equal[1].turn_credits, equal[2].reward = [0.5, 0.5], [0.5], 0.5
+    assert has_mixed_rewards(branched()) and not has_mixed_rewards(equal)

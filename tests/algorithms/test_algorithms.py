@@ -82,6 +82,20 @@ ROWS_BY_HAND = {
         [(0, GROUP_A, 1 / 8), (2, -GROUP_A, 1 / 16), (3, -GROUP_A, 1 / 16)],
         {"clip_low_threshold": 0.9997, "clip_high_threshold": 1.0004},
     ),
+    # x and -x with x = GROUP_A, and twice 0: their std is x / sqrt(2).
+    "gdpo": (
+        [
+            (i, a / (math.sqrt(0.5) * GROUP_A + 1e-6), w)
+            for i, a, w in ((0, GROUP_A, 1 / 8), (2, -GROUP_A, 1 / 16), (3, -GROUP_A, 1 / 16))
+        ],
+        {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+    ),
+    # Rewards teach as in grpo_original; of group a the environment wrote one token, after a1's second part.
+    "echo": (
+        [(0, GROUP_A, 1 / 8), (2, -GROUP_A, 1 / 16), (3, -GROUP_A, 1 / 16)],
+        {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+    ),
+    "sapo": ([(0, GROUP_A, 1 / 8), (2, -GROUP_A, 1 / 16), (3, -GROUP_A, 1 / 16)], {}),
     "cispo": (
         [(0, GROUP_A, 1 / 15), (2, -GROUP_A, 1 / 15), (3, -GROUP_A, 1 / 15)],
         {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
@@ -257,6 +271,8 @@ def test_zero_advantage_is_skipped_and_still_counted() -> None:
         ("ppo", {"kl_coef": math.inf}, "algorithm.kl_coef=inf"),
         ("ppo", {"entropy_coef": math.inf}, "algorithm.entropy_coef=inf"),
         ("ppo", {"importance_cap": 0.5}, r"algorithm.importance_cap=0.5, expected at least 1 \(2 is usual\), or null"),
+        ("ppo", {"importance_cap": 2.0, "importance_floor": 1.5}, "importance_floor=1.5, expected 0 to 1"),
+        ("ppo", {"importance_cap": 2.0, "importance_mode": "mask"}, "known: token_truncate, token_mask, sequence_"),
         ("ppo", {"overlong_buffer": 0}, "algorithm.overlong_buffer=0, expected at least 1 token, or null"),
         ("ppo", {"overlong_penalty": -1.0}, "algorithm.overlong_penalty=-1.0"),
         ("ppo", {"accept_above": 0.5}, "the advantage 'group_mean' has no accept_above; .* acceptance, verdict"),
@@ -268,6 +284,14 @@ def test_zero_advantage_is_skipped_and_still_counted() -> None:
         ("raft", {"kl_coef": 0.1}, "asks only whether a reward is above accept_above: the KL has no gradient; use kl_"),
         ("distillation", {"kl_coef": 0.1}, "reads no reward: the KL has no gradient; use kl_in=loss"),
         ("distillation", {"overlong_buffer": 4}, "algorithm.overlong_buffer=4 has no effect with the advantage 'zero'"),
+        ("dpo", {"observation_coef": 0.1}, "algorithm.observation_coef=0.1 has no effect"),
+        (
+            "gdpo",
+            {"kl_coef": 0.1},
+            "algorithm.kl_coef=0.1 has no effect with the advantage 'reward_normalized'.*kl_in=loss",
+        ),
+        ("gdpo", {"overlong_buffer": 4}, "algorithm.overlong_buffer=4 has no effect.*reward.type=composite"),
+        ("gdpo", {"drop_equal_groups": True}, "set it to false"),
         ("dpo", {"advantage": "group_mean"}, "use advantage=verdict"),
         ("dpo", {"reduction": "token_mean"}, "sequence_sum.*sequence_mean"),
         ("kto", {"entropy_coef": 0.1}, "algorithm.entropy_coef=0.1 has no effect on the loss 'kto'"),

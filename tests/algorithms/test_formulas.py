@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
+from rlvr.algorithms.terms.importance import Importance
 from rlvr.algorithms.update import Passes, UpdateInputs, update
 from rlvr.algorithms.update_statistics import UpdateStatistics
 from rlvr.core.messages import AdamParams
@@ -308,6 +309,49 @@ def test_importance_cap_weighs_by_the_trainers_own_log_probs(cap: float, client:
     assert found.measured.clipped_share == 0, "the loss clipped nothing: its ratios are to the trainer's log-probs"
 
 
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+@pytest.mark.parametrize("floor", [0.0, 0.9])
+def test_importance_weights_of_tokens_or_completions_are_truncated_or_masked(
+    mode: str, floor: float, client: Callable[..., Any]
+) -> None:
+    """First pass: sg(w) A grad p, w of the ratio of a token or of the product over the answer's sampled tokens."""
+    row = resolve_algorithm("dr_grpo", importance_cap=1.5, importance_floor=floor, importance_mode=mode)
+    found = first_pass(client, row, noise=0.4)
+    A, terms, weights = of_groups(found.answers, rewards(found.answers), center), list[Tensor](), list[Tensor]()
+    for x, a in zip(found.answers, A, strict=True):
+        gap = (x.p - x.q).detach()
+        ratio = (gap.sum().expand(x.n) if "sequence" in mode else gap).exp()
+        kept = ratio.clamp(floor, 1.5) if "truncate" in mode else ratio * (ratio >= floor) * (ratio <= 1.5)
+        terms.append(kept * a * x.p)
+        weights.append(kept)
+    found.agrees_with(-torch.cat(terms).sum() / (len(terms) * M), value=False)
+    every = torch.cat(weights)
+    if "truncate" in mode:
+        assert (every == 1.5).any() and (every < 1.5).any() and (not floor or (every == floor).any())
+        assert "importance/masked" not in found.measured.metrics()
+    else:
+        assert 0 < (every == 0).double().mean() < 1
+        assert found.measured.metrics()["importance/masked"] == pytest.approx(float((every == 0).double().mean()))
+
+
+@pytest.mark.parametrize(
+    ("mode", "weights"),
+    [
+        # Ratios 2, 1/4 and 1, and one token of the environment's; of the completion 1/2.
+        ("token_truncate", [1.5, 0.4, 1.0]),
+        ("token_mask", [0.0, 0.0, 1.0]),
+        ("sequence_truncate", [0.5, 0.5, 0.5]),
+        ("sequence_mask", [0.5, 0.5, 0.5]),
+    ],
+)
+def test_importance_weights_by_hand(mode: str, weights: list[float]) -> None:
+    gap, mask = np.log([2.0, 0.25, 9.0, 1.0]), np.array([True, True, False, True])
+    term = Importance(cap=1.5, floor=0.4, mode=mode)
+    assert term.compute_weights(gap, mask)[mask] == pytest.approx(weights)
+    if mode == "sequence_mask":
+        assert not Importance(cap=1.5, floor=0.6, mode=mode).compute_weights(gap, mask).any()
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_a_kl_in_the_reward(estimator: str, client: Callable[..., Any]) -> None:
     """r - coefficient x sum of k over the answer's sampled tokens, k between the sampler's log-probs and ref's."""
@@ -331,6 +375,37 @@ def test_reinforce_plus_plus(kl_coef: float, client: Callable[..., Any]) -> None
     A = iter(standard(np.concatenate(earned)).tolist())
     objectives = [clipped_objective(part(x, t), next(A), 0.8, 1.2) for x in found.answers for t in range(x.n)]
     found.agrees_with(-torch.cat(objectives).mean())
+
+
+REDUCED: dict[str, Callable[[list[Tensor]], Tensor]] = {
+    "sequence_mean": lambda parts: torch.stack([p.mean() if len(p) else p.sum() for p in parts]).mean(),
+    "token_mean": lambda parts: torch.cat(parts).mean(),
+    "sequence_sum": lambda parts: torch.cat(parts).sum() / len(parts),
+    "constant": lambda parts: torch.cat(parts).sum() / (len(parts) * M),
+}
+
+
+@pytest.mark.parametrize("reduction", sorted(REDUCED))
+def test_echo_learns_what_the_environment_wrote(reduction: str, client: Callable[..., Any]) -> None:
+    """-coefficient x log p of every token that the environment wrote, reduced over those alone, beside GRPO's loss.
+
+    Answers without any count in the denominators: ECHO, arXiv:2605.24517.
+    """
+    found = first_pass(client, resolve_algorithm("echo", reduction=reduction, observation_coef=0.5))
+    A = of_groups(found.answers, rewards(found.answers), standard)
+    terms = [clipped_objective(x, a, 0.8, 1.2) for x, a in zip(found.answers, A, strict=True)]
+    written: list[Tensor] = []
+    for t in found.batch:
+        if t.reward is not None:
+            turned = replace(t, action_mask=[1 - acted for acted in t.action_mask])
+            written.append(plain(found.module, turned)[0])
+    predicted = REDUCED[reduction](written)
+    expected = float(-0.5 * predicted.detach())
+    nll = -float(torch.cat(written).detach().mean())
+    found.agrees_with(-REDUCED[reduction](terms) - 0.5 * predicted)
+    assert found.measured.term_losses["observation"] == pytest.approx(expected, rel=1e-4)
+    assert found.measured.metrics()["observation"] == pytest.approx(nll, rel=1e-4)
+    assert sum(map(len, written)) == 2
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

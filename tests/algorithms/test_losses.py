@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rlvr.algorithms.loss_specs import LOSS_SPECS
 from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.terms.kl import KL_TERMS
+from rlvr.clients.custom_loss import build_named_loss
 from rlvr.clients.mock.mock_client import FORMULAS, kl_terms
 from rlvr.config import load
 from rlvr.config.build_config import build_config
@@ -146,6 +147,38 @@ def test_sapo_by_hand(tau: float, x: float, advantage: float, term: float, slope
     arrays = {key: np.array(value) for key, value in inputs.items()}
     again, slopes = FORMULAS["sapo"](np.array(p), arrays, config, np.array([0]))
     assert again == pytest.approx([term]) and slopes == pytest.approx([slope * ratio])
+
+
+@pytest.mark.parametrize("name", ["ppo", "importance_sampling", "cispo"])
+def test_a_cross_entropy_beside_any_loss_by_hand(name: str) -> None:
+    """-w p beside the loss's own term, on the mock client, in one call and in the two passes of a Tinker server.
+
+    A table of four equal logits: p = -ln 4, d p / d logits = onehot - 1/4. Token 1 is the policy's, with advantage 0;
+    token 2 the environment's, with weight 3: the loss is 3 ln 4, its slope at the logits -3 (onehot(2) - 1/4).
+    """
+    from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
+    from rlvr.core.messages import Datum, ModelInput
+
+    inputs = {
+        "target_tokens": [1, 2], "logprobs": [-math.log(4), 0.0], "advantages": [0.0, 0.0],
+        "cross_entropy_weights": [0.0, 3.0],
+    }  # fmt: skip
+    for call in ("forward_backward", "forward_backward_custom"):
+        client = MockTrainingClient(TablePolicy(["a", "b"]))
+        client.policy.logits[:] = 0.0
+        loss: Any = name if call == "forward_backward" else build_named_loss(name)
+        output = getattr(client, call)([Datum(ModelInput([0, 1]), inputs)], loss).result()
+        assert output.metrics["loss:sum"] == pytest.approx(3 * math.log(4))
+        assert client.policy.gradient == pytest.approx([0.75, 0.75, -2.25, 0.75])
+
+
+def test_a_cross_entropy_beside_a_loss_needs_one_target_a_token() -> None:
+    from rlvr.algorithms.loss_specs import check_batch
+    from rlvr.core.messages import Datum, ModelInput
+
+    wide = {"target_tokens": [[1, 2]], "weights": [[0.5, 0.5]], "cross_entropy_weights": [1.0]}
+    with pytest.raises(ValueError, match=r"datum 0: cross_entropy_weights need one target per token, got 2"):
+        check_batch([Datum(ModelInput([0]), wide)], "cross_entropy", {})
 
 
 def test_the_options_of_sapo_are_those_of_a_config() -> None:

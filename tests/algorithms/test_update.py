@@ -12,7 +12,7 @@ import pytest
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
-from rlvr.algorithms.update import Passes, UpdateInputs, update
+from rlvr.algorithms.update import Passes, StreamPlan, UpdateInputs, update, update_streamed
 from rlvr.algorithms.update_statistics import UpdateStatistics
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.messages import AdamParams, Datum
@@ -209,3 +209,48 @@ def test_cispo_counts_every_weight_that_it_bounds() -> None:
         row = resolve_algorithm("ppo", loss=loss, advantage="raw", clip_low=0.2, clip_high=0.2)
         measured = run(client, row, Passes(), batch)
         assert measured.metrics()["clip_ratio/region_mean"] == expected
+
+
+def written_answers(client: MockTrainingClient) -> list[Trajectory]:
+    """Two groups of four; the environment wrote two tokens into every other answer. Group 1 has equal rewards."""
+    items = sample_answers(client)
+    for i, t in enumerate(items):
+        t.reward = 1.0 if i >= 4 else t.reward
+        if i % 2:
+            t.response_tokens, t.action_mask = [*t.response_tokens, 5, 5, 2], [*t.action_mask, 0, 0, 1]
+            t.logprobs = [*t.logprobs, 0.0, 0.0, float(client.policy.logprobs()[2])]
+            t.attention_mask = [1] * (1 + len(t.response_tokens))
+    return items
+
+
+def test_answers_of_equal_rewards_learn_what_the_environment_wrote_and_others_are_not_sent() -> None:
+    """By hand for token_mean: 8 tokens of the environment's in 8 answers, each with coefficient / 8."""
+    client = RecordingClient(table().policy)
+    batch = written_answers(client)
+    run(client, resolve_algorithm("echo", reduction="token_mean", observation_coef=0.4), Passes(), batch)
+    [sent] = client.sent
+    assert len(sent) == 6, "in group 1 the answers without such tokens teach nothing"
+    for datum in sent:
+        weights = datum.loss_fn_inputs["cross_entropy_weights"].data
+        written = datum.loss_fn_inputs["target_tokens"].data == 5
+        assert len(weights) < 4 or written[-3:-1].all()
+        assert (weights[-3:-1] == pytest.approx(0.05)) if len(weights) > 3 else not weights.any()
+
+
+@pytest.mark.parametrize("reduction", ["sequence_mean", "constant", "sequence_sum"])
+def test_a_streamed_update_learns_observations_as_a_whole_one_does(reduction: str) -> None:
+    row, gradients = resolve_algorithm("echo", reduction=reduction, observation_coef=0.4), list[np.ndarray]()
+    for streams in (False, True):
+        client = table()
+        batch, inputs = written_answers(client), UpdateInputs(RunningBaseline(), 4)
+
+        def keep(statistics: UpdateStatistics, client: MockTrainingClient = client) -> None:
+            assert client.policy.gradient is not None
+            gradients.append(client.policy.gradient.copy())
+
+        if streams:
+            parts = [batch[:4], batch[4:]]
+            update_streamed(client, row, parts, lambda n: AdamParams(0.1), StreamPlan(1, 2, 8), inputs, keep)
+        else:
+            update(client, row, batch, lambda n: AdamParams(0.1), Passes(), inputs, keep)
+    assert gradients[0] == pytest.approx(gradients[1]) and np.abs(gradients[0]).max() > 0.01

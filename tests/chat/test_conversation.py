@@ -135,7 +135,7 @@ def test_a_stop_string_is_no_part_of_the_answer() -> None:
     conversation = make()
     call = ask(user("?"), stop=("\nObservation:", "zzz"))
     tokens = ids(conversation, "Act: look\nObservation:", ends=False)
-    message, stop = conversation.template.read_answer(tokens, call, 1)
+    message, stop = conversation.template.read_answer(tokens, call, "id{}".format)
     assert (message["content"], stop) == ("Act: look", "\nObservation:")
 
 
@@ -144,8 +144,10 @@ def test_one_call_at_most_where_that_is_asked_for() -> None:
     call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     tokens = ids(conversation, call + call)
     for one_call, count in ((True, 1), (False, 2)):
-        message, _ = conversation.template.read_answer(tokens, ask(user("?"), tools=[TOOL], one_call=one_call), 4)
-        assert [found["id"] for found in message["tool_calls"]] == ["call00004", "call00005"][:count]
+        message, _ = conversation.template.read_answer(
+            tokens, ask(user("?"), tools=[TOOL], one_call=one_call), "id{}".format
+        )
+        assert [found["id"] for found in message["tool_calls"]] == ["id0", "id1"][:count]
 
 
 def test_a_schema_is_asked_for_in_the_system_message() -> None:
@@ -240,3 +242,64 @@ def test_every_sampled_token_is_kept_where_tools_are_called(name: str) -> None:
         assert (shown.count("functions.add:2"), again.count("functions.add:2")) == (1, 2), "a result, and its call"
     if name == "harmony":
         assert shown.count("<|call|><|start|>functions.add to=assistant") == 3
+
+
+def test_of_a_long_history_only_the_new_messages_are_cleaned() -> None:
+    """What a call costs does not grow with what was said before, but for reading it and for its template."""
+
+    class Counting(ChatTemplate):
+        cleaned = 0
+
+        def clean(self, message: Json) -> Json:
+            self.cleaned += 1
+            return super().clean(message)
+
+    template = Counting(make().template.tokenizer)
+    conversation, messages = Conversation(template), [user("Begin.")]
+    for turn in range(40):
+        call = ask(*messages)
+        _, answer = say(conversation, call, ids(conversation, f"It is {turn}."))
+        messages += [answer, user("On.")]
+    assert template.cleaned <= 3 * 40
+
+
+@pytest.mark.parametrize("name", ["tools", "mistral", "llama"])
+def test_a_history_that_is_known_is_read_as_one_that_is_not(name: str) -> None:
+    """Random histories that go on, go back and change: each prompt is that of a conversation that reads all anew."""
+
+    class Forgetful(Conversation):
+        def encode(self, call: ChatRequest) -> list[int]:
+            self._recent.clear()
+            return super().encode(call)
+
+    draw = random.Random(7)
+    knows, forgets = make(TEMPLATES[name]), Forgetful(make(TEMPLATES[name]).template)
+    histories: list[list[Json]] = [[user("Begin.")]]
+    values: list[Any] = [1, True, 1.0, "1", [1], [True], {"a": 0}, {"a": False}]
+    for turn in range(60):
+        history = list(draw.choice(histories[-12:]))
+        if draw.random() < 0.3:
+            value = draw.choice(values)
+            called = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": value}}}
+            history += [
+                {"role": "assistant", "content": "", "tool_calls": [called]},
+                {"role": "tool", "content": "2", "tool_call_id": "call00001"},
+            ]
+        schema = {"const": draw.choice([1, True])} if draw.random() < 0.2 else None
+        call = ask(*history, tools=[TOOL] if draw.random() < 0.7 or len(history) > 2 else [], schema=schema)
+        said = ids(knows, f"It is {turn}.")
+        (prompt, answer), (expected, _) = say(knows, call, said), say(forgets, call, said)
+        assert prompt == expected
+        histories.append([*history, answer, user(draw.choice(["On.", "Back."]))])
+
+
+def test_the_ids_of_calls_that_are_parallel_do_not_depend_on_their_order() -> None:
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    found: list[dict[str, list[str]]] = []
+    for order in (["a", "b"], ["b", "a"]):
+        conversation = Conversation(make().template, is_parallel=True)
+        said = {text: say(conversation, ask(user(text), tools=[TOOL]), ids(conversation, call * 2)) for text in order}
+        found.append({text: [one["id"] for one in message["tool_calls"]] for text, (_, message) in said.items()})
+    assert found[0] == found[1]
+    every = [id for ones in found[0].values() for id in ones]
+    assert len(set(every)) == 4 and all(len(id) == 9 and id.isalnum() for id in every)

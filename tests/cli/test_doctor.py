@@ -207,12 +207,13 @@ def test_extras_are_read_from_the_package_and_not_restated(tmp_path: Path):
     """A stand-in distribution, found on the path like any other, is what the report follows."""
     info = tmp_path / "somewhere" / "rlvr-9.dist-info"
     info.mkdir(parents=True)
-    needs = ['numpy; extra == "train"', 'absent-thing>=2; extra == "shiny"']
+    needs = ['numpy; extra == "train"', 'absent-thing>=2; extra == "shiny"', 'absent-thing>=2; extra == "all"']
     text = "".join(f"Requires-Dist: {need}\n" for need in needs)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: rlvr\nVersion: 9\n{text}")
     done = doctor(code=f"sys.path.insert(0, {str(tmp_path / 'somewhere')!r})", cwd=tmp_path)
     assert "ok     [train]" in done.stdout and "numpy" in done.stdout
     assert "note   [shiny]" in done.stdout and "absent-thing not installed; pip install 'rlvr[shiny]'" in done.stdout
+    assert "[all]" not in done.stdout, "it combines others"
     assert done.returncode == 0, "an extra that training does not need is a note"
 
 
@@ -221,7 +222,7 @@ def test_a_clone_that_was_not_installed_reads_its_own_pyproject(tmp_path: Path):
     site = [p for p in sys.path if "packages" in p]
     code = (
         "import importlib.metadata as m\n"
-        "import rlvr, numpy, scipy, yaml, omegaconf, typer, rich\n"
+        "import rlvr, numpy, yaml, omegaconf, typer, rich\n"
         "from rlvr.cli import doctor\n"
         f"sys.path[:] = [p for p in sys.path if p not in {site!r}]\n"
         "print(doctor.extras()); sys.exit()"

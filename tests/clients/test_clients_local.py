@@ -13,6 +13,7 @@ import torch
 from rlvr.core.messages import AdamParams, ModelInput
 from rlvr.core.protocols import SamplingClient, TrainingClient
 from rlvr.engine.engine_options import LoraConfig
+from tests.kit.devices import ON_DEVICES, WITH_A_GPU
 from tests.kit.tiny import data, params, texts
 
 LORA = LoraConfig(rank=4, alpha=8.0)
@@ -37,6 +38,7 @@ def test_the_clients_implement_the_protocols(client: Callable[..., Any]) -> None
     assert sampler.get_tokenizer() is trainer.get_tokenizer()
 
 
+@ON_DEVICES
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_a_sampler_keeps_the_weights_of_its_moment(lora: Any, client: Callable[..., Any]) -> None:
     """Made before a step, it gives the old answers after two more and after loading; a new one gives new ones."""
@@ -61,6 +63,7 @@ def test_a_sampler_keeps_the_weights_of_its_moment(lora: Any, client: Callable[.
     assert old.sample(PROMPT, 1, params()).result().fingerprint == old.fingerprint
 
 
+@ON_DEVICES
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_an_answer_under_way_is_finished_with_its_own_weights(lora: Any, client: Callable[..., Any]) -> None:
     """A step between submitting (or half computing) a request and reading it changes nothing in it."""
@@ -180,6 +183,7 @@ def test_training_and_sampling_threads_do_not_mix_weights(client: Callable[..., 
     assert trainer.policy.version == 15
 
 
+@WITH_A_GPU
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_a_sampler_of_saved_weights_is_unaffected_by_later_training(lora: Any, client: Callable[..., Any]) -> None:
     """Log-probs, answers, fingerprint and every tensor are those of the moment of saving; live training goes on."""
@@ -202,6 +206,7 @@ def test_a_sampler_of_saved_weights_is_unaffected_by_later_training(lora: Any, c
     assert max(abs(a - b) for a, b in zip(logprobs(trainer.create_sampling_client()), expected[0], strict=True)) > 0.01
 
 
+@WITH_A_GPU
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_live_and_saved_weights_answer_side_by_side(lora: Any, client: Callable[..., Any]) -> None:
     """Requests to both, queued before one is read: each has its own weights' answers."""

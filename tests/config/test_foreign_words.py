@@ -119,6 +119,65 @@ POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
             "loss_type=grpo scale_rewards=true",
             {"algorithm.reduction": "sequence_mean", "algorithm.advantage": "group_normalized"},
         ),
+        ("multi_objective_aggregation=normalize_then_sum", {"algorithm.advantage": "reward_normalized"}),
+        ("multi_objective_aggregation=sum_then_normalize", {}),
+        (
+            "vllm_importance_sampling_correction=true",
+            {"algorithm.importance_mode": "sequence_mask", "algorithm.importance_cap": 3.0},
+        ),
+        (
+            "vllm_importance_sampling_mode=token_truncate vllm_importance_sampling_clip_min=0.5",
+            {
+                "algorithm.importance_mode": "token_truncate",
+                "algorithm.importance_cap": 3.0,
+                "algorithm.importance_floor": 0.5,
+            },
+        ),
+        (
+            "vllm_importance_sampling_clip_max=2",
+            {"algorithm.importance_mode": "sequence_mask", "algorithm.importance_cap": 2},
+        ),
+        (
+            "vllm_importance_sampling_cap=2 algorithm.importance_mode=token_mask",
+            {"algorithm.importance_mode": "token_mask", "algorithm.importance_cap": 2},
+        ),
+        ("vllm_importance_sampling_correction=false vllm_importance_sampling_cap=2", {}),
+        (
+            "algorithm.rollout_correction.rollout_is=token",
+            {"algorithm.importance_mode": "token_truncate", "algorithm.importance_cap": 2.0},
+        ),
+        (
+            "algorithm.rollout_correction.rollout_is=sequence "
+            "algorithm.rollout_correction.rollout_is_threshold=0.5_5.0",
+            {
+                "algorithm.importance_mode": "sequence_mask",
+                "algorithm.importance_cap": 5.0,
+                "algorithm.importance_floor": 0.5,
+            },
+        ),
+        (
+            "algorithm.rollout_correction.rollout_is=null algorithm.rollout_correction.rollout_is_threshold=2.0 "
+            "algorithm.rollout_correction.rollout_rs=null algorithm.rollout_correction.bypass_mode=false",
+            {},
+        ),
+        ("algorithm.adv_estimator=gdpo", {"algorithm.advantage": "reward_normalized"}),
+        (
+            "loss_type=sapo sapo_temperature_pos=1.5 sapo_temperature_neg=2",
+            {
+                "algorithm.loss": "sapo",
+                "algorithm.reduction": "sequence_mean",
+                "algorithm.loss.positive_temperature": 1.5,
+                "algorithm.loss.negative_temperature": 2,
+            },
+        ),
+        (
+            f"{POLICY_LOSS}.loss_mode=sapo actor_rollout_ref.actor.tau_neg=2.0",
+            {
+                "algorithm.loss": "sapo",
+                "algorithm.reduction": "sequence_mean",
+                "algorithm.loss.negative_temperature": 2.0,
+            },
+        ),
         (
             "per_device_train_batch_size=8 gradient_accumulation_steps=4 num_generations=8",
             {"training.prompts_per_step": 4, "training.group_size": 8},
@@ -235,7 +294,21 @@ def test_a_word_becomes_our_key(words: str, expected: dict[str, Any]) -> None:
         ("lr_scheduler_type=polynomial", ["expected linear, cosine"]),
         ("actor_rollout_ref.actor.kl_loss_coef=0.1", ["use_kl_loss=true"]),
         (f"{POLICY_LOSS}.clip_cov_ratio=0.001", ["loss_mode=clip_cov", "algorithm.clip_cov_ratio"]),
-        (f"{POLICY_LOSS}.loss_mode=kl_cov", ["expected vanilla or clip_cov", "no gradient in the first update"]),
+        ("loss_type=dapo sapo_temperature_pos=2", ["sapo_temperature_pos", "no positive_temperature"]),
+        ("vllm_importance_sampling_mode=token", ["known: token_truncate, token_mask"]),
+        ("vllm_importance_sampling_correction=maybe", ["expected true or false"]),
+        (
+            "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=low_5",
+            ["rollout_is_threshold=low_5", "expected a number, or two as in 0.5_5.0"],
+        ),
+        ("algorithm.rollout_correction.rollout_rs=seq_mean_k1", ["rollout_is_threshold=LOW_HIGH"]),
+        ("algorithm.gdpo_reward_keys=[a,b]", ["reward.type=composite"]),
+        ("loss_type=sapo epsilon=0.2", ["epsilon", "the loss sapo has no clip_high"]),
+        (
+            f"{POLICY_LOSS}.loss_mode=sapo actor_rollout_ref.actor.loss_agg_mode=token-mean",
+            ["loss_mode=sapo", "loss_agg_mode=token-mean", "disagree"],
+        ),
+        (f"{POLICY_LOSS}.loss_mode=kl_cov", ["expected vanilla, clip_cov or sapo", "no gradient in the first update"]),
         ("actor_rollout_ref.rollout.name=vllm", ["sampling is built in"]),
         ("actor_rollout_ref.rollout.m=5", ["a section of verl's", "actor_rollout_ref.rollout.n"]),
         ("data.nothing_like_this_at_all=1", ["a section of verl's"]),
@@ -244,7 +317,7 @@ def test_a_word_becomes_our_key(words: str, expected: dict[str, Any]) -> None:
         ("critic.model.path=./m", ["the critic begins with the policy's weights"]),
         (
             "algorithm.adv_estimator=remax",
-            ["expected grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline or gae"],
+            ["expected grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, gdpo or gae"],
         ),
         ("data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=48", ["not a multiple of 48"]),
         ("max_steps=7 trainer.total_training_steps=9", ["disagree"]),

@@ -45,6 +45,7 @@ OPTIONS: dict[str, Algorithm] = {
     "importance_cap": resolve_algorithm("reinforce", importance_cap=2.0),
     "dual_clip": resolve_algorithm("reinforce", loss="ppo", dual_clip=3.0, **CLIP),
     "clip_cov_ratio": resolve_algorithm("reinforce", clip_cov_ratio=0.5, clip_cov_lb=-1.0),
+    "observation_coef": resolve_algorithm("reinforce", observation_coef=0.1),
     "mask_truncated": resolve_algorithm("reinforce", mask_truncated=True),
     "overlong_buffer": resolve_algorithm("reinforce", overlong_buffer=1),
     "advantage=gae": resolve_algorithm("reinforce", advantage="gae"),

@@ -91,6 +91,19 @@ def test_many_pairs_are_flipped_at_random() -> None:
     assert sign_flip_p_value([0.01, -0.01] * 12 + [0.02]) > 0.5
 
 
+def test_random_flips_are_near_the_exact_p_value_and_never_say_0() -> None:
+    """24 pairs: all 2^24 signs, by the sums of two halves; 4 standard errors of 99,999 flips."""
+    draw = random.Random(3)
+    differences = [draw.gauss(0.3, 1.0) for _ in range(24)]
+    halves = [np.array([0.0])] * 2
+    for half in (0, 1):
+        for one in differences[half::2]:
+            halves[half] = np.concatenate([halves[half] + one, halves[half] - one])
+    exact = np.mean(np.abs(halves[0][:, None] + halves[1]) >= abs(sum(differences)) - 1e-12)
+    assert sign_flip_p_value(differences) == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 99_999))
+    assert sign_flip_p_value([1.0] * 60) == 1e-5
+
+
 def test_pairs_are_those_seeds_that_both_variants_have() -> None:
     """Differences 0.1, 0.2, 0.3 of seeds 2, 3, 4: mean 0.2, sd 0.1, half 0.24842: the interval contains 0."""
     first = {1: 0.9, 2: 0.5, 3: 0.5, 4: 0.5}

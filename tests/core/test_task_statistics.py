@@ -20,6 +20,7 @@ from rlvr.core.task_statistics import (
     mean_interval,
     share_interval,
     signed_rank_p_value,
+    t_quantile,
     wilson_interval,
 )
 
@@ -51,6 +52,16 @@ def test_zeros_take_part_in_the_ranking_by_hand() -> None:
     assert signed_rank_p_value([0, 0, 1, 1, -2]) == 1.0
     assert signed_rank_p_value([0, 0, 1, 1, 2]) == 0.25
     assert signed_rank_p_value([0, 0, 0]) == signed_rank_p_value([]) == signed_rank_p_value([0.5, 0]) == 1.0
+
+
+@pytest.mark.parametrize("share", [0.975, 0.995, 0.8, 0.025])
+def test_the_quantile_of_student_s_t_is_scipy_s(share: float) -> None:
+    degrees = np.array([1, 2, 3, 4, 5, 9, 19, 63, 99, 1_199, 100_000])
+    assert t_quantile(share, degrees) == pytest.approx(stats.t.ppf(share, degrees), rel=1e-10)
+    assert (
+        float(t_quantile(0.975, 2)) == pytest.approx(0.95 / math.sqrt(2 * 0.975 * 0.025), rel=1e-14)
+        and t_quantile(0.5, 3) == 0
+    )
 
 
 @pytest.mark.parametrize(("gains", "expected"), [(18, 0.0458934307), (19, 0.0312117934)])

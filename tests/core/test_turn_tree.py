@@ -7,7 +7,14 @@ import random
 
 import pytest
 
-from rlvr.core.turn_tree import find_parent, find_unused, split_branches
+from rlvr.core.turn_tree import (
+    find_parent,
+    find_reward,
+    find_unused,
+    list_path,
+    share_credit,
+    split_branches,
+)
 
 
 @pytest.mark.parametrize(
@@ -77,3 +84,31 @@ def test_the_turns_that_a_program_did_not_use(
     calls: list[int], prompts: list[list[int]], parents: list[int | None], unused: set[int]
 ) -> None:
     assert find_unused(calls, prompts, parents) == unused
+
+
+def test_a_history_that_only_grows_is_compared_with_its_last_turn_alone() -> None:
+    class Counting(list[int]):
+        looks = 0
+
+        def __getitem__(self, place):  # type: ignore[no-untyped-def]
+            self.looks += 1
+            return super().__getitem__(place)
+
+    turns = [(turn, list(range(2 * turn)), [2 * turn]) for turn in range(200)]
+    prompt = Counting(range(500))
+    assert find_parent(prompt, turns) == 199 and prompt.looks == 2
+
+
+def test_the_credit_of_a_shared_turn_is_the_mean_of_its_branches() -> None:
+    #      0 - 1 - 2
+    #        \   \ 3      and 5, which begins anew
+    #          4
+    parents = [None, 0, 1, 1, 0, None]
+    paths = [list_path(end, parents) for end in (2, 3, 4, 5)]
+    assert paths == [[0, 1, 2], [0, 1, 3], [0, 4], [5]]
+    # 0 is in three branches, (1 + 0.5 + 0) / 3; 1 is in two, (1 + 0.5) / 2.
+    assert share_credit([0, 1, 2, 3, 4, 5], paths, [1.0, 0.5, 0.0, -1.0]) == [0.5, 0.75, 1.0, 0.5, 0.0, -1.0]
+
+
+def test_the_latest_reward_of_a_branch_counts() -> None:
+    assert [find_reward(path, {0: 0.25, 2: 1.0}) for path in ([0, 1, 2], [0, 4], [5])] == [1.0, 0.25, None]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rlvr.core.messages import AdamParams, Datum, ModelInput, NonFiniteError, TensorData
+from tests.kit.devices import ON_DEVICES, WITH_A_GPU
 from tests.kit.rounding import assert_gradients_close, close_logprobs, close_loss
 from tests.kit.tiny import LENGTHS, data, gradients, with_inputs
 
@@ -18,6 +19,7 @@ TERMS = [4.0] * sum(LENGTHS)  # a log-prob of a tiny model is about -4, a factor
 ALL = ["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"]
 
 
+@WITH_A_GPU
 @pytest.mark.parametrize("loss", ALL)
 def test_micro_batches_change_no_gradient(loss: str, client: Callable[..., Any]) -> None:
     """One row at a time, ten tokens at a time, or all together: loss, gradient and log-probs up to rounding."""
@@ -35,6 +37,7 @@ def test_micro_batches_change_no_gradient(loss: str, client: Callable[..., Any])
     assert [o["logprobs"].shape for o in whole.loss_fn_outputs] == [[n] for n in LENGTHS]
 
 
+@ON_DEVICES
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
 def test_chunked_log_probs_change_no_gradient(kind: str, client: Callable[..., Any]) -> None:
     """Logits of one token at a time against all at once, also where the head cannot be split off."""
@@ -44,6 +47,7 @@ def test_chunked_log_probs_change_no_gradient(kind: str, client: Callable[..., A
     assert_gradients_close(gradients(small), gradients(large))
 
 
+@WITH_A_GPU
 def test_gradients_accumulate_over_calls(client: Callable[..., Any]) -> None:
     """Two calls add up to one call with all rows; forward() in between adds nothing."""
     twice, once = client("llama", name="a"), client("llama", name="b")
@@ -66,11 +70,12 @@ def test_forward_gives_the_same_numbers_and_no_gradient(client: Callable[..., An
     ]
 
 
+@ON_DEVICES
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2", "mistral", "gemma2"])
 def test_the_gradient_of_ppo_equals_plain_torch(kind: str, client: Callable[..., Any]) -> None:
     """Row by row through the transformers model, softmax at T = 0.7, Schulman's formula written out, autograd."""
     trainer = client(kind)
-    module = copy.deepcopy(trainer._engine.model.module)
+    module = copy.deepcopy(trainer._engine.model.module).cpu()
     config = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28, "temperature": 0.7}
     total = torch.zeros(())
     for row in data():
@@ -85,9 +90,10 @@ def test_the_gradient_of_ppo_equals_plain_torch(kind: str, client: Callable[...,
     output = trainer.forward_backward(data(), "ppo", config).result()
     assert output.metrics["loss:sum"] == close_loss(float(total.detach()), TERMS)
     plain = {k: p.grad for k, p in module.named_parameters() if p.grad is not None}
-    assert_gradients_close(gradients(trainer), plain)
+    assert_gradients_close({name: g.cpu() for name, g in gradients(trainer).items()}, plain)
 
 
+@ON_DEVICES
 def test_a_custom_loss_gives_the_gradient_of_the_named_one(client: Callable[..., Any]) -> None:
     """importance_sampling written by the caller over log-probs: same gradient; its loss and metrics come back."""
     named, custom = client("qwen3", name="a"), client("qwen3", name="b")
@@ -183,6 +189,7 @@ def test_no_data_and_no_gradients_are_said(client: Callable[..., Any]) -> None:
 # Guards
 
 
+@ON_DEVICES
 def test_nan_weights_stop_the_call_and_keep_accumulated_gradients(client: Callable[..., Any]) -> None:
     """A nan that reaches some rows: those are named; weights and the gradients of earlier calls are as before."""
     trainer = client("llama")
@@ -255,6 +262,7 @@ def test_a_huge_rate_is_caught_by_the_next_call(client: Callable[..., Any]) -> N
 # Steps
 
 
+@ON_DEVICES
 @pytest.mark.parametrize("adam", [AdamParams(1e-2), AdamParams(3e-3, 0.8, 0.99, 1e-6, weight_decay=0.1)])
 def test_three_steps_equal_torchs_adamw(adam: AdamParams, client: Callable[..., Any]) -> None:
     """Weights after each step equal AdamW on a copy that is given the same gradients; the norm is reported."""
@@ -276,6 +284,7 @@ def test_three_steps_equal_torchs_adamw(adam: AdamParams, client: Callable[..., 
     assert trainer.policy.version == 3
 
 
+@WITH_A_GPU
 def test_clipping_scales_the_whole_gradient_to_the_norm(client: Callable[..., Any]) -> None:
     """With beta1 = 0 AdamW's first moment is the gradient it was given: its norm is the limit, or the whole."""
     norms = []
@@ -310,6 +319,7 @@ def test_bf16_weights_learn_by_steps_smaller_than_their_rounding(client: Callabl
     assert torch.equal(weight, master.bfloat16())
 
 
+@WITH_A_GPU
 def test_bf16_gradients_are_summed_in_fp32(client: Callable[..., Any]) -> None:
     """Sixty micro-batches sum to their parts exactly: eight bits would lose what the later ones add."""
     rows = data([6] * 60)

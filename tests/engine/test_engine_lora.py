@@ -12,6 +12,7 @@ import torch
 from rlvr.clients.local import LocalTrainingClient
 from rlvr.core.messages import AdamParams, ModelInput
 from rlvr.engine.engine_options import LoraConfig
+from tests.kit.devices import ON_DEVICES, WITH_A_GPU
 from tests.kit.rounding import close_logprobs
 from tests.kit.tiny import PROMPTS, assert_gradients_of_peft, data, gradients, params, plain_logprobs, texts
 
@@ -36,6 +37,7 @@ def test_a_fresh_adapter_is_the_base_model_exactly(kind: str, client: Callable[.
     assert all(p.dtype == torch.float32 for p in adapted.policy.parameters.values())
 
 
+@WITH_A_GPU
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_adapter_loads_in_peft(kind: str, client: Callable[..., Any], pristine: Callable[..., Any]) -> None:
     """After training, PeftModel on the base model gives the same log-probs within 1e-5."""
@@ -49,17 +51,18 @@ def test_a_saved_adapter_loads_in_peft(kind: str, client: Callable[..., Any], pr
     path = trainer.save_weights_for_sampler("a").result().path
     ours = trainer.create_sampling_client().compute_logprobs(ModelInput([1, 2, 3, 4])).result()
     assert max(abs(a - b) for a, b in zip(ours[1:], before[1:], strict=True)) > 0.05
-    theirs = PeftModel.from_pretrained(copy.deepcopy(pristine(kind).module), path).eval()
+    theirs = PeftModel.from_pretrained(copy.deepcopy(pristine(kind).module), path, torch_device="cpu").eval()
     assert ours[1:] == close_logprobs(plain_logprobs(theirs, [1], [2, 3, 4]))
     assert sorted(p.name for p in Path(path).iterdir() if p.suffix == ".safetensors") == ["adapter_model.safetensors"]
 
 
+@ON_DEVICES
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2", "mistral"])
 def test_two_adapters_in_one_batch_give_the_results_of_each_alone(
-    kind: str, fresh: Callable[..., Any], tmp_path: Path
+    kind: str, fresh: Callable[..., Any], tmp_path: Path, device: str
 ) -> None:
     """Rows are routed one by one: tokens as alone, log-probs within 1e-5; so for a frozen older snapshot too."""
-    engine = fresh(kind)
+    engine = fresh(kind, device=device)
     trainers = [
         LocalTrainingClient(engine, engine.create_policy(n, lora=LORA, seed=i), tmp_path) for i, n in enumerate("ab")
     ]
@@ -82,9 +85,12 @@ def test_two_adapters_in_one_batch_give_the_results_of_each_alone(
     assert len({r.fingerprint for r in alone}) == 3
 
 
-def test_gradients_reach_only_the_adapter_that_is_trained(fresh: Callable[..., Any], tmp_path: Path) -> None:
+@ON_DEVICES
+def test_gradients_reach_only_the_adapter_that_is_trained(
+    fresh: Callable[..., Any], tmp_path: Path, device: str
+) -> None:
     """Not its neighbour, not the base; and a step of one leaves the other's weights and answers alone."""
-    engine = fresh("qwen3")
+    engine = fresh("qwen3", device=device)
     a, b = (LocalTrainingClient(engine, engine.create_policy(n, lora=LORA), tmp_path) for n in "ab")
     base = {k: p.detach().clone() for k, p in engine.model.parameters().items()}
     answers = b.create_sampling_client().compute_logprobs(ModelInput([1, 2, 3])).result()
@@ -99,6 +105,7 @@ def test_gradients_reach_only_the_adapter_that_is_trained(fresh: Callable[..., A
     assert all(torch.equal(p, base[k]) for k, p in engine.model.parameters().items())
 
 
+@ON_DEVICES
 def test_the_adapters_gradient_equals_pefts(
     client: Callable[..., Any], pristine: Callable[..., Any], tmp_path: Path
 ) -> None:

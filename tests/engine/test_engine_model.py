@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +172,19 @@ def test_device_and_dtype_are_checked() -> None:
         pick_dtype("fp4", torch.device("cpu"))
     assert pick_dtype("auto", torch.device("cpu")) is torch.float32
     assert pick_dtype("bfloat16", torch.device("cpu")) is torch.bfloat16
+
+
+def test_models_that_are_built_in_several_threads_have_the_weights_of_their_seeds(tokenizer: Any) -> None:
+    """As runs in threads of one program begin; torch's generator is one of the process."""
+
+    def build(seed: int) -> str:
+        model = build_model({"model_type": "llama", **LLAMA_LIKE}, tokenizer, seed=seed, device="cpu", dtype="float32")
+        return hash_weights(model.module.state_dict().values())
+
+    seeds = [1, 2, 3, 4] * 4
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(build, seeds)) == [build(seed) for seed in seeds]
+
+
+def hash_weights(tensors: Iterable[Any]) -> str:
+    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()

@@ -57,7 +57,9 @@ def test_every_token_sees_the_tokens_before_it_in_its_own_row_and_no_other(rows:
     blocks = TreeBlocks(packed.tree, CPU, torch.float32)
     distinct = {tuple(row[: n + 1]) for row in rows for n in range(len(row))}
     assert len(np.unique(packed.index)) == len(distinct)
-    seen = blocks.make_mask(None)[:, 0] == 0
+    masks = {window: blocks.make_mask(window)[:, 0] for window in (None, 1, 3)}
+    seen, *_ = (mask == 0 for mask in masks.values())
+    assert all(set(mask.unique().tolist()) <= {0.0, -torch.inf} for mask in masks.values())
     before = packed.tree.ancestors_CA
     start = 0
     for row in arrays:
@@ -69,6 +71,9 @@ def test_every_token_sees_the_tokens_before_it_in_its_own_row_and_no_other(rows:
             c, q = divmod(int(place), block)
             keys = np.concatenate([before[c], np.arange(c * block, (c + 1) * block)])
             assert sorted(keys[seen[c, q].numpy()]) == sorted(places[: depth + 1])
+            for window in (1, 3):
+                near = (masks[window][c, q] == 0).numpy()
+                assert sorted(keys[near]) == sorted(places[max(0, depth + 1 - window) : depth + 1])
 
 
 def test_a_beginning_in_common_is_counted() -> None:

@@ -14,12 +14,14 @@ import torch
 from rlvr.core import rng
 from rlvr.core.messages import Datum, ModelInput, SampledSequence, TensorData
 from rlvr.core.types import StopReason
+from tests.kit.devices import ON_DEVICES, WITH_A_GPU
 from tests.kit.rounding import close_logprobs
 from tests.kit.tiny import END_ID, PROMPTS, params, plain_logprobs, texts
 
 KINDS = ["qwen3", "llama", "gpt2", "mistral", "gemma2"]
 
 
+@ON_DEVICES
 @pytest.mark.parametrize("kind", KINDS)
 def test_sampled_log_probs_are_those_of_a_plain_pass_and_of_the_trainer(kind: str, client: Callable[..., Any]) -> None:
     """Cached decoding of five prompts of different lengths, at T = 0.7, within 1e-4 in fp32: sampler = trainer."""
@@ -37,6 +39,7 @@ def test_sampled_log_probs_are_those_of_a_plain_pass_and_of_the_trainer(kind: st
             assert sequence.logprobs == close_logprobs(learned)
 
 
+@WITH_A_GPU
 def test_long_answers_outgrow_the_first_cache(client: Callable[..., Any]) -> None:
     """200 tokens after a prompt of two: the cache grows on the way and stays right to the end."""
     trainer = client("qwen3")
@@ -113,6 +116,7 @@ def test_completions_of_one_prompt_are_distinct_draws_numbered_from_zero(client:
     assert texts(sampler.sample(ModelInput([1, 2]), 3, params(8)).result()) != eight[:3]
 
 
+@WITH_A_GPU
 def test_a_token_is_the_counted_draw_of_its_position(client: Callable[..., Any]) -> None:
     """Token t of sample i is where uniform(key("sample", seed, i), t) falls in the model's own distribution."""
     trainer = client("llama")
@@ -121,7 +125,7 @@ def test_a_token_is_the_counted_draw_of_its_position(client: Callable[..., Any])
     row = [1, 2]
     for t, token in enumerate(sequence.tokens):
         with torch.no_grad():
-            probs = module(input_ids=torch.tensor([row])).logits[0, -1].double().softmax(-1)
+            probs = module(input_ids=torch.tensor([row], device=module.device)).logits[0, -1].double().softmax(-1)
         target = rng.uniform(rng.key("sample", 9, 1), t)
         assert token == int((probs.cumsum(-1) > target).nonzero()[0])
         row.append(token)
@@ -147,6 +151,7 @@ def test_more_samples_than_rows(client: Callable[..., Any]) -> None:
     assert narrow._engine._sampler.cache.shape[0] <= 3
 
 
+@ON_DEVICES
 def test_greedy_and_filtered_rows_share_a_batch_with_plain_ones(client: Callable[..., Any]) -> None:
     """Each row obeys its own params: temperature 0 takes the best token; top_k 1 equals it; the third is untouched."""
     trainer = client("qwen3")
@@ -157,10 +162,11 @@ def test_greedy_and_filtered_rows_share_a_batch_with_plain_ones(client: Callable
     ]
     greedy, best, plain = (texts(f.result()) for f in futures)
     assert greedy == best != plain == alone
-    row = [1, 2]
+    module, row = trainer._engine.model.module, [1, 2]
     for token in greedy[0]:
         with torch.no_grad():
-            assert token == int(trainer._engine.model.module(input_ids=torch.tensor([row])).logits[0, -1].argmax())
+            logits = module(input_ids=torch.tensor([row], device=module.device)).logits
+        assert token == int(logits[0, -1].argmax())
         row.append(token)
 
 
@@ -241,6 +247,7 @@ def test_bad_requests_are_refused_at_once(
     assert not trainer._engine._sampler.scheduler.waiting
 
 
+@ON_DEVICES
 def test_prompt_log_probs_start_with_none_and_are_those_of_a_plain_pass(client: Callable[..., Any]) -> None:
     """compute_logprobs and include_prompt_logprobs agree; one token has none."""
     trainer = client("llama")
@@ -344,9 +351,10 @@ def test_an_unread_request_does_not_disturb_others(client: Callable[..., Any]) -
     assert texts(sampler.sample(ModelInput([1, 2]), 1, params(1)).result()) == alone
 
 
-def test_bf16_samples_with_log_probs_of_the_bf16_model(fresh: Callable[..., Any]) -> None:
+@ON_DEVICES
+def test_bf16_samples_with_log_probs_of_the_bf16_model(fresh: Callable[..., Any], device: str) -> None:
     """In bf16 the cache gives what a plain bf16 pass gives, to bf16's rounding; the log-probs are fp32 numbers."""
-    engine = fresh("qwen3", dtype=torch.bfloat16)
+    engine = fresh("qwen3", dtype=torch.bfloat16, device=device)
     snapshot = engine.create_policy("p").snapshot()
     sequence = engine.sample(snapshot, ModelInput([1, 2, 3]), 1, params(2)).result().sequences[0]
     plain = plain_logprobs(engine.model.module, [1, 2, 3], sequence.tokens)

@@ -14,6 +14,7 @@ from rlvr.core.messages import AdamParams, ModelInput
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.engine.prepacked_linear import JOINED_ROWS, PrepackedLinears
 from rlvr.engine.shared_prompts import fused_attention, product_attention
+from tests.kit.devices import ON_DEVICES
 from tests.kit.rounding import close_logprobs
 from tests.kit.tiny import data, params, plain_logprobs, texts
 
@@ -39,10 +40,13 @@ def holds(engine: Any, requests: list[Any]) -> None:
             assert sequence.logprobs == close_logprobs(expected)
 
 
+@ON_DEVICES
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2"])
-def test_rows_that_share_a_prompt_have_the_log_probs_of_plain_rows(kind: str, fresh: Callable[..., Any]) -> None:
+def test_rows_that_share_a_prompt_have_the_log_probs_of_plain_rows(
+    kind: str, fresh: Callable[..., Any], device: str
+) -> None:
     """Beside rows with prompts of their own, of other lengths, leaving at different times, and newcomers later."""
-    engine = fresh(kind, max_rows=13)
+    engine = fresh(kind, max_rows=13, device=device)
     snapshot = engine.create_policy("p").snapshot()
     asked = [(LONG, 5, 30), (SHORT, 1, 5), (LONGER, 4, 9), (LONG[1:], 3, 20), (LONGER[2:], 6, 12), (SHORT, 2, 30)]
     requests = [
@@ -247,12 +251,13 @@ def test_rows_beyond_the_batched_product_limit_keep_their_logprobs(
     assert used and max(used) <= 12
 
 
+@ON_DEVICES
 @pytest.mark.parametrize("fused_attention", [fused_attention, product_attention])
-def test_attention_in_two_parts_is_attention(fused_attention: Callable[..., Any]) -> None:
+def test_attention_in_two_parts_is_attention(fused_attention: Callable[..., Any], device: str) -> None:
     """Outputs and logs of sums as written down, with a mask; two parts put together are the whole."""
     torch.manual_seed(0)
-    query, key, value = torch.randn(2, 3, 4, 16), torch.randn(2, 3, 9, 16), torch.randn(2, 3, 9, 16)
-    mask = torch.zeros(2, 1, 1, 9)
+    query, key, value = (torch.randn(2, 3, length, 16).to(device) for length in (4, 9, 9))
+    mask = torch.zeros(2, 1, 1, 9, device=device)
     mask[0, ..., 7:] = -torch.inf
     scores = query @ key.transpose(-1, -2) * 0.3 + mask
     out, log_sum = fused_attention(query, key, value, mask, 0.3)

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from rlvr.algorithms.advantages import REDUCTIONS, RunningBaseline
+from rlvr.algorithms.terms.importance import IMPORTANCE_MODES
 from rlvr.algorithms.terms.kl import Kl
 from rlvr.algorithms.update import Passes, UpdateInputs, loss_config, make_datum, update
 from rlvr.clients.local import LocalSamplingClient, LocalTrainingClient
@@ -68,6 +69,8 @@ CASES = [
     Case("soft-capped", "dapo", DAPO, model="gemma2"),
     Case("lora", "grpo_original", {"loss_type": "grpo", "epsilon": 0.2}, lora=True),
     Case("two-sided", "dapo", {**DAPO, "delta": 1.3}, {"dual_clip": 1.3}),
+    Case("sapo", "sapo", {"loss_type": "sapo", "sapo_temperature_pos": 2.0, "sapo_temperature_neg": 5.0},
+         {"loss.positive_temperature": 2.0, "loss.negative_temperature": 5.0}),
 ]  # fmt: skip
 PLAIN = {"tree": False, "pack": False}
 SHORTCUTS: dict[str, dict[str, Any]] = {
@@ -210,6 +213,32 @@ def test_the_shortcuts_are_taken(setting: Callable[[Case], Setting]) -> None:
     assert sum(len(b.index_N.unique()) for b in cut) > len(shared.index_N.unique())
 
 
+@pytest.mark.parametrize(
+    "shortcut",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("as-it-is", "everything"))) for name in SHORTCUTS],
+)
+def test_echo_adds_the_gradient_of_the_tokens_between_the_turns(
+    shortcut: str, setting: Callable[[Case], Setting]
+) -> None:
+    """TRL's gradient of answers of two turns, and the mean cross-entropy of what the environment wrote between them."""
+    here = setting(next(case for case in CASES if case.name == "turns"))
+    echo = Case("echo", "echo", here.case.trl, {"observation_coef": 0.3}, turns=True)
+    found = gradient(echo, here.client(**SHORTCUTS[shortcut]), here.trajectories)
+    here.module.zero_grad()
+    p_BR = plain_logprobs(here.module, here.trajectories, 1.0)
+    written = [
+        row[: len(t.action_mask)][~torch.tensor(t.action_mask, dtype=torch.bool)]
+        for t, row in zip(here.trajectories, p_BR, strict=True)
+    ]
+    (-0.3 * torch.stack([p.mean() if len(p) else p.sum() for p in written]).mean()).backward()
+    added = gradients_of(here.module)
+    here.module.zero_grad()
+    whole, worst = difference(found, {name: g + added[name] for name, g in here.trl.items()})
+    assert whole <= CLOSE and worst <= CLOSE
+    whole, _ = difference(found, here.trl)
+    assert whole > 0.01, "the tokens between the turns count"
+
+
 @pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[8]], ids=lambda case: case.name)
 def test_answers_without_an_advantage_may_be_left_out(case: Case, setting: Callable[[Case], Setting]) -> None:
     """`weigh` skips a group, and an answer at its group's mean; computed like the others, they change nothing."""
@@ -291,4 +320,47 @@ def test_a_whole_step_of_trl_has_the_gradient_of_ours(
     expected = trl_gradient(case, module, tokenizer, tmp_path, answers, **size)
     found = gradient(case, training_client(case, fresh, tmp_path), answers)
     whole, worst = difference({name: g * factor for name, g in found.items()}, expected)
+    assert whole <= CLOSE and worst <= CLOSE
+
+
+@pytest.mark.slow
+def test_a_step_of_trl_with_several_rewards_has_the_gradient_of_gdpo(
+    fresh: Callable[..., Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    """TRL's `normalize_then_sum` over two weighted rewards. Its last std is the sample's, ours the population's."""
+    answers = rollouts(groups=EQUAL_GROUPS)
+    for place, t in enumerate(answers):
+        # Values and weights beside which what both add to a std is nothing. The first is equal in group 1.
+        t.reward_parts = {"right": [3e3, 1000.0 * (t.reward or 0.0)], "form": [2e4, 500.0 * (place * place % 7)]}
+        t.reward = sum(weight * value for weight, value in t.reward_parts.values())
+    case = Case("gdpo", "gdpo", {"loss_type": "grpo", "multi_objective_aggregation": "normalize_then_sum"})
+    module = copy.deepcopy(fresh().model.module)
+    remember(module, answers, 1.0)
+    expected = trl_gradient(case, module, tokenizer, tmp_path, answers, per_device_train_batch_size=len(answers))
+    found = gradient(case, training_client(case, fresh, tmp_path), answers)
+    n = len(answers)
+    whole, worst = difference({name: g * ((n - 1) / n) ** 0.5 for name, g in found.items()}, expected)
+    assert whole <= CLOSE and worst <= CLOSE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", IMPORTANCE_MODES)
+@pytest.mark.parametrize("loss", ["dapo", "sapo"])
+def test_a_step_of_trl_that_corrects_its_sampler_has_the_gradient_of_ours(
+    loss: str, mode: str, fresh: Callable[..., Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    """TRL's own importance weights, between the log-probs that came with the answers and those of its model."""
+    words = {"mode": mode, "clip_min": 0.9, "clip_max": 1.1}
+    cells = {"importance_cap": 1.1, "importance_floor": 0.9, "importance_mode": mode, "advantage": "group_mean"}
+    case = Case(
+        "importance", loss,
+        {"loss_type": loss, "scale_rewards": "none", **{f"vllm_importance_sampling_{k}": v for k, v in words.items()}},
+        {**cells, **({"clip_high": 0.2} if loss == "dapo" else {})},
+    )  # fmt: skip
+    answers = rollouts(groups=EQUAL_GROUPS)
+    module = copy.deepcopy(fresh().model.module)
+    remember(perturb(module, 0.01), answers, 1.0)
+    expected = trl_gradient(case, module, tokenizer, tmp_path, answers, per_device_train_batch_size=len(answers))
+    found = gradient(case, training_client(case, fresh, tmp_path), answers)
+    whole, worst = difference(found, expected)
     assert whole <= CLOSE and worst <= CLOSE

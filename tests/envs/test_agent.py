@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rlvr.chat.dialects.forms import DialectError
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.core.messages import SamplingParams
 from rlvr.core.types import Outcome, Task, Trajectory
+from rlvr.envs.agent.agent_env import AgentBudget, AgentRules
 from rlvr.envs.agent.agent_run import Assignment
 from rlvr.envs.agent.agent_source import AgentSource
 from rlvr.recorder.open_rollouts import MAX_HELD, OpenRollouts
@@ -315,7 +317,9 @@ def test_a_command_gets_its_task_and_gives_its_result(
         ("print('gone'); os.kill(os.getpid(), 9)", "signal 9"),
         ("open(os.environ['RLVR_RESULT'], 'w').write('{nonsense')", "not JSON"),
         ("open(os.environ['RLVR_RESULT'], 'w').write('{\"reward\": NaN}')", "reward=nan"),
-        ("open(os.environ['RLVR_RESULT'], 'w').write('{\"rewards\": 1}')", "rewards"),
+        ("open(os.environ['RLVR_RESULT'], 'w').write('{\"rewards\": 1}')", "'rewards'; expected only answer, reward"),
+        ("open(os.environ['RLVR_RESULT'], 'w').write('[1]')", "is of type list; expected nothing, a text"),
+        ("open(os.environ['RLVR_RESULT'], 'w').write('{\"metrics\": [1]}')", "expected a mapping of names to numbers"),
         ("open(os.environ['RLVR_RESULT'], 'w').write(' ' * (2 << 20))", "larger than 1 MiB"),
     ],
 )
@@ -327,9 +331,9 @@ def test_a_command_that_fails_is_an_error(rows: str, tmp_path: Path, end: str, w
 @pytest.mark.parametrize(
     ("end", "words"),
     [
-        ("os.mkfifo(os.environ['RLVR_RESULT'])", "no regular file"),
-        ("os.mkdir(os.environ['RLVR_RESULT'])", "no regular file"),
-        ("os.symlink('/etc/hostname', os.environ['RLVR_RESULT'])", "no regular file"),
+        ("os.mkfifo(os.environ['RLVR_RESULT'])", "expected a regular file"),
+        ("os.mkdir(os.environ['RLVR_RESULT'])", "expected a regular file"),
+        ("os.symlink('/etc/hostname', os.environ['RLVR_RESULT'])", "expected a regular file"),
         ("os.truncate(os.open(os.environ['RLVR_RESULT'], os.O_CREAT | os.O_WRONLY), 200 << 20)", "larger than 1 MiB"),
         ("open(os.environ['RLVR_RESULT'], 'w').write('{\"reward\": 1' + '0' * 400 + '}')", "reward="),
         ("open(os.environ['RLVR_RESULT'], 'w').write('{\"metrics\": {\"\\\\u001b[2J\": 1}}')", "a metric named"),
@@ -437,16 +441,21 @@ def test_no_process_of_an_agent_is_left(rows: str, tmp_path: Path, seconds: int,
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "none of command, function and url"),
+        ({}, "no agent given; expected exactly one of"),
         ({"command": ["x"], "url": "http://h"}, "command and url given"),
         ({"command": "python x.py"}, "expected a list of words"),
+        ({"command": ["python", "-n", 5]}, "the word 5 is not text; quote it"),
         ({"function": "json:nothing"}, "nothing"),
         ({"url": "file:///etc/passwd"}, "expected http"),
-        ({"function": agents.once, "result": "output"}, "of a command"),
+        ({"function": agents.once, "result": "output"}, "needs a command"),
         ({"function": agents.once, "budget": {"call": 3}}, "call"),
         ({"function": agents.once, "budget": {"calls": 0}}, "budget.calls"),
         ({"function": agents.once, "rules": {"field": ["a"]}}, "field"),
         ({"function": agents.once, "rules": {"branches": "first"}}, "rules.branches"),
+        ({"function": agents.once, "rules": {"budget": {}}}, "budget is an option of its own"),
+        ({"function": agents.once, "rules": {"needs_reward": True}}, "it takes: fields, branches, keep_retried"),
+        ({"function": agents.once, "result": "outputs"}, "expected one of answer, output, reward"),
+        ({"command": ["python", "no_such_agent.py"]}, "there is no file 'no_such_agent.py' in"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(rows: str, options: Any, words: str) -> None:
@@ -463,3 +472,64 @@ def test_fields_of_the_row_are_shown_only_if_they_are_asked_for(rows: str) -> No
     assert one.answer is not None and list(json.loads(one.answer)) == ["answer"]
     with pytest.raises(ValueError, match=r"'hint'.*it has answer"):
         play(rows, function=agent, rules={"fields": ["hint"]})
+
+
+def test_the_page_has_every_rule_and_budget_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "train" / "agents.md").read_text(encoding="utf-8")
+    for kind in (AgentRules, AgentBudget):
+        for one in fields(kind):
+            if one.name not in ("budget", "needs_reward"):  # a part of its own, and what `result` says
+                value = one.default
+                shown = "none" if value is None else "`[]`" if value == () else f"`{str(value).lower()}`"
+                shown = shown.replace(".0`", "`")
+                assert f"| `{one.name}` | {shown} |" in page, one.name
+
+
+def test_parallel_calls_sample_the_same_in_whatever_order_they_arrive(rows: str) -> None:
+    """Equal calls are told apart by their number, all others by what they read, also from those of other episodes."""
+
+    class Sampler(ScriptedSamplingClient):
+        """Says a word that its seed draws."""
+
+        seeds: list[int] = []  # noqa: RUF012
+
+        def sample(self, prompt: Any, num_samples: int, sampling_params: SamplingParams, *more: Any) -> Any:
+            assert sampling_params.seed is not None
+            self.seeds = [*self.seeds, *(sampling_params.seed + n for n in range(num_samples))]
+            return super().sample(prompt, num_samples, sampling_params, *more)
+
+    def run(parallel: bool, *orders: list[int]) -> list[Any]:
+        left = iter(orders)
+        made = AgentSource(
+            "dataset",
+            {"path": rows, "reward": "exact_match"},
+            function=lambda assignment: agents.fan_out(assignment, next(left)),
+            rules={"parallel": parallel},
+        )
+
+        def say(number: int) -> list[int]:
+            return [*TEXT.encode(str(sampler.seeds[number] % 10**9), add_special_tokens=False), TEXT.eos_token_id]
+
+        sampler = Sampler(TEXT, say)
+        groups = open_groups(made, [made.train(0, 0, "")], len(orders), TEXT, "g")
+        played = rollout(groups, sampler, SamplingParams(60), seed=1)
+        return [(one.rollout_id, one.full_tokens, one.action_mask) for one in played]
+
+    one, other = [0, 1, 2, 5], [5, 1, 2, 0]
+    assert len(run(True, one, other)) == 8, "of two equal calls the last counts"
+    assert run(True, one, other) == run(True, other, one)
+    assert len({str(tokens) for _, tokens, _ in run(True, one, one)}) == 8
+    assert run(False, one, other) != run(False, other, one)
+
+
+def test_calls_of_more_tokens_than_the_run_allows_are_refused(rows: str) -> None:
+    from rlvr.envs.long_prompts import limit_prompts
+
+    made = AgentSource("dataset", {"path": rows, "reward": "exact_match"}, function=agents.too_long)
+    bounded = limit_prompts(made, TEXT, 90, "filter", lambda text: None, "key")
+    sampler = ScriptedSamplingClient(TEXT, lambda number: [TEXT.eos_token_id])
+    (only,) = rollout(open_groups(bounded, [bounded.train(0, 0, "")], 1, TEXT, "g"), sampler, SamplingParams(9), seed=1)
+    assert only.answer is not None and "more than training.max_prompt_tokens=90" in only.answer
+    assert only.metadata["refused_calls"] == 1.0 and only.metadata["calls"] == 1.0
+    with pytest.raises(ValueError, match=r"training\.long_prompts=truncate_left is not supported"):
+        limit_prompts(made, TEXT, 90, "truncate_left", lambda text: None, "key")

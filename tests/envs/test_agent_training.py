@@ -79,13 +79,13 @@ def test_a_run_that_is_killed_among_its_agents_ends_with_the_same_bits(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(sys.platform != "linux", reason="walls are made of Linux namespaces")
-def test_walls_change_no_bit_of_a_run(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is made of Linux namespaces")
+def test_the_sandbox_changes_no_bit_of_a_run(tmp_path: Path) -> None:
     command = f"command: ['{sys.executable}', '{ROOT / 'tests/kit/asking_agent.py'}']"
     runs: list[dict[str, Any]] = []
-    for name, walls in (("open", ""), ("walled", ", walls: {}")):
-        kwargs = f"{{inner: tool_arithmetic, inner_kwargs: {TASKS}, {command}{walls}}}"
+    for name, sandbox in (("open", ""), ("sandboxed", ", sandbox: {}")):
+        kwargs = f"{{inner: tool_arithmetic, inner_kwargs: {TASKS}, {command}{sandbox}}}"
         runs.append(train(tmp_path, name, "env.name=agent", f"env.kwargs={kwargs}"))
     assert runs[0]["weights_sha256"] == runs[1]["weights_sha256"]
-    rows = [json.loads(line) for line in (tmp_path / "walled" / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "sandboxed" / "metrics.jsonl").read_text().splitlines()]
     assert [row["env/all/stop/finished"] for row in rows if row["phase"] == "rl"] == [1.0, 1.0]

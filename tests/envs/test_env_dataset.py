@@ -356,3 +356,15 @@ def test_gsm8k_and_mbpp_by_their_own_files() -> None:
         "dataset", path=str(DATA / "mbpp" / "sanitized-mbpp.json"), answer_field="code", heldout_fraction=0.2
     )
     assert code.describe_data() == "427 rows, prompt from 'prompt', answer from 'code'"
+
+
+def test_a_function_makes_the_prompt_of_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(json.dumps({"first": n, "second": 2, "answer": str(n + 2)}) + "\n" for n in range(20)))
+    source = resolve_environment("dataset", path=str(path), prompt_field="environments_of_tests:ask")
+    tasks = source.heldout(None) + [source.train(0, index, "") for index in range(source.size(""))]
+    assert sorted(str(task.prompt) for task in tasks) == sorted(f"{n} + 2 =" for n in range(20))
+    assert all(task.meta["first"] + 2 == int(task.meta["answer"]) for task in tasks), "the row is a copy"
+    path.write_text(json.dumps({"second": 2, "answer": "4"}) + "\n")
+    with pytest.raises(ValueError, match=r"sums.jsonl.*environments_of_tests:ask failed: KeyError: 'first'"):
+        resolve_environment("dataset", path=str(path), prompt_field="environments_of_tests:ask")

@@ -87,6 +87,18 @@ def test_a_call_is_answered_in_the_templates_own_form_and_carries_no_loss(rows: 
     assert '"name": "add"' in shown and '"required": ["a"]' in shown and shown.endswith("<|im_start|>assistant\n")
 
 
+def test_an_episode_is_kept_as_messages_for_people(rows: str) -> None:
+    made = source(rows)
+    t, _ = play(made, f"I add.\n{use('add', a=2, b=5)}<tool_call>\n{{", "7")
+    called = [{"function": {"name": "add", "arguments": {"a": 2, "b": 5}}}]
+    asked, said, told, failed, last = t.messages[-5:]
+    assert asked == {"role": "user", "content": made.train(0, 0, "").prompt}
+    assert (said["tool_calls"], said["turn"], said["content"][:6]) == (called, 0, "I add.")
+    assert told == {"role": "tool", "name": "add", "content": "7"}
+    assert failed["name"] == "" and failed["content"].startswith("error: your call could not be read")
+    assert last == {"role": "assistant", "content": "7", "tool_calls": [], "turn": 1}
+
+
 def test_what_a_template_renders_at_once_is_what_an_episode_appended(rows: str) -> None:
     """The same conversation rendered by the template from its start gives the same tokens."""
     made = source(rows)

@@ -166,3 +166,33 @@ def test_a_reset_that_fails_or_hangs_is_an_error_of_its_episode(rows: str) -> No
 def test_what_is_no_such_class_is_refused(rows: str, name: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         source(rows, name)
+
+
+def test_a_dictionary_of_classes_is_chosen_from_by_the_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"{n}.", "answer": "35", "environment": ("safe", "shop")[n % 2]} for n in range(8)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    inner = {"inner": "dataset", "inner_kwargs": {"path": str(path), "reward": "exact_match"}}
+    made = apply_prompt_options(
+        resolve_environment("trl:environments_of_tests:factories", **inner), TEXT, PromptOptions()
+    )
+    tasks = [made.train(0, index, "") for index in range(7)]
+    safe, shop = (next(t for t in tasks if t.meta["environment"] == name) for name in ("safe", "shop"))
+    assert made.environment_weight == 1.0
+    for task, turn, shown, hidden in (
+        (safe, use("press", digit=3), "press", "buy"),
+        (shop, use("buy", count=2), "buy", "press"),
+    ):
+        groups = open_groups(made, [task], 1, TEXT, "g")
+        said = iter([turn, "35"])
+        sampler = ScriptedSamplingClient(
+            TEXT, lambda i, said=said: [*TEXT.encode(next(said), add_special_tokens=False), TEXT.eos_token_id]
+        )
+        (t,) = rollout(groups, sampler, SamplingParams(max_tokens=900), seed=1)
+        read = TEXT.decode(t.prompt_tokens)
+        assert f'"{shown}"' in read and f'"{hidden}"' not in read
+        assert t.reward == float(shown == "buy")
+    with pytest.raises(ValueError, match=r"environment='shed' \(did you mean"):
+        made.env(Task("t", "x", {"environment": "shed"}), TEXT)
+    with pytest.raises(ValueError, match="no method `reset`"):
+        resolve_environment("trl:environments_of_tests:Still")

@@ -56,6 +56,8 @@ def test_a_declared_weight_decides_the_sum_and_both_parts_are_kept(weight: float
     t = play("b", "a")
     score([t], resolve_reward("exact_match").plus_environment(weight))
     assert t.reward == total
+    parts = {"exact_match": [1.0, 1.0], "environment": [weight, 0.5]} if weight else {}
+    assert t.reward_parts == parts, "what an advantage that takes each reward by itself sees"
     row = json.loads(trajectory_row(t))
     parts = {v.verifier: v.value for v in verdicts_of(row["scores"])}
     assert parts == {"exact_match": 1.0, "environment": 0.5} and row["reward"] == total

@@ -174,7 +174,7 @@ def test_a_limit_of_turns_is_verifiers_own() -> None:
         ("give-letter", {"options": {"retries": {"max_retries": 2}}}, r"options\.retries is not supported"),
         ("give-letter", {"taskset": {"count": 0}}, "has no tasks"),
         ("count-down", {"heldout": 0.5}, "tasks without end; heldout=0.5, expected a number"),
-        ("give-letter", {"rules": {"fields": ["a"]}}, r"rules\.fields has no effect"),
+        ("give-letter", {"rules": {"fields": ["a"]}}, r"rules\.fields is not supported"),
         ("give-letter", {"python": "/no/such/python"}, r"python='/no/such/python' is no program"),
         ("give-letter", {"max_turns": 3}, "max_turns"),
     ],

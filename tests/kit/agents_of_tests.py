@@ -120,6 +120,15 @@ def in_parallel(assignment: Assignment) -> str:
     return " ".join(sorted(answers))
 
 
+def fan_out(assignment: Assignment, order: list[int]) -> None:
+    """Parts that are asked for in some order, the last two alike, and one call that joins their answers."""
+    answers = {
+        number: ask(assignment, [{"role": "user", "content": f"part {number % 3}"}])["content"] for number in order
+    }
+    joined = [answers[0], answers[1], *sorted([answers[2], answers[5]])]
+    ask(assignment, [{"role": "user", "content": f"{assignment.prompt} {joined}"}])
+
+
 def refused_settings(assignment: Assignment) -> str:
     answer = post(assignment, [{"role": "user", "content": assignment.prompt}], logit_bias={"5": 100})
     once(assignment)
@@ -173,3 +182,42 @@ def leaves_many(assignment: Assignment) -> None:
 def stops_the_thread(assignment: Assignment) -> None:
     once(assignment)
     raise KeyboardInterrupt
+
+
+def fork(assignment: Assignment) -> list[str]:
+    """A first call, and two branches that go on from it; the ids of the three answers."""
+    first = [{"role": "user", "content": assignment.prompt}]
+    given = [post(assignment, first)]
+    first.append(given[0]["choices"][0]["message"])
+    given += [post(assignment, [*first, {"role": "user", "content": side}]) for side in ("left", "right")]
+    return [answer["id"] for answer in given]
+
+
+def forks(assignment: Assignment) -> None:
+    fork(assignment)
+
+
+def rewards_branches(assignment: Assignment) -> dict[str, Any]:
+    """0.5 for the whole, and 1 for the first branch."""
+    return {"reward": 0.5, "branches": {fork(assignment)[1]: 1.0}}
+
+
+def posts_rewards(assignment: Assignment) -> None:
+    """0.5 for the whole; 1 for what goes on from the first call, and 0 for the second branch."""
+    root, _, right = fork(assignment)
+    for given in ({"reward": 0.5}, {"reward": 1.0, "call": root}, {"reward": 0.0, "call": right}):
+        body = json.dumps(given).encode()
+        urllib.request.urlopen(urllib.request.Request(f"{assignment.base_url}/reward", body), timeout=30).close()
+
+
+def rewards_a_stranger(assignment: Assignment) -> dict[str, Any]:
+    return {"branches": {fork(assignment)[1] + "0": 1.0}}
+
+
+def posts_a_strangers_reward(assignment: Assignment) -> str:
+    request = urllib.request.Request(f"{assignment.base_url}/reward", b'{"reward": 1, "call": "no-such"}')
+    try:
+        urllib.request.urlopen(request, timeout=30).close()
+    except urllib.error.HTTPError as error:
+        return f"{error.code} {json.load(error)['error']['message']}"
+    return "taken"

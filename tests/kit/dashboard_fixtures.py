@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,40 @@ def make_run(folder: Path, steps: int = 4, answers: int = 4) -> Path:
     for step in range(steps):
         add_step(folder, step, answers)
     return folder
+
+
+def conversations() -> list[Trajectory]:
+    """An agent's episode of three branches: two go on from the first turn, which calls a tool, and one begins anew."""
+
+    def says(turn: int, text: str, **more: Any) -> dict[str, Any]:
+        return {"role": "assistant", "content": text, "turn": turn, **more}
+
+    call = {"function": {"name": "weather", "arguments": {"city": "Bern", "days": [1, 2], "note": EVIL}}}
+    told = [
+        {"role": "system", "content": "Tools: weather(city)."},
+        {"role": "user", "content": "Rain in Bern?"},
+        says(0, "", tool_calls=[call]),
+        {"role": "tool", "name": "weather", "content": "Rain, 12 degrees.\nWind: 3"},
+    ]
+    histories = [
+        ([*told, says(1, "Yes, it rains.")], [0.5, 1.0]),
+        ([{"role": "user", "content": "Summarize: rain."}, says(2, "Wet.")], [0.25]),
+        ([*told, {"role": "user", "content": "Sure?"}, says(3, "No rain.")], [0.0]),
+    ]
+    made = answer(1, 1)
+    return [
+        replace(
+            made, rollout_id="9/0", group_id="9/0", messages=messages, turn_credits=credits,
+            turn_starts=list(range(len(credits))),
+        )
+        for messages, credits in histories
+    ]  # fmt: skip
+
+
+def add_conversations(folder: Path, step: int) -> None:
+    rows = "".join(rollout_rows.trajectory_row(t) for t in conversations())
+    with (folder / "rollouts" / f"rl-{step:06d}.jsonl").open("a") as file:
+        file.write(rows)
 
 
 def add_step(folder: Path, step: int, answers: int = 4) -> None:

@@ -177,3 +177,28 @@ class Strange(Countdown):
         if self.given == "exit":
             raise SystemExit(3)
         return forms[self.given]
+
+
+class Shop:
+    """Another class by TRL's contract, for a dictionary of them."""
+
+    def reset(self, **row: Any) -> str:
+        assert "environment" not in row
+        self.bought = 0
+        return " Buy 2."
+
+    def buy(self, count: int) -> str:
+        """Buy so many."""
+        self.bought += count
+        return f"bought {self.bought}"
+
+    def get_reward(self) -> float:
+        return float(self.bought == 2)
+
+
+factories = {"safe": Safe, "shop": Shop}
+
+
+def ask(row: dict[str, Any]) -> str:
+    """The prompt of a row."""
+    return f"{row.pop('first')} + {row['second']} ="

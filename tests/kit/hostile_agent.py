@@ -531,7 +531,7 @@ def write_result() -> None:
 
 
 if __name__ == "__main__":
-    assert os.uname().nodename == "agent", "there are no walls, and some of these attacks would do harm"
+    assert os.uname().nodename == "agent", "there is no sandbox, and some of these attacks would do harm"
     globals()[FACTS["attack"]]()
     if not FACTS["attack"].startswith(("result_", "odd_", "escape_codes")):
         os.chdir(os.path.dirname(RESULT))

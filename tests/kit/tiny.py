@@ -36,7 +36,8 @@ def params(seed: int = 3, tokens: int = 12, **more: Any) -> SamplingParams:
 def plain_logprobs(module: Any, prompt: list[int], tokens: list[int], temperature: float = 1.0) -> list[float]:
     """The log-probs of `tokens` after `prompt` by one pass of the transformers model, without anything of ours."""
     with torch.no_grad():
-        logits = module(input_ids=torch.tensor([prompt + tokens]), use_cache=False).logits[0].float()
+        row = torch.tensor([prompt + tokens], device=module.device)
+        logits = module(input_ids=row, use_cache=False).logits[0].float()
     table = (logits / temperature).log_softmax(-1)
     return [float(table[len(prompt) + i - 1, t]) for i, t in enumerate(tokens)]
 
@@ -83,7 +84,7 @@ def assert_gradients_of_peft(trainer: Any, module: Any, path: str) -> dict[str, 
     """
     from peft import PeftModel
 
-    theirs = PeftModel.from_pretrained(module, path, is_trainable=True).eval()
+    theirs = PeftModel.from_pretrained(module, path, is_trainable=True, torch_device="cpu").eval()
     total = torch.zeros(())
     for row in data():
         logits = theirs(input_ids=torch.tensor([row.model_input.tokens])).logits[0].log_softmax(-1)
@@ -96,6 +97,6 @@ def assert_gradients_of_peft(trainer: Any, module: Any, path: str) -> dict[str, 
         for name, p in theirs.named_parameters()
         if p.grad is not None
     }
-    found = gradients(trainer)
+    found = {name: gradient.cpu() for name, gradient in gradients(trainer).items()}
     assert_gradients_close(found, expected)
     return found

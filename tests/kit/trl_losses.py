@@ -172,7 +172,7 @@ def plain_loss(case: Case, module: Any, trajectories: Sequence[Trajectory], refe
     p_BR = plain_logprobs(module, trajectories, case.temperature)
     total, actions = p_BR.new_zeros(()), 0
     bounds = algorithm.loss.config()
-    low, high = bounds["clip_low_threshold"], bounds["clip_high_threshold"]
+    low, high = bounds.get("clip_low_threshold", 0.0), bounds.get("clip_high_threshold", float("inf"))
     for i, t in enumerate(trajectories):
         if not counted[i]:
             continue
@@ -184,6 +184,9 @@ def plain_loss(case: Case, module: Any, trajectories: Sequence[Trajectory], refe
             ratio = torch.exp((p - q).mean()).expand(len(p))
         if algorithm.loss.name == "cispo":
             terms = -ratio.detach().clamp(low, high) * p * t.advantage
+        elif algorithm.loss.name == "sapo":
+            tau = bounds["positive_temperature" if t.advantage > 0 else "negative_temperature"]
+            terms = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * t.advantage
         else:
             terms = -torch.minimum(ratio * t.advantage, ratio.clamp(low, high) * t.advantage)
         if (dual_clip := bounds.get("dual_clip_threshold")) is not None and t.advantage < 0:
@@ -191,10 +194,10 @@ def plain_loss(case: Case, module: Any, trajectories: Sequence[Trajectory], refe
         if reference is not None:
             d = reference[i, : len(acted)][acted] - p
             terms = terms + algorithm.flat["kl_coef"] * (torch.exp(d) - d - 1)
-        total = total + (terms.mean() if kind == "grpo" else terms.sum())
+        total = total + (terms.mean() if kind in ("grpo", "sapo") else terms.sum())
         actions += len(p)
     answers = sum(counted)
-    return total / {"grpo": answers, "dr_grpo": answers * BUDGET}.get(kind, actions)
+    return total / {"grpo": answers, "sapo": answers, "dr_grpo": answers * BUDGET}.get(kind, actions)
 
 
 def trl_trainer(case: Case, module: Any, tokenizer: Any, folder: Path, **more: Any) -> Any:
@@ -221,6 +224,21 @@ def trl_trainer(case: Case, module: Any, tokenizer: Any, folder: Path, **more: A
     return trainer
 
 
+def rewards_of(trajectory: Trajectory) -> dict[str, list[float]]:
+    """The weight and value of each of its rewards, by name."""
+    return trajectory.reward_parts or {"earned": [1.0, trajectory.reward or 0.0]}
+
+
+def earn(name: str) -> Any:
+    """A reward function of TRL's that gives what the rollouts brought under this name."""
+
+    def reward(**columns: Any) -> list[float]:
+        return columns[name]
+
+    reward.__name__ = name
+    return reward
+
+
 def trl_gradient(
     case: Case, module: Any, tokenizer: Any, folder: Path, trajectories: Sequence[Trajectory], **settings: Any
 ) -> dict[str, Tensor]:
@@ -243,13 +261,19 @@ def trl_gradient(
             "prompt_ids": [t.prompt_tokens for t in taken],
             "completion_ids": [t.response_tokens for t in taken],
             "logprobs": [t.logprobs for t in taken],
-            "earned": [t.reward for t in taken],
+            **{name: [rewards_of(t)[name][1] for t in taken] for name in weights},
         }
 
-    trl_trainer(
+    weights = {name: weight for name, (weight, _) in rewards_of(trajectories[0]).items()}
+
+    trainer = trl_trainer(
         case, module, tokenizer, folder, rows=[{"prompt": group} for group in by_group], max_steps=1, max_grad_norm=0.0,
-        rollout_func=answer, reward_funcs=lambda earned, **_: earned, callbacks=[Keep()], logging_steps=1, **settings,
-    ).train()  # fmt: skip
+        rollout_func=answer, reward_funcs=[earn(name) for name in weights], reward_weights=list(weights.values()),
+        callbacks=[Keep()], logging_steps=1, **settings,
+    )  # fmt: skip
+    if "vllm_importance_sampling_mode" in case.trl:  # then it compares what the rollouts brought with the trainer
+        trainer.use_vllm, trainer._last_loaded_step = True, 0
+    trainer.train()
     return found
 
 

@@ -48,7 +48,7 @@ def test_rows_are_shown_of_a_recording_and_of_what_it_is_written_as(
         return out if code == 0 else f"{code}: {error}"
 
     expected = rows(str(path))
-    assert "rollout r: 3 calls, 1 branches, reward 0.5" in expected and "SAMPLED '13'" in expected
+    assert "rollout r: 3 calls, 1 rows, reward 0.5" in expected and "SAMPLED '13'" in expected
     assert "read    ' on:'" in expected and "'12'" not in expected
     assert "SAMPLED '12'" in rows(str(path), "--keep-retried")
     for form, calls in (("openenv", 3), ("triplets", 2)):

@@ -30,6 +30,13 @@ def record(path: Path, *calls: RecordedCall) -> None:
             file.append(one)
 
 
+def test_a_line_is_written_without_a_copy_of_the_prompt_and_the_request() -> None:
+    made = call(0)
+    line = made.to_json()
+    assert line["prompt"] is made.prompt and line["request"] is made.request
+    assert line["choices"][0]["tokens"] is made.choices[0].tokens and RecordedCall.of_json(line) == made
+
+
 def test_what_was_appended_is_read(tmp_path: Path) -> None:
     path = tmp_path / "new" / "calls.jsonl"
     first, second, other = call(0), call(1, text="\u2028 \ud800 é\n"), call(2, "s")

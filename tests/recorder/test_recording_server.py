@@ -95,6 +95,21 @@ def test_rewards_are_written_and_the_last_counts(server: Recorder) -> None:
     assert make_rows(server.recorded[1])[0].reward is None
 
 
+def test_a_reward_of_a_call_is_that_of_its_branch(server: Recorder) -> None:
+    rollout = server.open()
+    base = rollout["openai_base_url"]
+    said = read_message(chat(base, "go"))
+    (_, left), (_, right) = (chat(base, "go", said, side) for side in ("left", "right"))
+    for given in ({"reward": 0.5}, {"reward": 1, "call": left["id"]}, {"reward": 0, "call": right["id"]}):
+        assert post(f"{rollout['url']}/reward", given) == (200, {**given, "reward": float(given["reward"])})
+    status, answer = post(f"{rollout['url']}/reward", {"reward": 1, "call": "none"})
+    assert status == 404 and "no answer 'none'" in answer["error"]["message"]
+    assert post(f"{rollout['url']}/reward", {"reward": 1, "call": 3})[0] == 400
+    (recorded,) = server.recorded
+    assert (recorded.reward, recorded.call_rewards) == (0.5, {left["id"]: 1.0, right["id"]: 0.0})
+    assert [row.turn_credits for row in make_rows(recorded)] == [[0.5, 1.0], [0.0]]
+
+
 def test_a_rollout_that_is_closed_and_an_address_that_never_was_answer_410(server: Recorder) -> None:
     rollout = server.open()
     assert post(f"{rollout['url']}/close", {}) == (200, {"id": rollout["id"]})

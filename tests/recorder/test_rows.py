@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
-
-import pytest
 
 from rlvr.core.types import StopReason
 from rlvr.recorder.recording import RecordedCall, RecordedChoice, RecordedRollout
@@ -71,8 +70,31 @@ def test_without_a_reward_or_a_group() -> None:
 
 
 def test_a_row_has_one_temperature() -> None:
-    cold, warm = call([1], [2], temperature=0.5), call([1, 2, 3], [4])
+    cold = call([1], [2], temperature=0.5)
     assert make_rows(RecordedRollout("r", "", [cold]))[0].temperature == 0.5
     assert len(rows(cold, call([9], [4]))) == 2
-    with pytest.raises(ValueError, match=r"rollout r.*0\.5, 1\.0"):
-        rows(cold, warm)
+
+
+def test_a_branch_of_two_temperatures_is_a_row_for_each() -> None:
+    """The turns of the other one are read: no log-prob is taken for that of another distribution."""
+    calls = [call([1], [2], temperature=0.5), call([1, 2, 3], [4]), call([1, 2, 3, 4, 5], [6], temperature=0.5)]
+    cold, warm = make_rows(RecordedRollout("r", "g", calls, 0.5))
+    assert (cold.temperature, warm.temperature) == (0.5, 1.0)
+    assert cold.full_tokens == warm.full_tokens == [1, 2, 3, 4, 5, 6]
+    assert (cold.action_mask, warm.action_mask) == ([1, 0, 0, 0, 1], [0, 0, 1, 0, 0])
+    assert [bool(one) for one in cold.logprobs] == [bool(one) for one in cold.action_mask]
+    assert {row.reward for row in (cold, warm)} == {0.5}
+
+
+def test_branches_are_trained_with_their_own_rewards() -> None:
+    root, left, right = (
+        replace(call(p, a), id=id) for p, a, id in (([1], [2], "a"), ([1, 2, 3], [4], "b"), ([1, 2, 5], [6], "c"))
+    )
+    calls = [root, left, right]
+    first, second = make_rows(RecordedRollout("r", "g", calls, 0.5, {"c": 1.0}))
+    assert (first.turn_credits, second.turn_credits) == ([0.75, 0.5], [1.0])  # what both share: (0.5 + 1) / 2
+    assert first.reward == second.reward == 0.5
+    first, second = make_rows(RecordedRollout("r", "g", calls, None, {"c": 1.0}))
+    assert (first.reward, second.reward, second.turn_credits) == (None, 1.0, [1.0]), "the other branch has no reward"
+    first, second = make_rows(RecordedRollout("r", "g", calls, None, {"a": 0.25, "b": 1.0}))
+    assert (first.turn_credits, second.turn_credits) == ([0.625, 1.0], [0.25]), "the latest call of a branch counts"

@@ -187,7 +187,7 @@ def test_events_of_another_program_are_read(tmp_path: Path) -> None:
     ("given", "words"),
     [
         (trace(node_id=""), "node_id"),
-        ({"schema_version": 1, "turns": [TURN, TURN]}, "'n0' of a turn is missing, or another"),
+        ({"schema_version": 1, "turns": [TURN, TURN]}, "'n0'; expected a text that no other turn"),
         ({"schema_version": 2, "turns": []}, "schema_version 2"),
         (trace(prompt_token_ids=None), "n0: prompt_token_ids is missing"),
         (trace(prompt_token_ids=[]), "token ids of its prompt"),

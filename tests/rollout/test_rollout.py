@@ -69,6 +69,23 @@ def test_a_scored_rollout_shares_its_verdict_with_its_earlier_trajectories() -> 
         t.task = Task("t", "prompt", {"answer": "b"})
     score(trajectories, resolve_reward("exact_match").plus_environment(1.0))
     assert [t.reward for t in trajectories] == [2.25, 2.25]  # 0.25 + 1.0 from the turns, 1.0 from the verifier
+    assert all(t.reward_parts == {"exact_match": [1.0, 1.0], "environment": [1.0, 1.25]} for t in trajectories)
+
+
+def test_a_composite_leaves_its_rewards_and_weights_in_the_trajectory() -> None:
+    """Two of a name, one of weight 0 that does not count: the reward is the sum of weight x value."""
+    sampler = ScriptedSamplingClient(WORDS, lambda i: [A, 0])
+    t, other = rollout([group_of(2)], sampler, SamplingParams(max_tokens=2), seed=1)
+    t.task = other.task = Task("t", "prompt", {"answer": "b"})
+    rewards: list[dict[str, Any]] = [
+        {"name": "exact_match", "weight": 3.0},
+        {"name": "keyword_contains", "weight": 1.0, "kwargs": {"keywords": ["a"]}},
+        {"name": "exact_match", "weight": 0.0},
+    ]
+    score([t], resolve_reward("composite", rewards=rewards))
+    assert t.reward_parts == {"exact_match": [0.75, 0.0], "keyword_contains": [0.25, 1.0]} and t.reward == 0.25
+    score([other], resolve_reward("exact_match"))
+    assert other.reward_parts == {}
 
 
 def test_only_the_end_token_is_hidden_from_verifiers() -> None:

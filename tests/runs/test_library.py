@@ -80,6 +80,7 @@ def ask_once(assignment: Any) -> str:
 def test_an_agent_plays_the_rows(train: Callable[..., rlvr.Run]) -> None:
     run = train(ROWS, digits, agent=ask_once)
     assert run.settings["env"]["name"] == "agent" and run.settings["env"]["kwargs"]["inner"] == "dataset"
+    assert run.settings["training"]["optimizer"]["warmup_steps"] == 5, "of the config dataset, as without an agent"
     assert [row["env/all/stop/finished"] for row in run.metrics if row["phase"] == "rl"] == [1.0, 1.0]
     for wrong, words in ((7, "agent is of type int"), ({"play": 1}, "play")):
         with pytest.raises(ValueError, match=words):
@@ -95,7 +96,7 @@ def test_a_run_that_is_interrupted_goes_on_by_the_same_call_to_the_same_bits(
     step = TrainingLoop._rl_step  # pyright: ignore[reportPrivateUsage]
 
     def stop_after(loop: Any, number: int) -> Any:
-        loop.stop_requested = True  # as Ctrl-C does
+        loop.stop_request.is_set = True  # as Ctrl-C does
         return step(loop, number)
 
     monkeypatch.setattr(TrainingLoop, "_rl_step", stop_after)
@@ -475,7 +476,7 @@ def test_an_interrupted_run_takes_more_steps_too(
     step = TrainingLoop._rl_step  # pyright: ignore[reportPrivateUsage]
 
     def stop_after(loop: Any, number: int) -> Any:
-        loop.stop_requested = True
+        loop.stop_request.is_set = True
         return step(loop, number)
 
     monkeypatch.setattr(TrainingLoop, "_rl_step", stop_after)

@@ -21,6 +21,7 @@ from rlvr.core import rng
 from rlvr.rollout import open_groups, rollout, score
 from tests.kit.chat_rows import qwen_folder
 from tests.kit.paths import ROOT
+from tests.kit.tiny import LLAMA_LIKE
 
 STEPS = 4
 
@@ -166,6 +167,28 @@ def test_a_step_that_is_left_by_break_is_the_last_one_and_is_saved(tmp_path: Pat
         assert run.checkpoints[0].name == f"rl-{len(run.metrics):06d}"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_a_loop_after_its_step_and_the_loop_goes_on(tmp_path: Path, toy: Any, number: int) -> None:
+    """The handlers of the program are back after it; in the same block, too, the loop goes on."""
+    before, made = signal.getsignal(number), list[int]()
+
+    def make_steps(loop: rlvr.Loop, stop_at: int) -> None:
+        for step in loop.steps(6):
+            if step == stop_at:
+                os.kill(os.getpid(), number)
+            made.append(step)
+            loop.log(reward=1.0)
+
+    with open_loop(tmp_path / "own", toy) as loop:
+        for stop_at in (1, 3):
+            with pytest.raises(KeyboardInterrupt):
+                make_steps(loop, stop_at)
+            assert signal.getsignal(number) is before
+    with open_loop(tmp_path / "own", toy) as loop:
+        make_steps(loop, -1)
+    assert made == [0, 1, 2, 3, 4, 5]
+
+
 def test_rows_are_tasks_as_in_a_run(model: Path, tmp_path: Path) -> None:
     rows = [{"prompt": f"Say {n}."} for n in range(30)]
     params = rlvr.SamplingParams(max_tokens=4)
@@ -308,6 +331,29 @@ def test_weights_that_an_optimizer_of_torch_stepped_have_another_fingerprint(
         assert client.fingerprint not in (*seen, edited)
         client.load_state_with_optimizer(state).result()
         assert client.fingerprint == edited, "restored weights keep their name"
+
+
+def test_a_model_of_random_weights_is_a_configuration(tmp_path: Path) -> None:
+    source, config = rlvr.resolve_environment("sorting", digits=2), {"model_type": "qwen3", **LLAMA_LIKE}
+    params = rlvr.SamplingParams(max_tokens=3)
+    with rlvr.Loop(tmp_path / "own", source, digits, model=config, tokenizer="words", params=params) as loop:
+        assert loop.evaluate("baseline", tasks=2, samples=2).results
+    assert rlvr.load_run(tmp_path / "own").settings["model"] == config
+    other = rlvr.Loop(tmp_path / "own", source, digits, model="./mine", tokenizer="words", params=params)
+    with pytest.raises(ValueError, match="holds a loop with model="), other:
+        pass
+
+
+@pytest.mark.slow
+def test_the_example_needs_no_argument_and_learns(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "own_loop.py")], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = rlvr.load_run(tmp_path / "runs" / "own-loop").summary
+    assert summary["final"]["mean_reward"]["value"] > summary["baseline"]["mean_reward"]["value"] + 0.1
+    assert f"{summary['final']['mean_reward']['value']:.3f}" in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.slow

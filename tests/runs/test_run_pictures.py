@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.tracking.notebook_views import CompletionView, run_to_html, split_tokens
+from rlvr.tracking.notebook_views import CompletionView, run_to_html
 from rlvr.tracking.pictures import plot_entropy, plot_groups, plot_lengths
 from tests.kit.chat_rows import qwen_folder
 
@@ -114,23 +117,6 @@ def test_a_run_without_a_tokenizer_says_so(run: rlvr.Run) -> None:
         run.show_tokens(0)
 
 
-def test_a_token_that_is_a_part_of_a_character_is_joined_with_the_rest() -> None:
-    parts = {1: b"a", 2: "é".encode()[:1], 3: "é".encode()[1:], 4: b" b", 5: "é".encode()[:1]}
-
-    def decode(tokens: list[int]) -> str:
-        return b"".join(parts[token] for token in tokens).decode(errors="replace")
-
-    assert split_tokens([1, 2, 3, 4], decode) == ["a", "", "é", " b"]
-    assert split_tokens([1, 5], decode) == ["a", "\ufffd"]
-    assert split_tokens([], decode) == []
-
-
-def test_blanks_between_words_belong_to_the_word_behind_them() -> None:
-    """A tokenizer of words joins what it decodes, and gives no blank for a word alone."""
-    words = ["one", "two", "three"]
-    assert split_tokens([0, 1, 2], lambda tokens: " ".join(words[t] for t in tokens)) == ["one", " two", " three"]
-
-
 def test_less_likely_tokens_have_more_colour() -> None:
     html = CompletionView("t", "p", ["a", "b", "c"], [0.0, -0.7, -20.0])._repr_html_()
     colours = [float(x) for x in re.findall(r'rgba\(213,94,0,([\d.]+)\)" title', html)]
@@ -162,3 +148,30 @@ def test_what_a_user_or_a_model_wrote_is_escaped() -> None:
     evil = "<script>alert(1)</script>"
     for html in (CompletionView(evil, evil, [evil], [-1.0])._repr_html_(), run_to_html(evil, {"folder": evil}, None)):
         assert "<script" not in html and "&lt;script&gt;" in html
+
+
+# ---- without the library that draws
+
+
+def test_a_base_install_trains_compares_seeds_and_names_the_extra_of_pictures(tmp_path: Path) -> None:
+    """A process without matplotlib, scipy and torch, which the base does not install."""
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['matplotlib', 'PIL', 'scipy', 'torch']))\n"
+        "import rlvr\n"
+        "from rlvr.study.seed_statistics import compare_pairs\n"
+        "def has_answer(prompt, response, meta): return float('answer' in response)\n"
+        "run = rlvr.train(data='toy', reward=has_answer, client='mock', steps=2, max_tokens=8,\n"
+        "                 evaluation={'tasks': 4, 'samples': 2}, name='toy')\n"
+        "assert run.is_finished and 'img' not in run._repr_html_() and not (run.folder / 'curve.png').exists()\n"
+        "assert compare_pairs({1: 0.0, 2: 0.5}, {1: 0.1, 2: 0.7})['p_value'] == 0.5\n"
+        "for draw in (run.plot, run.plot_lengths, lambda: rlvr.plot_seeds([run])):\n"
+        "    try: draw()\n"
+        "    except ValueError as error: print(error)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(rlvr.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("needs the package 'matplotlib': pip install 'rlvr[plots]'") == 3
+    assert "metrics (no curve: pip install 'rlvr[plots]') and weights are in runs/toy" in done.stdout

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from rlvr.store import open_store
-from tests.kit.dashboard_fixtures import EVIL, Browser, add_step, chromium, fill_store, make_run, running
+from tests.kit.dashboard_fixtures import (
+    EVIL,
+    Browser,
+    add_conversations,
+    add_step,
+    chromium,
+    fill_store,
+    make_run,
+    running,
+)
 
 pytestmark = pytest.mark.slow
 PHONE = {"width": 390, "height": 844}
@@ -37,6 +46,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     make_run(folder / "first", steps=8)
     make_run(folder / "live")
+    make_run(folder / "agent", steps=1)
+    add_conversations(folder / "agent", 0)
     return folder
 
 
@@ -62,7 +73,7 @@ def service(context: Any, database: Path) -> Iterator[str]:
 
 def test_from_the_overview_to_a_filtered_table_to_one_answer(viewer: str, browser: Browser):
     page = browser.open(viewer)
-    assert page.locator(".work").count() == 2 and page.locator("svg").count() == 2
+    assert page.locator(".work").count() == 3 and page.locator("svg").count() == 2
     page.click("nav >> text=Trajectories")
     page.wait_for_selector("tbody tr")
     assert page.locator("tbody tr").count() == 25
@@ -135,7 +146,31 @@ def test_everything_is_reachable_by_keyboard(viewer: str, browser: Browser):
     browser.wait_until_idle(viewer)
 
 
-@pytest.mark.parametrize("path", ["/", "/ui/run/first", "/ui/trajectories", "/ui/trajectory/first:1:3", "/ui/compare"])
+def test_a_branch_is_chosen_and_its_conversation_shown(viewer: str, browser: Browser):
+    page = browser.open(f"{viewer}/ui/trajectory/agent:0:4")
+    assert page.locator(".branches a[aria-current]").inner_text() == "Yes, it rains."
+    assert "weather" in page.locator(".message .call").inner_text()
+    first, second = (page.locator(".branches li").nth(place).bounding_box()["x"] for place in (0, 1))
+    assert second > first + 10, "a branch is indented behind the one that it left"
+    page.click(".branches a:has-text('No rain.')")
+    page.wait_for_selector(".message.shared")
+    assert "agent%3A0%3A6" in page.url or "agent:0:6" in page.url
+    assert page.locator(".message.trained").inner_text().endswith("No rain.")
+    assert page.evaluate("window.hacked") is None
+    browser.wait_until_idle(viewer)
+
+
+PATHS = [
+    "/",
+    "/ui/run/first",
+    "/ui/trajectories",
+    "/ui/trajectory/first:1:3",
+    "/ui/trajectory/agent:0:6",
+    "/ui/compare",
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_a_page_fits_a_phone_and_follows_the_theme(viewer: str, browser: Browser, path: str):
     backgrounds = set()
     for scheme in ("light", "dark"):

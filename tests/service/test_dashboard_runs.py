@@ -49,8 +49,11 @@ def test_a_run_of_rlvr_train_is_shown_with_the_numbers_it_wrote(tmp_path: Path):
     assert [entry.reward for entry in entries] == [row["reward"] for row in stored]
     detail = source.detail(entries[0].key)
     assert detail is not None
-    assert [piece.logprob for piece in detail.pieces] == stored[0]["logprobs"]
-    assert "".join(piece.text for piece in detail.pieces).replace("<eoe>", "").strip() == stored[0]["response"].strip()
+    assert [piece.logprob for piece in detail.tokens.pieces] == stored[0]["logprobs"]
+    assert (
+        "".join(piece.text for piece in detail.tokens.pieces).replace("<eoe>", "").strip()
+        == stored[0]["response"].strip()
+    )
     assert {entry.group for entry in detail.siblings} == {stored[0]["group_id"]}
 
 
@@ -265,5 +268,5 @@ def test_a_run_without_tokenizer_explains_missing_tokens(run: Path):
     assert decode is not None and decode([0, 1]) == WORDS[0] + WORDS[1]
     file.write_text("{}")
     detail = RunSource(run).detail("first:1:1")
-    assert detail is not None and not detail.pieces and "no tokenizer.json" in detail.pieces_note
-    assert replace(detail, pieces_note="").answer == "= 1\n2"
+    assert detail is not None and not detail.tokens.pieces and "no tokenizer.json" in detail.tokens.note
+    assert detail.answer == "= 1\n2"

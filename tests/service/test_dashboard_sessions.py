@@ -74,7 +74,7 @@ def test_one_answer_has_all_verdicts_and_the_feedback(store: ExperienceStore):
         ("code", "failed", 0.0, "assertion"), ("draft", "passed", 0.9, ""),
     ]  # fmt: skip
     assert (detail.feedback, detail.suggestions) == ("test 2 failed", ["Handle zero."])
-    assert detail.facts["strategy"] == "direct" and "log-probs" in detail.pieces_note
+    assert detail.facts["strategy"] == "direct" and "log-probs" in detail.tokens.note
     assert [entry.key for entry in detail.siblings] == ["2"]
 
 
@@ -107,11 +107,11 @@ def test_tokens_of_an_engine_are_shown_as_text(store: ExperienceStore):
     store.add_experiences([experience("c", 2, text="Hi", tokens=[72, 105], logprobs=[-0.5, -1.0])])
     source = StoreSource(store, decode=lambda ids: "".join(map(chr, ids)))
     detail = source.detail("5")
-    assert detail is not None and [(p.text, p.logprob) for p in detail.pieces] == [("H", -0.5), ("i", -1.0)]
+    assert detail is not None and [(p.text, p.logprob) for p in detail.tokens.pieces] == [("H", -0.5), ("i", -1.0)]
     without = StoreSource(store).detail("5")
-    assert without is not None and not without.pieces and "no model is loaded" in without.pieces_note
+    assert without is not None and not without.tokens.pieces and "no model is loaded" in without.tokens.note
     other = StoreSource(store, decode=lambda ids: "".join(chr(one + 1) for one in ids)).detail("5")
-    assert other is not None and not other.pieces and "another model" in other.pieces_note
+    assert other is not None and not other.tokens.pieces and "another model" in other.tokens.note
 
 
 @pytest.mark.parametrize("key", ["", "0", "99", "-1", "1:1:1", "x", "9" * 40])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.study.seed_curves import summarize_steps
+from rlvr.study.seed_curves import _draw, summarize_steps  # pyright: ignore[reportPrivateUsage]
 from tests.kit.study_runs import MOCK, make_runs, planned
 
 T2 = 4.302652729911275  # 0.975 quantile of Student's t with 2 degrees of freedom
@@ -65,6 +65,24 @@ def test_runs_and_folders_are_drawn_as_png_or_svg(runs: list[rlvr.Run], tmp_path
     assert text.startswith("<?xml") and "</svg>" in text
     again = rlvr.plot_seeds(runs, "env/all/correct", tmp_path / "again.svg").read_text()
     assert again == text, "equal pictures have equal bytes"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "says", "bounds"),
+    [
+        (1, "1 seed, no band", None),
+        (2, "2 seeds, band: from one to the other", (0.0, 1.0)),
+        (3, "3 seeds, band: 95 % interval of the mean", (1 / 2 - T2 / 2 / math.sqrt(3), 1 / 2 + T2 / 2 / math.sqrt(3))),
+    ],
+)
+def test_the_legend_says_what_the_band_of_so_many_seeds_is(
+    seeds: int, says: str, bounds: tuple[float, float] | None
+) -> None:
+    curves = [{0: value, 1: value} for value in (0.0, 1.0, 0.5)[:seeds]]
+    [axes] = _draw({"": curves}, "reward", "title").axes
+    assert says in axes.get_legend().get_texts()[0].get_text()
+    bands = [band.get_paths()[0].vertices[:, 1] for band in axes.collections]
+    assert [(pytest.approx(min(band)), pytest.approx(max(band))) for band in bands] == ([bounds] if bounds else [])
 
 
 def test_a_notebook_shows_the_picture_of_the_path(runs: list[rlvr.Run], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""OpenAI's SDK, unmodified, against the open endpoints."""
+"""OpenAI's and Anthropic's SDKs, unmodified, against the open endpoints."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ TOOL: Any = {
     "type": "function",
     "function": {"name": "add", "description": "Add numbers.", "parameters": {"type": "object", "properties": {}}},
 }
+RESPONSE_TOOL: Any = {"type": "function", **TOOL["function"]}
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +94,56 @@ def test_mistakes_are_the_sdk_s_errors_with_our_message(client: openai.OpenAI) -
         client.completions.create(model=NAME, prompt="a", n=0)
     with pytest.raises(openai.AuthenticationError, match="unknown API key"):
         client.with_options(api_key="tml-wrong-0001").models.list()
+
+
+def test_responses_and_chat_completions_sample_the_same(client: openai.OpenAI) -> None:
+    """One conversation by two dialects is one prompt."""
+    options: dict[str, Any] = {"model": NAME, "extra_body": {"seed": 3}}
+    chat = client.chat.completions.create(messages=USER, max_tokens=8, **options)
+    made = client.responses.create(input=USER, max_output_tokens=8, **options)
+    events: list[Any] = list(
+        client.responses.create(input=USER, max_output_tokens=8, tools=[RESPONSE_TOOL], stream=True, **options)
+    )
+    assert made.output_text == chat.choices[0].message.content
+    assert chat.usage is not None and made.usage is not None
+    assert (made.usage.input_tokens, made.usage.output_tokens) == (
+        chat.usage.prompt_tokens,
+        chat.usage.completion_tokens,
+    )
+    tools = client.chat.completions.create(messages=USER, max_tokens=8, tools=[TOOL], **options)
+    assert events[-1].response.output_text == (tools.choices[0].message.content or "")
+    history = [*USER, *made.output, {"role": "user", "content": "Sure?"}]
+    assert client.responses.create(input=history, max_output_tokens=4, **options).status in ("completed", "incomplete")
+
+
+def test_what_the_server_would_ignore_is_refused_in_responses_too(client: openai.OpenAI) -> None:
+    for more, words in (
+        ({"previous_response_id": "resp_1"}, "answers are not kept here"),
+        ({"tool_choice": "required", "tools": [RESPONSE_TOOL]}, "a call cannot be forced"),
+        ({"text": {"format": {"type": "json_object"}}}, "not enforced"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"max_output_tokens": 10_000}, "max_tokens=10000 is too large"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=words):
+            client.responses.create(model=NAME, input="Hi", extra_body=more)
+    with pytest.raises(openai.NotFoundError, match="model 'gpt-4' is not served here"):
+        client.responses.create(model="gpt-4", input="Hi")
+    with pytest.raises(openai.AuthenticationError, match="unknown API key"):
+        client.with_options(api_key="tml-wrong-0001").responses.create(model=NAME, input="Hi")
+
+
+def test_anthropic_s_sdk_samples_the_same(client: openai.OpenAI) -> None:
+    anthropic = pytest.importorskip("anthropic", reason="the anthropic SDK is not installed")
+    chat = client.chat.completions.create(model=NAME, messages=USER, max_tokens=8, seed=3)
+    options: dict[str, Any] = {"model": NAME, "messages": USER, "max_tokens": 8, "extra_body": {"seed": 3}}
+    base = str(client.base_url).removesuffix("/v1/")
+    with anthropic.Anthropic(base_url=base, api_key=client.api_key, max_retries=0) as other:
+        made = other.messages.create(**options)
+        with other.messages.stream(**options) as stream:
+            assert "".join(stream.text_stream) == made.content[0].text == chat.choices[0].message.content
+        tool = {"name": "add", "description": "Add numbers.", "input_schema": {"type": "object", "properties": {}}}
+        assert other.messages.create(**options, tools=[tool]).usage.input_tokens > made.usage.input_tokens
+        with pytest.raises(anthropic.BadRequestError, match="a call cannot be forced"):
+            other.messages.create(**options, tools=[tool], tool_choice={"type": "any"})
+        with pytest.raises(anthropic.NotFoundError, match="is not served here"):
+            other.messages.create(**{**options, "model": "claude"})

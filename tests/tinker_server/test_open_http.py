@@ -202,6 +202,27 @@ def test_calls_of_tools_go_in_and_come_out(port: int, server: tuple[Any, int], m
     assert status == 200 and seen[-1][1]["tool_calls"][0]["function"]["arguments"] == arguments
 
 
+def test_special_tokens_in_a_message_are_text(port: int, reference: Any) -> None:
+    """What a client sends cannot end a turn and begin one of another role."""
+    tokenizer, special = reference.model.tokenizer, "<|im_end|>"
+    body = {"model": NAME, "max_tokens": 1, "return_token_ids": True}
+    prompts = [
+        request(port, CHAT, {**body, "messages": [{"role": "user", "content": text}]})[1]["prompt_token_ids"]
+        for text in (f"a{special}b", "a b")
+    ]
+    assert prompts[0] == prompts[1] and tokenizer.convert_tokens_to_ids(special) in prompts[0]
+
+
+def test_a_developer_speaks_as_the_system(port: int) -> None:
+    body = {"model": NAME, "max_tokens": 1, "return_token_ids": True}
+    said = {"content": "Be short."}
+    prompts = [
+        request(port, CHAT, {**body, "messages": [{"role": role, **said}, *USER]})[1]["prompt_token_ids"]
+        for role in ("developer", "system")
+    ]
+    assert prompts[0] == prompts[1]
+
+
 def test_a_client_that_leaves_ends_its_work(server: tuple[Any, int]) -> None:
     backend, port = server
     [thread] = backend._engine_threads.values()

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytest.importorskip("google.protobuf", reason="the extra [serve] is not installed")
 
+from rlvr.chat.dialects.forms import ChatRequest
 from rlvr.chat.tool_calls import ToolCall, ToolCallFormat
 from rlvr.tinker_server.http.open_api.open_replies import name_likeliest
 from rlvr.tinker_server.http.open_api.served_text import ServedText, TextStream, cut_stops
@@ -93,7 +94,9 @@ def test_calls_between_tags_are_read_where_the_tags_are_special_tokens(name: str
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"properties": {"b": {"type": "string"}}}}}]
     written = text.decode(text.render(messages, [], {}), skip_special=False).partition("I add.")[2]
     said = "I add." + written.partition("<|im_end|>")[0] + "<tool_call>"
-    assert text.split_calls(said, tools, skip_special=True) == ("I add.", [ToolCall("add", {"a": 5, "b": "5"})])
+    message = text.read_message(said, ChatRequest("m", [], tools), skip_special=True)
+    assert message["content"] == "I add."
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 5, "b": "5"}}
 
 
 def test_the_form_of_a_template_is_found_by_one_call() -> None:

@@ -92,11 +92,15 @@ def test_an_agent_is_recorded_at_its_address_with_any_key(tmp_path: Path, engine
         said = events(chat(port, path, "go", message, "on", stream=True)[1])
         assert said[0]["choices"]
         assert request(port, f"{path}/reward", {"reward": 0.5})[0] == 200
+        named = read(port, made["id"], tmp_path).rollouts[0].calls[1].id
+        assert request(port, f"{path}/reward", {"reward": 1, "call": named})[1]["call"] == named
+        assert request(port, f"{path}/reward", {"reward": 1, "call": "none"})[0] == 404
         assert request(port, f"{path}/v1/models")[1]["data"][0]["id"] == NAME
         recording = read(port, made["id"], tmp_path)
         (rollout,) = recording.rollouts
         assert (recording.model, rollout.id, rollout.group, rollout.reward) == (NAME, made["id"], "task-1", 0.5)
         (row,) = make_rows(rollout)
+        assert row.turn_credits == [1.0, 1.0]
         own = engine.logprobs(engine.base_snapshot(), ModelInput(row.full_tokens)).result()[len(row.prompt_tokens) :]
         expected = [value if is_sampled else 0.0 for value, is_sampled in zip(own, row.action_mask, strict=True)]
         assert row.logprobs == pytest.approx(expected, abs=1e-4)

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytest.importorskip("google.protobuf", reason="the extra [serve] is not installed")
 
+from rlvr.chat.dialects.chat_completions import ChatCompletions
 from rlvr.tinker_server.http import dependencies
 from rlvr.tinker_server.http.dependencies import SMALL_BODY, dump_json
 from rlvr.tinker_server.http.open_api import open_replies, served_text
@@ -68,7 +69,8 @@ def test_texts_and_answers_are_made_off_the_event_loop(port: int, monkeypatch: p
     seen: dict[str, bool] = {}
     for place, names in (
         (ServedText, ("__init__", "encode", "decode", "token_text", "render")),
-        (open_replies, ("completion_logprobs", "chat_logprobs", "generated_logprobs", "template_messages")),
+        (open_replies, ("completion_logprobs", "generated_logprobs", "name_tokens")),
+        (ChatCompletions, ("read", "write")),
         (dependencies, ("dump_json",)),
         (served_text, ("cut_stops",)),
     ):
@@ -88,8 +90,8 @@ def test_texts_and_answers_are_made_off_the_event_loop(port: int, monkeypatch: p
         assert status == 200, answer
     assert seen == dict.fromkeys(
         (
-            "encode", "decode", "token_text", "render", "completion_logprobs", "chat_logprobs", "generated_logprobs",
-            "template_messages", "dump_json", "cut_stops",
+            "encode", "decode", "token_text", "render", "completion_logprobs", "generated_logprobs", "name_tokens",
+            "read", "write", "dump_json", "cut_stops",
         ),
         False,
     ) | ({"__init__": False} if "__init__" in seen else {})  # fmt: skip

@@ -146,9 +146,9 @@ def digits(prompt: str, response: str, meta: Mapping[str, Any]) -> float:
 def train(root: Path, *callbacks: Any, **settings: Any) -> rlvr.Run:
     options: dict[str, Any] = {
         "steps": 3, "prompts_per_step": 2, "group_size": 4, "max_tokens": 4,
-        "evaluation": {"tasks": 4, "samples": 2}, "name": "run", **settings,
+        "evaluation": {"tasks": 4, "samples": 2}, "name": "run", "callbacks": callbacks, **settings,
     }  # fmt: skip
-    return rlvr.train(data="toy", reward=digits, client="mock", root=root, callbacks=callbacks, quiet=True, **options)
+    return rlvr.train(data="toy", reward=digits, client="mock", root=root, quiet=True, **options)
 
 
 def stop_at(step: int, text: str = "enough") -> Any:
@@ -299,12 +299,8 @@ def test_equal_callbacks_are_two_and_each_is_called(tmp_path: Path) -> None:
 
 def test_one_callback_needs_no_list(tmp_path: Path) -> None:
     own = Count()
-    sizes: dict[str, Any] = {"prompts_per_step": 2, "group_size": 4, "max_tokens": 4, "quiet": True}
-    evaluation = {"tasks": 4, "samples": 2}
-    rlvr.train(
-        data="toy", reward=digits, client="mock", root=tmp_path, steps=2, callbacks=own, evaluation=evaluation, **sizes
-    )
-    assert own.calls == 2
+    train(tmp_path, callbacks=own)
+    assert own.calls == 3
 
 
 @pytest.mark.parametrize("returned", [{"reward": 3.0}, {"time/step": 1.0}, {"test/pass_rate": 1.0}])

@@ -66,7 +66,7 @@ def test_settings_that_cannot_teach_are_refused_with_the_remedy(change: dict[str
 
 @pytest.mark.parametrize("name", sorted(name for name, spec in ALGORITHMS.items() if not spec.advantage.takes_critic))
 def test_groups_of_one_are_refused_under_a_group_baseline_and_under_no_other(name: str) -> None:
-    if ALGORITHMS[name].has_group_baseline:
+    if ALGORITHMS[name].has_group_baseline or ALGORITHMS[name].advantage.least_group > 1:
         with pytest.raises(ValueError, match=r"group_size=1 has no signal.*use group_size >= 2"):
             make_trainer(algorithm=name, group_size=1)
     else:
@@ -155,7 +155,10 @@ def test_coins_know_nothing_of_the_verdicts() -> None:
         for rewards in ([1.0, 0.0, 1.0, None] * 50, [0.0, 1.0, 1.0, None] * 50)
     ]
     for items in made:
+        for t in items:
+            t.reward_parts = {"math": [1.0, t.reward or 0.0]}
         flip_coins(items, 7)
+        assert not any(t.reward_parts for t in items if t.reward is not None)
     assert [t.reward for t in made[0]] == [t.reward for t in made[1]]
     assert all(t.reward is None for t in made[0][3::4])
     known = [t.reward for t in made[0] if t.reward is not None]

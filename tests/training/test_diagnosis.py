@@ -78,6 +78,13 @@ def test_a_run_that_learns_draws_no_finding_at_any_step():
         ),
         ({"completions__clipped_ratio": 0.12}, "truncated", "hint", "12%", "rollout.max_tokens"),
         ({"verifier__no_answer_rate": 0.7}, "no_answer", "problem", "70% of judged completions", "sft.steps"),
+        (
+            {"env__all__calls": 0.0, "verifier__no_answer_rate": 1.0},
+            "no_calls",
+            "problem",
+            "no agent",
+            "OPENAI_BASE_URL",
+        ),
         ({"verifier__error_rate": 0.004}, "errors", "hint", "0.4%", "reward.type"),
         ({"verifier__error_rate": 0.03}, "errors", "problem", "3.0%", "reward.type"),
         ({"verifier__invalid_rate": 0.2}, "invalid_tasks", "problem", "20%", "env.kwargs"),

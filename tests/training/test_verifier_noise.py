@@ -33,10 +33,12 @@ def noisy(items: list[Trajectory], seed: int = 1, **options: Any) -> list[float 
 def test_verdicts_are_wrong_at_the_rates(value: float, rate: float) -> None:
     """4000 answers: a share within four standard deviations of the rate; the true verdict stays in the scores."""
     items = answers(value)
+    for t in items:
+        t.reward_parts = {"math": [1.0, value]}
     rewards = noisy(items, false_positives=0.1, false_negatives=0.25)
     wrong = sum(r != value for r in rewards) / 4000
     assert abs(wrong - rate) < 4 * math.sqrt(rate * (1 - rate) / 4000)
-    assert {t.scores["math"].value for t in items} == {value}
+    assert {t.scores["math"].value for t in items} == {value} and not any(t.reward_parts for t in items)
 
 
 def test_the_same_completion_of_a_task_is_always_judged_alike_and_another_seed_otherwise() -> None:

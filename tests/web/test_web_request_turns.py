@@ -18,14 +18,14 @@ import torch
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytest.importorskip("google.protobuf", reason="the extra [serve] is not installed")
 
+from rlvr.chat.dialects.chat_completions import ChatCompletions
+from rlvr.chat.dialects.forms import DialectError
 from rlvr.core.fair_slots import LoopTurns
 from rlvr.core.messages import SampledSequence, SampleResponse
 from rlvr.core.types import StopReason
 from rlvr.engine import sampling
 from rlvr.service.http.service_middleware import ServiceMiddleware
-from rlvr.tinker_server.http.open_api.open_replies import template_messages
 from rlvr.tinker_server.http.tinker_middleware import HEALTH_PATH, MAX_DOWNLOADS, SIGNED_PREFIX, TinkerMiddleware
-from rlvr.tinker_server.protocol.open_requests import ChatMessage
 from rlvr.tinker_server.protocol.server_limits import ServerLimits
 from rlvr.tinker_server.protocol.wire import encode_samples
 from rlvr.web.auth import ApiKeys, owner_of
@@ -222,10 +222,11 @@ def test_a_long_text_is_read_number_by_number() -> None:
     assert calls > 40_000
 
 
-def test_arguments_of_a_call_hold_no_more_than_a_body_may() -> None:
-    call = {"type": "function", "function": {"name": "f", "arguments": "[" + "1," * 300_001 + "1]"}}
-    with pytest.raises(ValueError, match=r"arguments of 'f' have more than .* 300,000 values"):
-        template_messages([ChatMessage(role="assistant", tool_calls=[call])])
+def test_arguments_of_a_call_hold_no_more_than_a_parser_reads_in_a_moment() -> None:
+    arguments = '{"a": [' + "1," * 600_000 + "1]}"
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(DialectError, match=r"arguments has 1,200,\d+ characters, expected at most 1,048,576"):
+        ChatCompletions().read({"model": "m", "messages": [{"role": "assistant", "tool_calls": [call]}]})
 
 
 def test_likeliest_tokens_are_no_objects_of_the_garbage_collector() -> None:

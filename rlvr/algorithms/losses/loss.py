@@ -18,9 +18,10 @@ from rlvr.algorithms.part import Part, SpecView
 from rlvr.core.protocols import CustomLoss, Feature
 from rlvr.core.types import Trajectory
 
-# Inputs that any loss takes beside its own: a KL to a reference and an exact entropy bonus.
+# Inputs that any loss takes beside its own: a KL to a reference, an exact entropy bonus, and a cross-entropy.
 KL_INPUTS = ("kl_weights", "reference_logprobs")
 ENTROPY_INPUT = "entropy_weights"
+CROSS_ENTROPY_INPUT = "cross_entropy_weights"
 # No exp of a difference of log-probs is above exp(20) = 4.9e8: fp32 ends at exp(88), and inf x 0 is nan. Beyond it a
 # ratio and a k3 keep the slope that they have there.
 MAX_LOG_RATIO = 20.0
@@ -53,7 +54,7 @@ class LossSpec:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        return () if self.predicts_values else (*KL_INPUTS, ENTROPY_INPUT, *self.weight_inputs)
+        return () if self.predicts_values else (*KL_INPUTS, ENTROPY_INPUT, CROSS_ENTROPY_INPUT, *self.weight_inputs)
 
     @property
     def predicts_values(self) -> bool:

@@ -12,6 +12,8 @@ from rlvr.algorithms.part import Part, SpecView
 from rlvr.core.protocols import Feature
 from rlvr.core.types import Trajectory
 
+Reduce = Callable[[Sequence[Trajectory], Callable[[Trajectory], int]], list[float]]
+"""The weights of an algorithm's reduction, with the tokens that a function counts."""
 Logprobs = Callable[[Trajectory], Sequence[float] | None]
 
 
@@ -47,7 +49,8 @@ def group_rollouts(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]
 
 @dataclass
 class Row:
-    """One row of training while terms weigh it: `advantages` [R] and the other `inputs` of its datum.
+    """One row of training while terms weigh it: `advantages` [R] and the other `inputs` of its datum, and those
+    [R] that count where the policy did not act (`observed`).
 
     `weight` is the reduction; `logprobs` [R] are the sampler's, `old` [R] the trainer's before the step, if any.
     """
@@ -58,18 +61,22 @@ class Row:
     advantages: np.ndarray
     old: np.ndarray | None
     inputs: dict[str, Any]
+    observed: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
 class TrainedTokens:
     """The sampled tokens of some rows after a forward-backward pass, end to end: log-probs now, when sampled and under
-    the reference (if it was asked), the reduction's weights, and the metrics that the client gave."""
+    the reference (if it was asked), the reduction's weights, and the metrics that the client gave. `observed` and
+    `observed_weight` are those of the environment's tokens that are learned from."""
 
     now: np.ndarray
     sampled: np.ndarray
     reference: np.ndarray | None
     weight: np.ndarray
     metrics: Mapping[str, float]
+    observed: np.ndarray
+    observed_weight: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -77,8 +84,8 @@ class Term(Part):
     """A term of an algorithm. A new one is a class in a file of this folder and its entry in `TERMS`.
 
     An update calls `prepare` before rewards become advantages, then `penalize`, `adjust` with what is learned from,
-    `weigh` for each row, and `measure` after each forward-backward pass. `switch` is the option without which the term
-    is not there.
+    `weigh_step` with the rows of an optimizer step, `weigh` for each row, and `measure` after each forward-backward
+    pass. `switch` is the option without which the term is not there.
     """
 
     kind = "term"
@@ -144,6 +151,9 @@ class Term(Part):
     def check_budget(self, max_tokens: int) -> None:
         """ValueError for options that do not fit a budget of `max_tokens` per completion."""
 
+    def check_turns(self, max_turns: int) -> None:
+        """ValueError for options that do not fit episodes of at most `max_turns` turns."""
+
     def advice(self, algorithm: SpecView) -> str:
         """A warning about settings that run and are known to disappoint, or ""."""
         return ""
@@ -162,6 +172,9 @@ class Term(Part):
 
     def adjust(self, selected: Sequence[Trajectory], prepared: Preparation) -> None:
         """Change the advantages of what is learned from."""
+
+    def weigh_step(self, selected: Sequence[Trajectory], weights: Sequence[float], reduce: Reduce) -> None:
+        """See all rows of an optimizer step with the reduction's weights before each is weighed."""
 
     def weigh(self, row: Row) -> None:
         """Change a row's advantages, or give it inputs."""

@@ -192,7 +192,7 @@ def _read_tools(fields: Fields) -> tuple[list[Json], str | bool, bool]:
     tools: list[Json] = []
     for tool in fields.take_children("tools", MAX_TOOLS):
         if (kind := tool.take("type")) not in (None, "custom"):
-            refuse_tool(tool, kind)
+            refuse_tool(tool, kind, "no type or 'custom'")
         tools.append(read_tool(tool, "input_schema"))
     if (choice := fields.take_child("tool_choice")) is None:
         return tools, False, False
@@ -220,7 +220,11 @@ def _check_context_management(fields: Fields) -> None:
     for edit in given.take_children("edits", MAX_TOOLS):
         kind = edit.take("type")
         if not isinstance(kind, str) or not kind.startswith("clear_thinking"):
-            edit.refuse("type", kind, "clear_thinking_...: a history is read as it is sent")
+            edit.refuse(
+                "type",
+                kind,
+                "clear_thinking_...; other edits are not supported, so send the history as the model should read it",
+            )
 
 
 def _write_head(call: ChatRequest, id: str) -> Json:

@@ -7,6 +7,7 @@ Left out on purpose: parts that are not text, tools that are not functions, the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlvr.chat.dialects.forms import ChatAnswer, ChatRequest, Event, Json
@@ -75,15 +76,12 @@ class ChatCompletions:
             message: Json = {
                 "role": "assistant",
                 "content": answer.message["content"] or (None if calls else ""),
-                "refusal": None,
             }
             if reasoning := answer.message.get("reasoning_content"):
                 message["reasoning_content"] = reasoning
             if calls:
-                message["tool_calls"] = [{**one, "function": _write_function(one)} for one in calls]
-            choices.append(
-                {"index": index, "message": message, **_write_end(call, answer), **_write_tokens(call, answer)}
-            )
+                message["tool_calls"] = write_calls(answer.message)
+            choices.append({"index": index, "message": message, **write_end(call, answer)})
         written = _write_head(call, id, created, "chat.completion") | {
             "choices": choices,
             "usage": _write_usage(answers),
@@ -94,8 +92,7 @@ class ChatCompletions:
         head = _write_head(call, id, created, "chat.completion.chunk") | ({"usage": None} if call.with_usage else {})
 
         def chunk(index: int, delta: Json, around: Mapping[str, Any] | None = None, **more: Any) -> Event:
-            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-            return Event({**head, "choices": [choice], **(around or {})})
+            return Event({**write_chunk(head, index, delta, **more), **(around or {})})
 
         more = {"prompt_token_ids": list(answers[0].prompt_tokens)} if call.with_token_ids else {}
         for index, answer in enumerate(answers):  # in order: clients make room for a choice with its first chunk
@@ -111,7 +108,7 @@ class ChatCompletions:
                 yield chunk(index, {"tool_calls": [{"index": number, **one, "function": named}]})
                 arguments = {"arguments": write_arguments(one)}
                 yield chunk(index, {"tool_calls": [{"index": number, "function": arguments}]})
-            yield chunk(index, {}, **_write_end(call, answer))
+            yield chunk(index, {}, **write_end(replace(call, with_token_ids=False), answer))
         if call.with_usage:
             yield Event({**head, "choices": [], "usage": _write_usage(answers)})
         yield Event("[DONE]")
@@ -157,15 +154,25 @@ def _write_head(call: ChatRequest, id: str, created: int, kind: str) -> Json:
     return {"id": id, "object": kind, "created": created, "model": call.model, "system_fingerprint": None}
 
 
-def _write_function(call: Mapping[str, Any]) -> Json:
-    return {"name": call["function"]["name"], "arguments": write_arguments(call)}
+def write_chunk(head: Mapping[str, Any], index: int, delta: Json, **more: Any) -> Json:
+    """A part of the answer `index` in a stream."""
+    return {**head, "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}]}
 
 
-def _write_end(call: ChatRequest, answer: ChatAnswer) -> Json:
+def write_calls(message: Mapping[str, Any]) -> list[Json]:
+    """The calls of tools in a message, with their arguments as text."""
+    return [
+        {**one, "function": {"name": one["function"]["name"], "arguments": write_arguments(one)}}
+        for one in message.get("tool_calls") or ()
+    ]
+
+
+def write_end(call: ChatRequest, answer: ChatAnswer) -> Json:
+    """How an answer ended, and what was asked for of its tokens."""
     end: Json = {"finish_reason": answer.finish, "logprobs": None}
     if call.with_logprobs:
         end["logprobs"] = {"content": write_logprobs(answer), "refusal": None}
-    return end
+    return end | _write_tokens(call, answer)
 
 
 def _write_tokens(call: ChatRequest, answer: ChatAnswer) -> Json:

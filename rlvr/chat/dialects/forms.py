@@ -30,10 +30,11 @@ class ChatRequest:
     """What a program asks of a model. An option that is None was not given.
 
     `one_call` asks for at most one call of a tool in an answer (`parallel_tool_calls=false`). `previous` names an
-    earlier answer, by its id, whose conversation `messages` go on from (Responses only); with `has_instructions` the
-    first of them holds for this call alone. `schema` is a JSON schema that the answer should follow; `required_tool` is
-    the name of the tool that has to be called, True for any of them, False for none. Nothing forces a policy to
-    either: the schema is written into the conversation as a request, and the call is left to the policy.
+    earlier answer, by its id, whose conversation `messages` go on from, if the answer `is_kept` (Responses only); with
+    `has_instructions` the first of them holds for this call alone. `schema` is a JSON schema that the answer should
+    follow; `required_tool` is the name of the tool that has to be called, True for any of them, False for none.
+    Nothing forces a policy to either: the schema is written into the conversation as a request, and the call is left
+    to the policy.
     """
 
     model: str
@@ -53,6 +54,7 @@ class ChatRequest:
     required_tool: str | bool = False
     schema: Json | None = None
     previous: str | None = None
+    is_kept: bool = field(default=False, compare=False)
     has_instructions: bool = False
     with_token_ids: bool = False
     with_logprobs: bool = False
@@ -68,7 +70,8 @@ class ChatRequest:
 class ChatAnswer:
     """One answer of the policy: an assistant's `message` in the form above, and how it ended.
 
-    `stop` is the stop string at which it ended, if it was one. `tokens` are the sampled ids with their `logprobs`.
+    `stop` is the stop string at which it ended, if it was one. `tokens` are the sampled ids with their `logprobs`;
+    `likeliest` has the texts and log-probs of the likeliest tokens at each place, if they are known.
     """
 
     message: Json
@@ -78,6 +81,7 @@ class ChatAnswer:
     logprobs: Sequence[float]
     token_texts: Sequence[str] = ()
     stop: str | None = None
+    likeliest: Sequence[Sequence[tuple[str, float]]] = ()
 
 
 @dataclass(frozen=True)

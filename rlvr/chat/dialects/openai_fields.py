@@ -15,7 +15,7 @@ WITHOUT_EFFECT = {
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     *("reasoning", "reasoning_effort", "include_reasoning", "verbosity", "prediction"),
 }
-_LEAST = -9999.0  # of a token that a model excludes: JSON has no infinity, and vLLM sends this number
+LEAST_LOGPROB = -9999.0  # of a token that a model excludes: JSON has no infinity, and vLLM sends this number
 
 
 def choose_openai_tools(fields: Fields, tools: list[Json]) -> tuple[list[Json], str | bool]:
@@ -43,7 +43,7 @@ def choose_openai_tools(fields: Fields, tools: list[Json]) -> tuple[list[Json], 
 def take_function(fields: Fields) -> Fields:
     """A tool's object, which has to be a function's."""
     kind = fields.take("type")
-    return fields if kind == "function" else refuse_tool(fields, kind)
+    return fields if kind == "function" else refuse_tool(fields, kind, '{"type": "function", ...}')
 
 
 def read_format(fields: Fields | None) -> Json | None:
@@ -63,17 +63,17 @@ def write_arguments(call: Mapping[str, Any]) -> str:
 
 
 def write_logprobs(answer: ChatAnswer) -> list[Json]:
-    """The log-prob of each sampled token. Which tokens were likeliest is not known, so `top_logprobs` are empty."""
+    """The log-prob of each sampled token, and of the likeliest ones as far as they are known."""
     texts = answer.token_texts or [f"token_id:{token}" for token in answer.tokens]
+    tops = answer.likeliest or [()] * len(answer.tokens)
     return [
-        {
-            "token": text,
-            "logprob": max(logprob, _LEAST),
-            "bytes": list(text.encode(errors="replace")),
-            "top_logprobs": [],
-        }
-        for text, logprob in zip(texts, answer.logprobs, strict=True)
+        {**_write_logprob(*one), "top_logprobs": [_write_logprob(*each) for each in top]}
+        for one, top in zip(zip(texts, answer.logprobs, strict=True), tops, strict=True)
     ]
+
+
+def _write_logprob(text: str, logprob: float) -> Json:
+    return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(text.encode(errors="replace"))}
 
 
 def check_top_logprobs(fields: Fields) -> None:

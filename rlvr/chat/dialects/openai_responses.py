@@ -69,6 +69,7 @@ class OpenaiResponses:
             required_tool=required_tool,
             schema=None if text is None else read_format(text.take_child("format")),
             previous=previous or None,
+            is_kept=True,
             has_instructions=bool(instructions),
             with_logprobs="message.output_text.logprobs" in (include or ()),
             **read_sampling(fields, "stop"),

@@ -45,7 +45,10 @@ def check_json(given: Any, param: str | None = None) -> None:
         for one in level:
             if isinstance(one, dict):
                 if not all(isinstance(name, str) for name in one):
-                    raise DialectError(f"{what} has an object with a name that is no text", param)
+                    raise DialectError(
+                        f"{what} has an object with a field name that is not a string; JSON field names are strings",
+                        param,
+                    )
                 below.extend(one.values())
             elif isinstance(one, list):
                 below.extend(one)
@@ -181,7 +184,7 @@ def read_text(given: Any, param: str, kinds: Collection[str] = ("text",)) -> str
         kind = part.take("type")
         if not isinstance(kind, str) or kind not in kinds:
             raise DialectError(
-                f"{part.place} is of type {show(kind)}, which is not supported: this model reads text; "
+                f"{part.place} is of type {show(kind)}, which is not supported: this model reads text only; "
                 f"give parts of type {' or '.join(map(repr, kinds))}",
                 part.place,
             )
@@ -246,10 +249,10 @@ def read_tool(fields: Fields, parameters: str = "parameters") -> Json:
     return {"type": "function", "function": function}
 
 
-def refuse_tool(fields: Fields, kind: Any) -> NoReturn:
+def refuse_tool(fields: Fields, kind: Any, expected: str) -> NoReturn:
     raise DialectError(
-        f"{fields.place} is of type {show(kind)}, which its provider runs or defines; this model has functions only: "
-        "give a function by its name and JSON schema",
+        f"{fields.place} is of type {show(kind)}, which its provider runs or defines, expected {expected}: this model "
+        "has functions only, each with a name and a JSON schema",
         fields.place,
     )
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from rlvr.algorithms.loss_specs import LOSS_SPECS, check_batch, list_inputs
 from rlvr.algorithms.losses import TokenLosses
-from rlvr.algorithms.losses.loss import ENTROPY_INPUT, MAX_LOG_RATIO
+from rlvr.algorithms.losses.loss import CROSS_ENTROPY_INPUT, ENTROPY_INPUT, MAX_LOG_RATIO
 from rlvr.clients.custom_loss import two_passes
 from rlvr.clients.mock.tabular_policy import TablePolicy, WordTokenizer, toy_policy
 from rlvr.clients.registry import ClientRequest, ClientSpec
@@ -199,6 +199,9 @@ class MockTrainingClient:
                 reference_N = np.where(counts_N, inputs["reference_logprobs"], p_N)
                 kl_N, rise_N = kl_terms(p_N, reference_N, int(settings["kl_estimator"]))
                 terms_N, slopes_N = terms_N + inputs["kl_weights"] * kl_N, slopes_N + inputs["kl_weights"] * rise_N
+            if CROSS_ENTROPY_INPUT in inputs:
+                weights_N = inputs[CROSS_ENTROPY_INPUT]
+                terms_N, slopes_N = terms_N - weights_N * p_N, slopes_N - weights_N
         if (bad_N := ~(np.isfinite(terms_N) & np.isfinite(slopes_N))).any():
             raise NonFiniteError("a loss", sorted(set(row_N[bad_N].tolist())))
         # d log softmax(logits / T)[t] / d logits = (onehot(t) - softmax) / T

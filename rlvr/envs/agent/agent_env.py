@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,12 +19,12 @@ from rlvr.chat.conversation import ChatTemplate, Conversation, TemplateError
 from rlvr.chat.dialects.forms import ChatAnswer, ChatRequest, DialectError
 from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.messages import ModelInput, SampledSequence
-from rlvr.core.protocols import ExternalEnv, InitialObservationOverflow, StepResult
+from rlvr.core.protocols import ChatTurn, ExternalEnv, InitialObservationOverflow, StepResult
 from rlvr.core.turn_tree import find_parent, find_unused
 from rlvr.core.types import Task
 from rlvr.envs.agent.agent_run import AgentRun, Assignment, Result
 from rlvr.recorder.local_server import LocalRecorder
-from rlvr.recorder.open_rollouts import OpenRollout, PendingCall
+from rlvr.recorder.open_rollouts import OpenRollout, PendingCall, ReportedReward
 from rlvr.reward.reward_options import check_integer, check_number
 
 STOPS = ("finished", "failed", "calls", "sampled_tokens", "tool_calls", "seconds", "call_seconds")
@@ -63,21 +63,23 @@ class AgentBudget:
 class AgentRules:
     """How an episode is read. `fields` of the task's row are shown to the agent. `branches` that are trained: all, or
     the one of the last call alone. With `keep_retried`, an answer that the agent asked for again is trained as well.
-    With `judges_failures`, an agent that fails is judged by what it did. `needs_reward`: the agent's own reward is the
-    only one."""
+    With `parallel`, for agents whose calls come at the same time, random draws follow from what a call reads. With
+    `judges_failures`, an agent that fails is judged by what it did. `needs_reward`: the agent's own reward is the only
+    one."""
 
     budget: AgentBudget = AgentBudget()
     fields: Sequence[str] = ()
     branches: str = "all"
     keep_retried: bool = False
     judges_failures: bool = False
+    parallel: bool = False
     max_concurrent: int = 16
     needs_reward: bool = False
 
     def __post_init__(self) -> None:
         if self.branches not in ("all", "last"):
             raise ValueError(f"agent: rules.branches={self.branches!r}, expected all or last")
-        for name in ("keep_retried", "judges_failures"):
+        for name in ("keep_retried", "judges_failures", "parallel"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ValueError(f"agent: rules.{name}={value!r:.80}, expected true or false")
         if isinstance(self.fields, str) or not all(isinstance(name, str) for name in self.fields):
@@ -99,14 +101,17 @@ class AgentEnv(ExternalEnv):
     ) -> None:
         self.task, self.slots = task, slots
         self._template, self._recorder, self._agent, self._rules = template, recorder, agent, rules
-        self._conversation = Conversation(template)
+        self._conversation, self.is_parallel = Conversation(template, rules.parallel), rules.parallel
         self._rollout: OpenRollout | None = None
         self._events: asyncio.Queue[tuple[float, PendingCall | Result]] = asyncio.Queue()  # with when they came
         self._call: PendingCall | None = None
         self._answers: list[ChatAnswer] = []  # of the call, as far as they are sampled
+        self._said: dict[str, Any] = {}  # the policy's last turn
         self._prompt: list[int] = []
         self._turns: list[tuple[int, list[int], list[int]]] = []  # (call, prompt, tokens)
         self._left: set[int] = set()  # turns that no agent got
+        self._ids: list[str] = []  # of each turn's answer, as the agent knows it
+        self._rewards: dict[str, float] = {}  # that the agent posted or returned, by the id of an answer; "": the whole
         self._counts = Counter[str]()
         self._seconds_left = rules.budget.seconds
         self._began = time.monotonic()  # the agent's own time
@@ -122,7 +127,10 @@ class AgentEnv(ExternalEnv):
                 if isinstance(event, PendingCall):
                     event.refuse(DialectError("the rollout is over", status=410))
 
-        self._rollout = self._recorder.rollouts.open(put)
+        def keep_reward(given: ReportedReward) -> None:
+            self._rewards[given.call] = given.reward
+
+        self._rollout = self._recorder.rollouts.open(put, keep_reward)
         address = self._recorder.address(self._rollout)
         self._began = time.monotonic()
         self._agent.start(Assignment.of(self.task, address, "policy", self._rules.fields), put)
@@ -135,10 +143,17 @@ class AgentEnv(ExternalEnv):
     async def take(self, answer: SampledSequence) -> StepResult:
         assert self._call is not None
         call = self._call.call
+        result = await self._take(call, answer)
+        return replace(result, chat=ChatTurn(call.messages, self._said))
+
+    async def _take(self, call: ChatRequest, answer: SampledSequence) -> StepResult:
+        assert self._call is not None
         self._turns.append((self._counts["calls"], self._prompt, answer.tokens))
+        self._ids.append(self._call.id)
         self._counts["sampled_tokens"] += len(answer.tokens)
         written = self._conversation.read(call, self._prompt, answer)
         self._answers.append(written)
+        self._said = written.message
         self._counts["tool_calls"] += len(written.message.get("tool_calls") or ())
         if not self._call.has_left and len(self._answers) < call.count:  # another choice of the same call
             return StepResult(0.0, False, ModelInput(self._prompt), self._template.list_stops(call))
@@ -234,6 +249,11 @@ class AgentEnv(ExternalEnv):
             )
 
     def _check_room(self, length: int) -> None:
+        if self.prompt_limit is not None and length > self.prompt_limit:
+            raise ValueError(
+                f"messages: they have {length} tokens, more than training.max_prompt_tokens={self.prompt_limit}; "
+                "shorten them (context_length_exceeded)"
+            )
         context = getattr(self._template.tokenizer, "model_max_length", None)
         if context and length >= context:
             raise ValueError(
@@ -244,6 +264,13 @@ class AgentEnv(ExternalEnv):
     def _end(self, why: str, result: Result = Result()) -> StepResult:
         self.ended = why
         self._stop()
+        if unknown := set(result.branches) - set(self._ids):
+            result = replace(
+                result, error=f"the agent's result names branches by {min(unknown)!r:.80}, the id of no answer"
+            )
+        self._rewards |= result.branches if not result.error else {}
+        if result.reward is None:
+            result = replace(result, reward=self._rewards.get(""))
         is_error = bool(result.error) and not self._rules.judges_failures
         counts = {
             name: float(self._counts[name]) for name in ("calls", "tool_calls", "refused_calls", "other_settings")
@@ -285,6 +312,12 @@ class AgentEnv(ExternalEnv):
         """The first choice of the last call whose answer the agent got."""
         got = [number for number in range(len(self._turns)) if number not in self._left]
         return next((number for number in got if self._turns[number][0] == self._turns[got[-1]][0]), None)
+
+    def turn_ids(self) -> Sequence[str]:
+        return self._ids
+
+    def branch_rewards(self) -> Mapping[int, float]:
+        return {turn: self._rewards[id] for turn, id in enumerate(self._ids) if id in self._rewards}
 
     async def close(self) -> None:
         if not self.ended:

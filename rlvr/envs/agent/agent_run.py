@@ -31,16 +31,18 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlvr.core.types import Task
-from rlvr.envs.agent.walls import WallsLauncher, read_report
+from rlvr.envs.agent.agent_sandbox import SandboxLauncher, read_report
 from rlvr.recorder.local_server import LocalRecorder
 from rlvr.sandbox.byte_relay import MAX_RESULT
 
 MAX_FILE = 256 << 20  # bytes of any file that a command may write
 MAX_METRICS = 64
+_FIELDS = ("answer", "reward", "metrics", "branches")  # of a result
 MAX_VARIABLE = 100_000  # bytes: the system takes no longer variable
 # Names of variables that a command does not get, but for `PWD` and `OLDPWD`, which are folders.
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|_PAT$|_DSN$|DATABASE_URL|(?<!^)(?<!^OLD)PWD$", re.IGNORECASE)
 _METRIC = re.compile(r"[A-Za-z0-9_./-]{1,64}")
+_JSON = 'JSON such as {"answer": "5"} or {"reward": 0.5}'
 _MARK, _PREFIX = "RLVR_ROLLOUT", "rlvr-agent-"
 _POLL = 0.05  # seconds between two looks for processes that are ending
 _KILL_SECONDS = 5.0
@@ -87,30 +89,38 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Result:
-    """How an agent ended: what it says its answer is, a reward of its own, numbers that it measured, or an error."""
+    """How an agent ended: what it says its answer is, a reward of its own, numbers that it measured, or an error.
+    `branches` are rewards of branches, by the id of an answer in each."""
 
     answer: str | None = None
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     error: str = ""
+    branches: dict[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
     def of(cls, value: Any) -> Result:
         """What a function returned, or a file with JSON holds: nothing, a text, a number, or a mapping with `answer`,
-        `reward` and `metrics`. Anything else is an error."""
+        `reward`, `metrics` and `branches`. Anything else is an error."""
         if value is None or isinstance(value, str):
             return cls(None if value is None else _clean(value))
         if isinstance(value, bool | int | float):
-            return cls(reward=float(value)) if _is_finite(value) else cls(error=f"the agent's reward is {_show(value)}")
-        if not isinstance(value, Mapping) or (unknown := set(value) - {"answer", "reward", "metrics"}):
-            shown = sorted(map(repr, unknown)) if isinstance(value, Mapping) else type(value).__name__
+            value = {"reward": value}
+        if not isinstance(value, Mapping):
             return cls(
-                error=f"the agent's result has {shown!s:.200}; expected text, a number, or a mapping with answer, "
-                "reward and metrics"
+                error=f"the agent's result is of type {type(value).__name__}; expected nothing, a text (the answer), a "
+                f"number (the reward), or a mapping with any of {', '.join(_FIELDS)}"
+            )
+        if unknown := [name for name in value if name not in _FIELDS]:
+            return cls(
+                error=f"the agent's result has the field {_show(unknown[0])}; expected only {', '.join(_FIELDS)} "
+                "(numbers to plot go into metrics)"
             )
         answer, reward, metrics = value.get("answer"), value.get("reward"), value.get("metrics") or {}
-        if not (reward is None or _is_finite(reward)) or not isinstance(metrics, Mapping):
-            return cls(error=f"the agent's result has reward={_show(reward)} and metrics={_show(metrics)}")
+        if not (reward is None or _is_finite(reward)):
+            return cls(error=f"the agent's result has reward={_show(reward)}; expected a finite number")
+        if not isinstance(metrics, Mapping):
+            return cls(error=f"the agent's result has metrics={_show(metrics)}; expected a mapping of names to numbers")
         if len(metrics) > MAX_METRICS or (odd := [n for n in metrics if not _METRIC.fullmatch(str(n))]):
             shown = f"{len(metrics)} metrics" if len(metrics) > MAX_METRICS else f"a metric named {_show(odd[0])}"
             return cls(
@@ -118,10 +128,18 @@ class Result:
                 "letters, digits and _ . / -"
             )
         if wrong := [name for name, number in metrics.items() if not _is_finite(number)]:
-            return cls(error=f"the agent's metric {wrong[0]!r:.80} is no finite number")
+            shown = _show(metrics[wrong[0]])
+            return cls(error=f"the agent's result has metrics[{wrong[0]!r:.80}]={shown}; expected a finite number")
+        branches = value.get("branches") or {}
+        if not isinstance(branches, Mapping) or not all(map(_is_finite, branches.values())):
+            return cls(
+                error=f"the agent's result has branches={_show(branches)}; expected a mapping from the id of an answer "
+                "to a finite reward"
+            )
         measured = {str(name): float(number) for name, number in metrics.items()}
         said = None if answer is None else _clean(str(answer))
-        return cls(said, None if reward is None else float(reward), measured)
+        of_branches = {str(id): float(number) for id, number in branches.items()}
+        return cls(said, None if reward is None else float(reward), measured, branches=of_branches)
 
 
 def _is_finite(value: Any) -> bool:
@@ -195,7 +213,7 @@ class CommandRun(AgentRun):
 
     def _wait(self, output: IO[bytes], on_end: OnEnd) -> None:
         assert self._process is not None and self._folder is not None
-        from rlvr.sandbox.walled_command import read_result  # of POSIX systems alone
+        from rlvr.sandbox.sandboxed_command import read_result  # of POSIX systems alone
 
         try:
             code = self._process.wait()
@@ -231,18 +249,18 @@ class CommandRun(AgentRun):
             time.sleep(_POLL)
 
 
-class WalledRun(AgentRun):
-    """A command behind walls (`rlvr.envs.agent.walls`). It gets its task as without them."""
+class SandboxedRun(AgentRun):
+    """A command in a sandbox (`rlvr.envs.agent.agent_sandbox`). It gets its task as without one."""
 
-    def __init__(self, launcher: WallsLauncher, recorder: LocalRecorder, result: str) -> None:
+    def __init__(self, launcher: SandboxLauncher, recorder: LocalRecorder, result: str) -> None:
         self._launcher, self._recorder, self._result = launcher, recorder, result
         self._channel: socket.socket | None = None
         self._ended = threading.Event()
 
     def start(self, assignment: Assignment, on_end: OnEnd) -> None:
-        from rlvr.sandbox import walled_command  # of Linux alone
+        from rlvr.sandbox import sandboxed_command  # of Linux alone
 
-        files = {"RLVR_TASK": walled_command.TASK, "RLVR_RESULT": walled_command.RESULT}
+        files = {"RLVR_TASK": sandboxed_command.TASK, "RLVR_RESULT": sandboxed_command.RESULT}
         self._channel = self._launcher.launch(
             self._recorder.socket_path, assignment.variables | files, assignment.encode(), _encode(assignment.prompt)
         )
@@ -255,13 +273,12 @@ class WalledRun(AgentRun):
             report = dict[str, Any](refused=f"its report cannot be read: {error}")
             written = said = b""
         self._ended.set()
-        walls = self._launcher.walls
         if "refused" in report:
             result = Result(error=f"the agent was not started: {report['refused']!r:.500}")
         elif not report:
             result = Result(error="the agent was ended, with all that it started")
         elif report["used"]:
-            result = Result(error=f"the agent used more than walls.memory={walls.memory} bytes")
+            result = Result(error=f"the agent used more than sandbox.memory={self._launcher.sandbox.memory} bytes")
         else:
             result = judge_end(report["code"], report["result"], written, said, self._result)
         on_end(result)
@@ -283,13 +300,13 @@ def judge_end(code: int, state: str, written: bytes, said: bytes, kind: str) -> 
     if state == "large":
         return Result(error=f"the agent's result file is larger than {MAX_RESULT >> 20} MiB")
     if state == "irregular":
-        return Result(error="the agent's result file is no regular file; expected one with JSON")
+        return Result(error="the agent's result file is a link, folder or device; expected a regular file with JSON")
     result = Result()
     if not state:
         try:
             result = Result.of(json.loads(written))
         except (ValueError, RecursionError) as error:
-            return Result(error=f"the agent's result file is not JSON ({error!s:.200})")
+            return Result(error=f"the agent's result file is not JSON ({error!s:.200}); expected {_JSON}")
     if result.error:
         return result
     if kind == "output" and result.answer is None:
@@ -299,7 +316,10 @@ def judge_end(code: int, state: str, written: bytes, said: bytes, kind: str) -> 
         try:
             printed = Result.of(float(words[-1]))
         except (IndexError, ValueError):
-            return Result(error=f"the agent's output ends with no number: {output[-200:].strip()!r}")
+            return Result(
+                error="result=reward expects a number as the last word that the agent prints; the end of its output: "
+                f"{output[-200:].strip()!r}"
+            )
         return printed if printed.error else replace(result, reward=printed.reward)
     return result
 
@@ -402,9 +422,17 @@ class AddressRun(AgentRun):
         try:
             with urllib.request.urlopen(request) as response:  # the episode's budget ends it, not a time limit
                 raw = response.read(MAX_RESULT + 1)
-            if len(raw) > MAX_RESULT:
-                raise ValueError(f"its answer is larger than {MAX_RESULT >> 20} MiB")
-            result = Result.of(json.loads(raw) if raw.strip() else None)
+            result = self._read(raw)
         except Exception as error:
-            result = Result(error=f"the agent at {self._url} failed: {type(error).__name__}: {error!s:.500}")
+            result = Result(
+                error=f"POST {self._url} failed ({type(error).__name__}: {error!s:.500}); does its service run?"
+            )
         on_end(result)
+
+    def _read(self, raw: bytes) -> Result:
+        if len(raw) > MAX_RESULT:
+            return Result(error=f"the agent at {self._url} answered with more than {MAX_RESULT >> 20} MiB")
+        try:
+            return Result.of(json.loads(raw) if raw.strip() else None)
+        except (ValueError, RecursionError):
+            return Result(error=f"the agent at {self._url} answered {raw[:200]!r}; expected {_JSON}, or an empty body")

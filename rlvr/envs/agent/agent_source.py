@@ -16,8 +16,8 @@ from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.registry import check_kwargs, load_path
 from rlvr.core.types import Task
 from rlvr.envs.agent.agent_env import AgentBudget, AgentEnv, AgentRules
-from rlvr.envs.agent.agent_run import AddressRun, AgentRun, Assignment, CommandRun, FunctionRun, WalledRun
-from rlvr.envs.agent.walls import ADDRESS, Walls, WallsLauncher, resolve_command
+from rlvr.envs.agent.agent_run import AddressRun, AgentRun, Assignment, CommandRun, FunctionRun, SandboxedRun
+from rlvr.envs.agent.agent_sandbox import ADDRESS, AgentSandbox, SandboxLauncher, resolve_command
 from rlvr.envs.registry import register_environment
 from rlvr.envs.wrapped_source import NestedSource
 from rlvr.recorder.local_server import LocalRecorder
@@ -70,9 +70,9 @@ def read_rules(
     _check_section("budget", budget)
     _check_section("rules", rules)
     check_kwargs("agent: budget", AgentBudget, dict(budget or {}))
-    if own := {"budget", "needs_reward"} & set(rules or {}):
-        raise ValueError(f"agent: rules.{min(own)} is no rule; budget is an option of its own, beside rules")
-    check_kwargs("agent: rules", AgentRules, {"budget": None, **(rules or {})})
+    if "budget" in (rules or {}):
+        raise ValueError("agent: rules.budget is not supported; budget is an option of its own, beside rules")
+    check_kwargs("agent: rules", AgentRules, dict(rules or {}), supplied=("budget", "needs_reward"))
     return AgentRules(budget=AgentBudget(**(budget or {})), needs_reward=needs_reward, **(rules or {}))
 
 
@@ -85,16 +85,15 @@ def _check_section(name: str, section: Any) -> None:
 class AgentSource(PlayedSource):
     """The tasks of the environment `inner`, made with `inner_kwargs`, played by an agent whose model is the policy.
 
-    The agent is a `command` (a list of words; each run has a folder of its own), a `function` (the path
-    `package.module:function`, sync or async), or the `url` of one that is told to begin. Its model is at the address in
-    `OPENAI_BASE_URL` or `ANTHROPIC_BASE_URL`; a function finds it in its argument. `result` says what of a command is
-    judged: `answer`, the policy's last turn, `output`, what the command printed, or `reward`, the number at its end; a
-    file `RLVR_RESULT` of JSON with `answer`, `reward` and `metrics` goes before it. `budget` bounds an episode: {calls,
-    sampled_tokens, tool_calls, seconds, call_seconds}. `rules` are {fields, branches, keep_retried, judges_failures,
-    max_concurrent}: the fields of a row that the agent is shown, whether `all` branches are trained or the `last`
-    alone, whether answers that it asked for again are trained, whether an agent that fails is judged and not left
-    out, and how many run at the same time. `template_arguments` go to the model's chat template. `walls` keep a command
-    from the files, the network and the processes outside: {readable, memory, processes, scratch}, {} for the defaults.
+    The agent is a `command` (a list of words; each episode has a folder of its own), a `function` (the path
+    `package.module:function`, sync or async), or the `url` of a service. A command and a service get the address of
+    their model as `OPENAI_BASE_URL` and `ANTHROPIC_BASE_URL`, or in the task's JSON; a function in its argument.
+    `result` says what of a command is judged: `answer` (the policy's last turn), `output` (what it printed) or `reward`
+    (the last word that it printed is the reward). `budget` bounds an episode: {calls, sampled_tokens, tool_calls,
+    seconds, call_seconds}. `rules` say what is shown, run and trained: {fields, branches, keep_retried,
+    judges_failures, parallel, max_concurrent}. `template_arguments` go to the model's chat template. `sandbox` keeps a
+    command from files, network and processes outside: {readable, memory, processes, scratch}, {} for the defaults. The
+    page about agents has the defaults.
     """
 
     def __init__(
@@ -108,15 +107,15 @@ class AgentSource(PlayedSource):
         budget: Mapping[str, Any] | None = None,
         rules: Mapping[str, Any] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
-        walls: Mapping[str, Any] | None = None,
+        sandbox: Mapping[str, Any] | None = None,
     ) -> None:
         own = read_rules(budget, rules, needs_reward=result == "reward")
         self._make_agent = _make_agent(command, function, url, result)
         if inner == "agent":
-            raise ValueError("agent: inner=agent has agents of its own; name the environment of its tasks")
+            raise ValueError("agent: inner=agent is not supported; name the environment of the tasks, such as dataset")
         super().__init__("agent", inner, inner_kwargs, own, template_arguments)
-        if walls is not None:
-            self._recorder, self._make_agent = _build_walls(command, result, Walls.of(walls))
+        if sandbox is not None:
+            self._recorder, self._make_agent = _build_sandbox(command, result, AgentSandbox.of(sandbox))
         if result == "reward":
             self.reward = "environment"
 
@@ -131,14 +130,17 @@ class AgentSource(PlayedSource):
         return [*self.inner.advice(), *([replaced] if self.inner.max_turns > 1 else [])]
 
 
-def _build_walls(
-    command: Sequence[str] | None, result: str, walls: Walls
+def _build_sandbox(
+    command: Sequence[str] | None, result: str, sandbox: AgentSandbox
 ) -> tuple[LocalRecorder, Callable[[], AgentRun]]:
     if command is None:
-        raise ValueError("agent: walls are for a command; a function or an address runs outside of them")
-    launcher, recorder = WallsLauncher(resolve_command(command), walls), LocalRecorder(seen_at=ADDRESS)
+        raise ValueError(
+            "agent: sandbox is for a command; a function or a url runs outside of it. Leave sandbox out, or give "
+            "command=[python, my_agent.py]"
+        )
+    launcher, recorder = SandboxLauncher(resolve_command(command), sandbox), LocalRecorder(seen_at=ADDRESS)
     launcher.check()
-    return recorder, lambda: WalledRun(launcher, recorder, result)
+    return recorder, lambda: SandboxedRun(launcher, recorder, result)
 
 
 def _make_agent(
@@ -150,25 +152,34 @@ def _make_agent(
     given = [name for name, value in (("command", command), ("function", function), ("url", url)) if value is not None]
     if len(given) != 1:
         raise ValueError(
-            f"agent: {' and '.join(given) or 'none of command, function and url'} given; expected one of "
-            "command=[python, my_agent.py], function=my_agent:play and url=http://..."
+            f"agent: {' and '.join(given) or 'no agent'} given; expected exactly one of command=[python, my_agent.py], "
+            "function=my_agent:play, url=http://..."
         )
     if result not in RESULTS:
-        raise ValueError(f"agent: result={result!r}, expected {', '.join(RESULTS)}")
+        raise ValueError(f"agent: result={result!r}, expected one of {', '.join(RESULTS)}")
     if command is not None:
-        if isinstance(command, str) or not command or not all(isinstance(word, str) for word in command):
+        if isinstance(command, str) or not command:
             raise ValueError(
                 f"agent: command={command!r:.200}; expected a list of words, such as [python, my_agent.py]"
+            )
+        if wrong := [word for word in command if not isinstance(word, str)]:
+            raise ValueError(
+                f"agent: command={list(command)!r:.200}: the word {wrong[0]!r} is not text; quote it, since YAML reads "
+                "no, on and 5 as other types"
             )
         resolved = resolve_command(command)
         return lambda: CommandRun(resolved, result)
     if result != "answer":
-        raise ValueError(f"agent: result={result} is of a command; a function or an address returns its result")
+        raise ValueError(
+            f"agent: result={result} needs a command; a function or a url returns its result. Leave result out"
+        )
     if url is not None:
         if urlsplit(url).scheme not in ("http", "https"):
             raise ValueError(f"agent: url={url!r:.200}, expected http://... or https://...")
         return lambda: AddressRun(url)
     called = load_path("agent", function) if isinstance(function, str) else function
     if not callable(called):
-        raise ValueError(f"agent: function={function!r:.200} is no function; expected package.module:function")
+        raise ValueError(
+            f"agent: function={function!r:.200} cannot be called; expected the path package.module:function"
+        )
     return lambda: FunctionRun(called)

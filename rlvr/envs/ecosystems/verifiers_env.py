@@ -142,8 +142,11 @@ class VerifiersSource(PlayedSource):
             if section is not None and not isinstance(section, Mapping):
                 raise ValueError(f"verifiers: {word}={section!r:.80}, expected a mapping of its options")
         check_integer("verifiers: tasks", tasks, 1)
-        if "fields" in (rules or {}):
-            raise ValueError("verifiers: rules.fields has no effect, since verifiers has its own tasks; leave it out")
+        for rule in ("fields", "judges_failures"):
+            if rule in (rules or {}):
+                raise ValueError(
+                    f"verifiers: rules.{rule} is not supported: verifiers gives tasks and rewards; leave it out"
+                )
         own = read_rules(budget, {**(rules or {}), "fields": _FIELDS}, needs_reward=True)
         config = {
             "name": name, "taskset": dict(taskset or {}), "options": dict(options or {}), "max_turns": own.budget.calls

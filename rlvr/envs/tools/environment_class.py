@@ -83,8 +83,8 @@ class ToolEnvironment(ABC):
 class EnvironmentClass(ToolEnvironment):
     """The class, or the function that makes an instance, at `package.module:name`. A call may take `seconds`."""
 
-    def __init__(self, path: str, seconds: float = 30.0) -> None:
-        self._make, self.path, self.seconds = load_path("environment", path), path, seconds
+    def __init__(self, path: str, seconds: float = 30.0, make: Callable[[], Any] | None = None) -> None:
+        self._make, self.path, self.seconds = make or load_path("environment", path), path, seconds
         first = self.make_instance()
         methods = [name for name, _ in inspect.getmembers(type(first), inspect.isfunction) if name[0] != "_"]
         if RESET not in methods:

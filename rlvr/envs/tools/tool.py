@@ -93,8 +93,8 @@ class Tool:
     def schema(self) -> dict[str, Any]:
         """The description of the tool that a chat template takes in `tools`."""
         parameters = {k: v for k, v in self.arguments.model_json_schema().items() if k not in ("title", "description")}
-        for field in parameters.get("properties", {}).values():
-            field.pop("title", None)
+        for property in parameters.get("properties", {}).values():
+            property.pop("title", None)
         parameters.pop("additionalProperties", None)
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}

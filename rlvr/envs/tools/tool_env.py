@@ -21,7 +21,7 @@ from rlvr.chat.special_tokens import special_token_texts, strip_special
 from rlvr.chat.tool_calls import WordCallFormat
 from rlvr.chat.turns import decode_turn, encode_between, has_room, render_between
 from rlvr.core.messages import ModelInput
-from rlvr.core.protocols import InitialObservationOverflow, StepResult
+from rlvr.core.protocols import ChatTurn, InitialObservationOverflow, StepResult
 from rlvr.core.types import StopReason, Task
 from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.prompt import append_text, encode_prompt
@@ -63,6 +63,7 @@ class ToolEnv:
         self._budget, self._session, self._special = budget, session, special_token_texts(tokenizer)
         self._schemas = [tool.schema for tool in toolbox.tools]
         self._seen: list[int] = []
+        self._messages: list[dict[str, Any]] = []
         self._seconds_left, self._written = budget.seconds, 0  # results
         self._counts = Counter[str]()
         self.ended = ""
@@ -78,6 +79,8 @@ class ToolEnv:
             own = {tool.name: tool for tool in self._session.list_tools()}
             tools = [own.get(tool.name, tool) for tool in self._toolbox.tools]
             self._toolbox = replace(self._toolbox, tools=tools)
+        given = self.task.model_prompt
+        self._messages = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
         self._seen = encode_prompt(self.task, self._tokenizer)
         return ModelInput(self._seen), None
 
@@ -87,7 +90,15 @@ class ToolEnv:
         text = decode_turn(action, self._tokenizer)
         rest, calls = self._format.split(text, self._schemas)
         malformed = self._format.find_malformed(rest, [tool.name for tool in self._toolbox.tools])
-        if (extra or {}).get("stop_reason") == StopReason.LENGTH.value:
+        called = [{"function": {"name": call.name, "arguments": call.arguments}} for call in calls]
+        chat = ChatTurn(list(self._messages), {"role": "assistant", "content": rest, "tool_calls": called})
+        is_cut = (extra or {}).get("stop_reason") == StopReason.LENGTH.value
+        return replace(await self._go_on(action, calls, malformed, is_cut, chat), chat=chat)
+
+    async def _go_on(
+        self, action: list[int], calls: list[ToolCall], malformed: str, is_cut: bool, chat: ChatTurn
+    ) -> StepResult:
+        if is_cut:
             return await self._end("truncated")
         if not calls and not malformed:
             return await self._end("answered")
@@ -98,6 +109,9 @@ class ToolEnv:
         results = await self._answer_calls(calls)
         if malformed:
             results.append(self._fail(malformed))
+        names = [call.name for call in calls] + [""] * len(results)  # what could not be read has none
+        told = [{"role": "tool", "name": n, "content": text} for n, text in zip(names, results, strict=False)]
+        self._messages += [chat.said, *told]
         self._seen += [*action, *encode_between(self.task, self._tokenizer, self._write(results, calls, action))]
         if not has_room(self._tokenizer, self._seen, action):
             return await self._end("no_room")

@@ -157,15 +157,58 @@ class TokenPiece:
 
 
 @dataclass(frozen=True)
+class TokenView:
+    """The token pieces of an answer, and why they are missing or cut."""
+
+    pieces: list[TokenPiece] = field(default_factory=list[TokenPiece])
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message of a conversation. `calls` are those of tools: names and arguments. `mark` says what a turn of the
+    policy is in this answer: `trained`, `shared` with another branch, in which it is trained, or nothing."""
+
+    role: str
+    text: str
+    name: str = ""  # of the tool that answers
+    calls: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    mark: str = ""
+    credit: float | None = None  # the reward that the turn is trained with, where branches have rewards of their own
+
+
+@dataclass(frozen=True)
+class BranchRow:
+    """A branch of an episode. `depth` is 0 for one that begins anew, and one more than that of the branch that it left
+    after `shared` turns of the policy."""
+
+    key: str
+    text: str  # the beginning of its last turn
+    turns: int
+    depth: int = 0
+    shared: int = 0
+    reward: float | None = None
+    is_shown: bool = False
+
+
+@dataclass(frozen=True)
+class ConversationView:
+    """An answer as messages, and the branches of its episode; none if it has only one."""
+
+    messages: list[Message] = field(default_factory=list[Message])
+    branches: list[BranchRow] = field(default_factory=list[BranchRow])
+
+
+@dataclass(frozen=True)
 class AnswerDetail:
-    """One answer in full. `pieces` is empty without tokens or without a tokenizer that decodes them."""
+    """One answer in full. `tokens` has no pieces without tokens or without a tokenizer that decodes them."""
 
     row: AnswerRow
     prompt: str
     answer: str
     verdicts: list[VerifierVerdict]
-    pieces: list[TokenPiece] = field(default_factory=list[TokenPiece])
-    pieces_note: str = ""  # why they are missing or cut
+    tokens: TokenView = TokenView()
+    conversation: ConversationView = ConversationView()
     reference: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])  # what it was compared with
     feedback: str = ""
     suggestions: list[str] = field(default_factory=list[str])
@@ -210,7 +253,8 @@ class Source(Protocol):
     """Where a dashboard's data come from. Methods may block: pages call them in threads.
 
     `noun` names a work (`run`, `session`), `status_noun` the `status` of an answer, `step_noun` its step; `can_rate`
-    says whether ratings can be stored, `no_charts` when the overview's curves begin. `revision` is cheap and changes
+    says whether ratings can be stored, `can_compare` whether there are steps to compare, `no_charts` when the
+    overview's curves begin. `revision` is cheap and changes
     when there is something new.
     """
 
@@ -218,6 +262,7 @@ class Source(Protocol):
     status_noun: ClassVar[str]
     step_noun: ClassVar[str]
     can_rate: ClassVar[bool] = False
+    can_compare: ClassVar[bool] = True
     no_charts: ClassVar[str] = ""
     title: str
 

@@ -142,6 +142,7 @@ PAGES: dict[str, View] = {
     "/": overview,
     "/ui/run/{work:path}": work_page,
     "/ui/session/{work:path}": work_page,
+    "/ui/rollout/{work:path}": work_page,
     "/ui/trajectories": trajectories,
     "/ui/trajectory/{key:path}": trajectory,
     "/ui/compare": compare,

@@ -194,15 +194,15 @@ class Rollouts:
             )
 
 
-def answer_row(run: str, step: int, place: int, row: dict[str, Any]) -> AnswerRow:
+def answer_row(work: str, step: int | None, key: str, row: dict[str, Any]) -> AnswerRow:
     """A stored answer as a row of a table."""
     verdicts = verdicts_of(row.get("scores"))
     outcome, reason = outcome_of(verdicts)
     tokens = row.get("response_tokens")
     answer = row.get("answer") if isinstance(row.get("answer"), str) else row.get("response")
     return AnswerRow(
-        key=f"{run}:{step}:{place}",
-        work=run,
+        key=key,
+        work=work,
         task=one_line(row.get("task_id"), 100),
         step=step,
         outcome=outcome,

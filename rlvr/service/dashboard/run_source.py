@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from rlvr.service.dashboard.answer_reference import reference_of_row
+from rlvr.chat.token_texts import Decode
 from rlvr.service.dashboard.dashboard_data import (
     PAGE,
     AnswerDetail,
@@ -34,11 +34,10 @@ from rlvr.service.dashboard.dashboard_data import (
     Work,
     as_mapping,
     finite_number,
-    one_line,
     thin_points,
-    verdicts_of,
     visible_text,
 )
+from rlvr.service.dashboard.row_details import answer_detail
 from rlvr.service.dashboard.run_charts import failing_groups, run_charts, run_summary
 from rlvr.service.dashboard.run_files import (
     BUDGET,
@@ -47,11 +46,10 @@ from rlvr.service.dashboard.run_files import (
     Rollouts,
     answer_row,
     is_held,
-    numbers,
     read_json,
     stamp,
 )
-from rlvr.service.dashboard.token_pieces import MOST, Decode, load_decode, token_pieces
+from rlvr.service.dashboard.token_pieces import load_decode
 from rlvr.tracking.console import format_metrics
 from rlvr.training.run_diagnosis import RunDiagnosis, diagnose_run
 
@@ -293,35 +291,15 @@ class RunFolder:
             page = places[query.offset : query.offset + query.limit]
             rows = self._rollouts.rows(page)
             complete = self._rollouts.complete
-        return AnswerPage([answer_row(self.name, *at, rows[at]) for at in page if at in rows], len(places), complete)
+        found = [answer_row(self.name, at[0], answer_key(self.name, *at), rows[at]) for at in page if at in rows]
+        return AnswerPage(found, len(places), complete)
 
     def detail(self, step: int, place: int) -> AnswerDetail | None:
         with self._lock:
             around = self._rollouts.rows([(step, other) for other in range(max(0, place - 64), place + 65)])
-        row = around.get((step, place))
-        if row is None:
-            return None
-        mine = answer_row(self.name, step, place, row)
-        near = [answer_row(self.name, *at, other) for at, other in around.items() if at != (step, place)]
-        ids, logprobs = numbers(row.get("response_tokens")), numbers(row.get("logprobs"))
-        decode = self._decoder() if ids and len(ids) == len(logprobs) else None
-        return AnswerDetail(
-            row=mine,
-            prompt=visible_text(row.get("rendered_prompt") or row.get("prompt")),
-            answer=visible_text(row.get("response")),
-            verdicts=verdicts_of(row.get("scores")),
-            reference=reference_of_row(row),
-            pieces=token_pieces([int(i) for i in ids], logprobs, decode) if decode else [],
-            pieces_note=_pieces_note(ids, logprobs, decode),
-            facts={
-                "group": mine.group,
-                "rollout": visible_text(row.get("rollout_id"), 200),
-                "level": one_line(row.get("level")),
-                "sampled by": one_line(row.get("policy_fingerprint")),
-                "sum of log-probs": f"{sum(logprobs):.3f}" if logprobs else "",
-            },
-            siblings=[e for e in near if e.group == mine.group and mine.group],
-        )
+        rows = {answer_key(self.name, *at): row for at, row in around.items()}
+        key = answer_key(self.name, step, place)
+        return answer_detail(self.name, step, key, rows, self._decoder()) if key in rows else None
 
     def at_step(self, step: int) -> dict[str, float]:
         row = next((row for row in self.rows() if row.get("step") == step), {})
@@ -343,16 +321,10 @@ class RunFolder:
             return self._decode
 
 
+def answer_key(run: str, step: int, place: int) -> str:
+    return f"{run}:{step}:{place}"
+
+
 def curve(rows: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
     pairs = ((finite_number(row.get("step")), finite_number(row.get(name))) for row in rows)
     return thin_points([(step, value) for step, value in pairs if step is not None and value is not None])
-
-
-def _pieces_note(ids: list[float], logprobs: list[float], decode: Decode | None) -> str:
-    if not ids:
-        return "no tokens are stored with this answer"
-    if len(ids) != len(logprobs):
-        return "tokens and log-probs do not match, so they are not shown"
-    if decode is None:
-        return "no tokenizer.json lies beside this run's weights, so its tokens cannot be decoded"
-    return f"the first {MOST:,} of {len(ids):,} tokens" if len(ids) > MOST else ""

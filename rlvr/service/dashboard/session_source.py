@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlvr.core.types import Outcome
@@ -28,7 +27,7 @@ from rlvr.service.dashboard.dashboard_data import (
     Note,
     Query,
     Source,
-    TokenPiece,
+    TokenView,
     Work,
     as_list,
     as_mapping,
@@ -49,14 +48,6 @@ from rlvr.tracking.console import format_metrics
 SAMPLES = 8  # episodes of a session with a curve
 SIBLINGS = 64
 REST = 20.0  # times as long as the curves of all sessions took, until they are computed again
-
-
-@dataclass(frozen=True)
-class TokenView:
-    """The token pieces of an answer, and why they are missing or truncated."""
-
-    pieces: list[TokenPiece]
-    note: str
 
 
 class StoreSource(Source):
@@ -158,14 +149,12 @@ class StoreSource(Source):
         row = {**vars(e), "status": session.status if session else ""}
         others = session_rows.neighbours(self._store, e, session is not None and session.kind == "run", SIBLINGS)
         feedback = as_mapping(e.feedback)
-        tokens = self._token_pieces(e)
         return AnswerDetail(
             row=as_answer_row(row),
             prompt=visible_text(e.prompt),
             answer=visible_text(e.generated_output),
             verdicts=verdicts_of(e.scores),
-            pieces=tokens.pieces,
-            pieces_note=tokens.note,
+            tokens=self._token_pieces(e),
             reference=reference_of_session(session) if session else [],
             feedback=visible_text(feedback.get("detailed_feedback")),
             suggestions=[visible_text(text, 1000) for text in as_list(feedback.get("suggestions"))[:50]],
@@ -186,17 +175,17 @@ class StoreSource(Source):
     def _token_pieces(self, e: Experience) -> TokenView:
         """The answer's tokens as text, if the loaded model made them. A store may have answers of several models."""
         if not e.tokens:
-            return TokenView([], "a text endpoint gives no log-probs" if e.num_tokens or e.action else "")
+            return TokenView(note="a text endpoint gives no log-probs" if e.num_tokens or e.action else "")
         if not e.logprobs or len(e.tokens) != len(e.logprobs):
-            return TokenView([], "its tokens have no log-probs")
+            return TokenView(note="its tokens have no log-probs")
         try:
             text = self._decode(e.tokens)
         except Exception:  # each library raises its own error for an unknown id
             text = ""
         if text is None:
-            return TokenView([], "no model is loaded that could decode its tokens")
+            return TokenView(note="no model is loaded that could decode its tokens")
         if _comparable_text(e.generated_output) not in _comparable_text(text):
-            return TokenView([], "its tokens are of another model than the loaded one")
+            return TokenView(note="its tokens are of another model than the loaded one")
         note = f"the first {MOST:,} of {len(e.tokens):,} tokens" if len(e.tokens) > MOST else ""
         return TokenView(token_pieces(e.tokens, e.logprobs, lambda tokens: self._decode(tokens) or ""), note)
 

@@ -1,4 +1,4 @@
-"""`rlvr view RUNDIR`: the dashboard of a run or a folder of runs, on this machine. Read-only, live during training."""
+"""`rlvr view PATH`: the dashboard of a run, a folder of runs or a recording, on this machine. Read-only and live."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from rlvr.service.dashboard.dashboard_app import attach
+from rlvr.service.dashboard.recording_source import RecordingSource
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.web.server import bind_socket, is_loopback, run_server, server_url
 
 
-def view(folder: Path, host: str, port: int, say: Callable[[str], None]) -> None:
+def view(path: Path, host: str, port: int, say: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM. ValueError unless `host` is a loopback name."""
     if not is_loopback(host):
         raise ValueError(
             f"--host {host} can be reached from other machines, and the dashboard of a run has no keys; expected "
             "127.0.0.1 or localhost. From elsewhere forward the port: ssh -L 3036:127.0.0.1:3036 this-machine"
         )
-    source = RunSource(folder)
+    source = RecordingSource(path) if path.is_file() else RunSource(path)
     with bind_socket(host, port) as listening:
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         attach(app, source)

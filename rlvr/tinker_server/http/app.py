@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 from rlvr import __version__
 from rlvr.tinker_server.http import routes_operation, routes_rest, routes_sampling, routes_session, routes_training
 from rlvr.tinker_server.http.dependencies import COMPUTATIONS
-from rlvr.tinker_server.http.open_api import open_routes, recorded_routes
+from rlvr.tinker_server.http.open_api import chat_routes, open_routes, recorded_routes
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware, internal_error
 from rlvr.tinker_server.protocol.errors import StatusError, TinkerServerError, UserError
 from rlvr.tinker_server.protocol.server_limits import ServerLimits
@@ -58,6 +58,7 @@ def create_routes(backend: TinkerBackend, middleware: TinkerMiddleware) -> FastA
     app.include_router(routes_operation.router)
     app.state.texts = {}
     app.include_router(open_routes.router)
+    app.include_router(chat_routes.router)
     app.state.rollouts = recorded_routes.ServedRollouts(backend)
     app.include_router(recorded_routes.router)
     middleware.rollout_owner = app.state.rollouts.owner_of
@@ -68,7 +69,8 @@ def create_routes(backend: TinkerBackend, middleware: TinkerMiddleware) -> FastA
 
 def _suggest_path(path: str) -> str:
     """What to write where the base URL of a client of the open endpoints has a part too little or too much."""
-    known = [route.path for route in open_routes.router.routes if isinstance(route, APIRoute)]
+    routes = [*open_routes.router.routes, *chat_routes.router.routes]
+    known = [route.path for route in routes if isinstance(route, APIRoute)]
     near = next((name for name in known if path != "/" and (name.endswith(path) or path.endswith(name))), "")
     return f" (did you mean {near}?); the base URL of OpenAI's clients ends in /v1" if near else ""
 

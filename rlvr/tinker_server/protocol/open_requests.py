@@ -208,10 +208,6 @@ class OpenChatRequest(OpenSamplingFields):
             raise ValueError("tool_choice: this server has 'auto' and 'none'; a call cannot be forced")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs=true")
-        for tool in self.tools or ():
-            function = tool.get("function")
-            if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
-                raise ValueError('tools: expected {"type": "function", "function": {"name": ..., "parameters": ...}}')
         return self
 
     @property
@@ -222,6 +218,13 @@ class OpenChatRequest(OpenSamplingFields):
     @property
     def limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class DialectRequest(BaseModel):
+    """`POST /v1/responses` and `/v1/messages`: the other fields are the dialect's (`rlvr.chat.dialects`)."""
+
+    model_config = ConfigDict(protected_namespaces=(), extra="allow", strict=True)
+    model: Name
 
 
 class GenerateParams(OpenSamplingFields):

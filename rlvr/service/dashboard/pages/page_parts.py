@@ -32,7 +32,8 @@ def answer_address(key: str) -> str:
 
 def frame_page(source: Source, title: str, here: str, *main: Child, status: int = 200) -> Page:
     """A complete page. `here` is its entry in the menu."""
-    menu = [("Overview", "/"), ("Trajectories", "/ui/trajectories"), ("Compare", "/ui/compare")]
+    menu = [("Overview", "/"), ("Trajectories", "/ui/trajectories")]
+    menu += [("Compare", "/ui/compare")] if source.can_compare else []
     tree = h(
         "div",
         h("a", "Skip to content", href="#main", class_="skip"),
@@ -152,7 +153,7 @@ def _row(source: Source, row: AnswerRow, several: bool) -> Tree:
         h("td", "–" if row.step is None else str(row.step), class_="num", data_label=source.step_noun),
         h("td", str(row.tokens) if row.tokens else "–", class_="num", data_label="tokens"),
         h("td", row.status or "–", class_="dim"),
-        h("td", row.work if source.noun == "run" else row.work[:8], class_="wide dim") if several else None,
+        h("td", row.work[:8] if source.noun == "session" else row.work, class_="wide dim") if several else None,
         key=row.key,
     )  # fmt: skip
 

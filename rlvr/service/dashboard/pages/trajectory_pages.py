@@ -8,7 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from rlvr.service.dashboard.dashboard_data import PAGE, AnswerDetail, Query, Source, TokenPiece, VerifierVerdict
+from rlvr.service.dashboard.dashboard_data import (
+    PAGE,
+    AnswerDetail,
+    BranchRow,
+    ConversationView,
+    Message,
+    Query,
+    Source,
+    TokenPiece,
+    VerifierVerdict,
+)
 from rlvr.service.dashboard.element_tree import Page, Tree, h
 from rlvr.service.dashboard.pages import page_parts as parts
 
@@ -16,6 +26,7 @@ DARKEST = 4.0  # nats: less likely tokens (2 %) have the full shade
 SURE = math.log(0.9)  # more likely tokens are not listed as unlikely
 RATINGS = ((0.0, "wrong"), (0.25, ""), (0.5, "half"), (0.75, ""), (1.0, "right"))
 PATH = "/ui/trajectories"
+ROLES = ("system", "user", "assistant", "tool")
 
 
 def query_of(parameters: Mapping[str, str]) -> Query:
@@ -62,7 +73,8 @@ def _filters(source: Source, query: Query, is_filtered: bool) -> Tree:
         "form",
         parts.select_field("outcome", "Outcome", query.outcome, choices.outcomes),
         parts.text_field("task", "Task", query.task, choices.tasks, placeholder="any"),
-        parts.text_field("step", source.step_noun.capitalize(), step, inputmode="numeric", placeholder=hint or "any"),
+        parts.text_field("step", source.step_noun.capitalize(), step, inputmode="numeric", placeholder=hint or "any")
+        if source.can_compare or step else None,
         parts.select_field("status", source.status_noun.capitalize(), query.status, choices.statuses),
         parts.select_field("work", source.noun.capitalize(), query.work, works)
         if len(works) > 1 or query.work else None,
@@ -98,7 +110,9 @@ def trajectory(source: Source, parameters: Mapping[str, str]) -> Page:
           class_="head"),
         h("section", parts.figures(facts | {k: v for k, v in detail.facts.items() if v}), class_="panel",
           aria_label="Numbers"),
-        h("section", h("h2", "Prompt"), parts.block(detail.prompt), class_="panel"),
+        _branches(detail.conversation),
+        _conversation(detail) if detail.conversation.messages
+        else h("section", h("h2", "Prompt"), parts.block(detail.prompt), class_="panel"),
         h("div", _answer(detail), _reference(detail.reference), class_="grid2") if detail.reference
         else _answer(detail),
         h("div", verdicts, h("div", side, class_="stack"), class_="grid2") if side else verdicts,
@@ -106,18 +120,76 @@ def trajectory(source: Source, parameters: Mapping[str, str]) -> Page:
     )  # fmt: skip
 
 
+def _branches(conversation: ConversationView) -> Tree | None:
+    """The branches of an episode as a tree to choose from."""
+    if not conversation.branches:
+        return None
+    return h(
+        "section", h("h2", f"Branches: {len(conversation.branches)}"),
+        h("ol", [_branch(branch) for branch in conversation.branches], class_="branches"), class_="panel",
+    )  # fmt: skip
+
+
+def _branch(branch: BranchRow) -> Tree:
+    own = branch.turns - branch.shared
+    facts = f"{own} turn{'' if own == 1 else 's'}"
+    if branch.shared:
+        facts += f" behind {branch.shared} shared"
+    return h(
+        "li",
+        h("a", branch.text or "(empty)", href=parts.answer_address(branch.key),
+          aria_current="page" if branch.is_shown else None, class_="mono"),
+        h("small", facts, class_="dim"),
+        h("small", f"reward {parts.format_number(branch.reward)}", class_="dim"),
+        style=f"--depth: {min(branch.depth, 8)}",
+    )  # fmt: skip
+
+
+def _conversation(detail: AnswerDetail) -> Tree:
+    """The messages, as the program that plays the episode has them."""
+    return h(
+        "section", h("h2", "Conversation"),
+        h("ol", [_message(message) for message in detail.conversation.messages], class_="messages"),
+        h("details", h("summary", "The prompt as the model read it"), parts.block(detail.prompt)), class_="panel",
+    )  # fmt: skip
+
+
+MARKS = {"trained": ("trained", ""), "shared": ("trained in another branch", "warn")}
+
+
+def _message(message: Message) -> Tree:
+    if message.role == "note":
+        return h("li", h("small", message.text, class_="dim"), class_="divider")
+    mark, kind = MARKS.get(message.mark, ("", ""))
+    has_text = message.text or not message.calls
+    return h(
+        "li",
+        h("div", h("b", message.role), h("span", message.name, class_="mono") if message.name else None,
+          h("span", mark, class_=f"badge {kind}".strip()) if mark else None,
+          h("small", f"reward {parts.format_number(message.credit)}", class_="dim")
+          if message.credit is not None else None, class_="line"),
+        h("pre", message.text or "(empty)", class_="text-block", tabindex="0") if has_text else None,
+        [h("div", h("div", h("small", "calls", class_="dim"), h("b", name, class_="mono"), class_="line"),
+           h("pre", arguments, class_="text-block", tabindex="0") if arguments else None, class_="call")
+         for name, arguments in message.calls],
+        class_=f"message {message.role if message.role in ROLES else 'other'} {message.mark}".strip(),
+    )  # fmt: skip
+
+
 def _answer(detail: AnswerDetail) -> Tree:
-    if not detail.pieces:
-        return h("section", h("h2", "Answer"), parts.block(detail.answer),
-                 h("p", detail.pieces_note, class_="dim") if detail.pieces_note else None, class_="panel")  # fmt: skip
-    unsure = sorted((piece for piece in detail.pieces if piece.logprob < SURE), key=lambda piece: piece.logprob)
+    pieces, note = detail.tokens.pieces, detail.tokens.note
+    title = "Tokens of this branch" if detail.conversation.messages else "Answer"
+    if not pieces:
+        return h("section", h("h2", title), parts.block(detail.answer),
+                 h("p", note, class_="dim") if note else None, class_="panel")  # fmt: skip
+    unsure = sorted((piece for piece in pieces if piece.logprob < SURE), key=lambda piece: piece.logprob)
     names = ", ".join(f"{piece.text.strip() or 'blank'!r} {chance(piece.logprob)}" for piece in unsure[:5])
     return h(
-        "section", h("h2", "Answer"),
-        h("pre", [token_span(piece) for piece in detail.pieces], class_="text-block tokens", tabindex="0"),
+        "section", h("h2", title),
+        h("pre", [token_span(piece) for piece in pieces], class_="text-block tokens", tabindex="0"),
         h("div", h("span", "certain"), h("i", aria_hidden="true"), h("span", "unlikely (2 % or less)"),
           h("span", f"least likely: {names}") if names else None, class_="scale"),
-        h("p", detail.pieces_note, class_="dim") if detail.pieces_note else None,
+        h("p", note, class_="dim") if note else None,
         h("details", h("summary", "As plain text"), parts.block(detail.answer)), class_="panel",
     )  # fmt: skip
 
@@ -198,7 +270,7 @@ def _rating(source: Source, detail: AnswerDetail, parameters: Mapping[str, str])
 def _siblings(source: Source, detail: AnswerDetail) -> Tree | None:
     if not detail.siblings:
         return None
-    title = "The same group" if source.noun == "run" else f"The same {source.noun}"
+    title = "The same session" if source.noun == "session" else "The same group"
     return h(
         "section", h("h2", f"{title}: {len(detail.siblings)} more"),
         parts.answers_table(source, detail.siblings, False, title), class_="panel",

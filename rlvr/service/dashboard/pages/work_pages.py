@@ -26,7 +26,7 @@ def overview(source: Source, parameters: Mapping[str, str]) -> Page:
         h("div", h("h1", source.title), h("p", f"{total:,} {noun}" if total != 1 else f"1 {source.noun}",
                                           class_="dim"), class_="head"),
         _health(source),
-        page_parts.charts(source.charts()) or (h("p", source.no_charts, class_="dim") if works else None),
+        page_parts.charts(source.charts()) or (h("p", source.no_charts or None, class_="dim") if works else None),
         h("section", h("h2", noun.capitalize()), listed, parts.pager("/", {}, offset, len(works), total),
           aria_label=noun.capitalize()),
     )  # fmt: skip
@@ -47,7 +47,8 @@ def work_page(source: Source, parameters: Mapping[str, str], here: str = "") -> 
         h("div", h("h1", work.name), parts.badge(work.result or work.status, work.live),
           h("span", work.about, class_="dim"),
           h("span", parts.ago(work.changed), class_="dim"),
-          h("a", f"Compare two {source.step_noun}s", href=parts.address("/ui/compare", work=name), class_="end"),
+          h("a", f"Compare two {source.step_noun}s", href=parts.address("/ui/compare", work=name), class_="end")
+          if source.can_compare else None,
           class_="head"),
         h("section", h("progress", value=str(work.done), max="1", aria_label="progress") if work.done else None,
           parts.figures(work.figures), class_="panel", aria_label="Latest numbers") if work.figures else None,

@@ -6,24 +6,22 @@ and of prompts, at temperature 1.
 
 from __future__ import annotations
 
-import json
-import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from rlvr.chat.call_parts import ToolCall
+from rlvr.chat.dialects.chat_completions import write_calls, write_chunk, write_end
+from rlvr.chat.dialects.forms import ChatAnswer, ChatRequest, Json
+from rlvr.chat.dialects.openai_fields import LEAST_LOGPROB
 from rlvr.core.messages import SampledSequence
+from rlvr.core.types import StopReason
 from rlvr.engine.scheduler import SampledToken
-from rlvr.tinker_server.http.dependencies import MAX_PARTS, MAX_VALUES
 from rlvr.tinker_server.http.open_api.open_sampling import OpenSampling
 from rlvr.tinker_server.http.open_api.served_text import ServedText, TextStream, cut_stops
-from rlvr.tinker_server.protocol.open_requests import ChatMessage, CompletionRequest, OpenChatRequest
-from rlvr.web.json_bodies import has_more_parts, read_json
+from rlvr.tinker_server.protocol.open_requests import CompletionRequest, OpenChatRequest
 
-Json = dict[str, Any]
 Likeliest = Sequence[tuple[int, float]]
 TokenName = Callable[[int], str]
-_LEAST = -9999.0  # of a token that a model excludes: JSON has no infinity, and vLLM sends this number
 
 
 def answer_tokens(sequence: SampledSequence) -> list[int]:
@@ -51,7 +49,7 @@ def completion_logprobs(
         offset += len(text.token_text(token))
     return {
         "tokens": [name(token) for token in tokens],
-        "token_logprobs": [None if logprob is None else max(logprob, _LEAST) for logprob in logprobs],
+        "token_logprobs": [None if logprob is None else max(logprob, LEAST_LOGPROB) for logprob in logprobs],
         "top_logprobs": [
             None if logprob is None else name_likeliest(token, logprob, top or (), name)
             for token, logprob, top in zip(tokens, logprobs, tops, strict=True)
@@ -68,27 +66,34 @@ def name_likeliest(token: int, logprob: float, top: Likeliest, name: TokenName) 
         word = name(one)
         if one != token and (word in named or word == name(token)):
             word = f"token_id:{one}"
-        named[word] = max(value, _LEAST)
-    return {**named, name(token): max(logprob, _LEAST)}
+        named[word] = max(value, LEAST_LOGPROB)
+    return {**named, name(token): max(logprob, LEAST_LOGPROB)}
 
 
-def chat_logprobs(
-    tokens: Sequence[int], logprobs: Sequence[float], likeliest: Sequence[Likeliest] | None, text: ServedText
-) -> dict[str, Any]:
-    """`logprobs` of `/v1/chat/completions`."""
+def make_chat_answer(
+    call: ChatRequest, prompt: list[int], sequence: SampledSequence, text: ServedText, skip_special: bool = True
+) -> ChatAnswer:
+    """A completion as its dialect writes it."""
+    whole = text.decode(answer_tokens(sequence), skip_special=skip_special and not call.tools)
+    said = cut_stops(whole, call.stop)
+    stop = next((stop for stop in call.stop if whole.startswith(stop, len(said))), None)
+    message = text.read_message(said, call, skip_special)
+    ended = "length" if sequence.stop_reason == StopReason.LENGTH else "stop"
+    answer = ChatAnswer(
+        message, "tool_calls" if message.get("tool_calls") else ended, prompt, sequence.tokens, sequence.logprobs or (),
+        stop=stop,
+    )  # fmt: skip
+    return name_tokens(call, answer, sequence.topk_logprobs, text)
 
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        word = text.token_text(token)
-        return {"token": word, "logprob": max(logprob, _LEAST), "bytes": list(word.encode(errors="replace"))}
 
-    tops: Sequence[Likeliest] = likeliest or [()] * len(tokens)
-    return {
-        "content": [
-            {**entry(token, logprob), "top_logprobs": [entry(*one) for one in top]}
-            for token, logprob, top in zip(tokens, logprobs, tops, strict=True)
-        ],
-        "refusal": None,
-    }
+def name_tokens(
+    call: ChatRequest, answer: ChatAnswer, likeliest: Sequence[Likeliest] | None, text: ServedText
+) -> ChatAnswer:
+    """The answer with the texts of its tokens and of the likeliest ones, if its log-probs were asked for."""
+    if not call.with_logprobs:
+        return answer
+    tops = [[(text.token_text(token), logprob) for token, logprob in top] for top in likeliest or ()]
+    return replace(answer, token_texts=[text.token_text(token) for token in answer.tokens], likeliest=tops)
 
 
 def generated_logprobs(sequence: SampledSequence) -> dict[str, Any]:
@@ -99,7 +104,9 @@ def generated_logprobs(sequence: SampledSequence) -> dict[str, Any]:
             {
                 "token": f"token_id:{token}",
                 "logprob": logprob,
-                "top_logprobs": [{"token": f"token_id:{one}", "logprob": max(value, _LEAST)} for one, value in top],
+                "top_logprobs": [
+                    {"token": f"token_id:{one}", "logprob": max(value, LEAST_LOGPROB)} for one, value in top
+                ],
             }
             for token, logprob, top in zip(sequence.tokens, sequence.logprobs or (), tops, strict=True)
         ]
@@ -112,56 +119,6 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
-
-
-def tool_call_fields(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": f"call_{secrets.token_hex(8)}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
-        }
-        for call in calls
-    ]
-
-
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as chat templates read them; ValueError for a part that is not text, or arguments that are not JSON.
-
-    Templates take a call's arguments as an object, clients send them as JSON text.
-    """
-    found: list[dict[str, Any]] = []
-    for message in messages:
-        fields = message.model_dump(exclude_none=True)
-        if isinstance(content := message.content, list):
-            if wrong := next((part for part in content if part.get("type") != "text"), None):
-                raise ValueError(f"messages: a part of type {wrong.get('type')!r:.60}; this server reads text only")
-            if not all(isinstance(part.get("text"), str) for part in content):
-                raise ValueError("messages: the `text` of a part is no text; give a string")
-            fields["content"] = "".join(part["text"] for part in content)
-        fields.setdefault("content", "")
-        if message.tool_calls:
-            fields["tool_calls"] = [_template_call(call) for call in message.tool_calls]
-        found.append(fields)
-    return found
-
-
-def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ValueError("messages: a tool call needs a function with a name")
-    arguments = function.get("arguments", {})
-    if isinstance(arguments, str):
-        if has_more_parts(arguments.encode(errors="replace"), MAX_PARTS, MAX_VALUES):
-            raise ValueError(
-                f"messages: the arguments of {function['name']!r:.60} have more than {MAX_PARTS:,} lists, objects and "
-                f"fields, or more than {MAX_VALUES:,} values; leave some out"
-            )
-        try:
-            arguments = read_json(arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"messages: the arguments of {function['name']!r:.60} are not JSON ({error})") from error
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 class ChoiceStream:
@@ -304,9 +261,9 @@ class CompletionStream(AnswerStream):
 class ChatStream(AnswerStream):
     """`/v1/chat/completions`. With tools the text comes at once: a call is read when it is whole."""
 
-    def __init__(self, body: OpenChatRequest, sampling: OpenSampling, text: ServedText, head: Json, has_tools: bool):
-        super().__init__(body, sampling, text, head | {"object": "chat.completion.chunk"}, has_tools)
-        self._body, self._has_tools = body, has_tools
+    def __init__(self, body: OpenChatRequest, call: ChatRequest, sampling: OpenSampling, text: ServedText, head: Json):
+        super().__init__(body, sampling, text, head, bool(call.tools))
+        self._call, self._skip_special = call, body.skip_special_tokens
         self._whole = dict.fromkeys(self._streams, "")
 
     def begin(self) -> Iterator[Json]:
@@ -315,24 +272,19 @@ class ChatStream(AnswerStream):
 
     def chunk(self, index: int, said: str, is_last: bool) -> Json | None:
         self._whole[index] += said
-        reason, calls = self._streams[index].reason if is_last else None, list[Any]()
-        if self._has_tools:
-            if not is_last:
-                return None
-            said, calls = self._text.split_calls(
-                self._whole[index], self._body.tools or (), skip_special=self._body.skip_special_tokens
-            )
-            reason = "tool_calls" if calls else reason
-        delta: Json = {"content": said} if said else {}
-        if calls:
-            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(tool_call_fields(calls))]
-        return self._make(index, delta, reason)
+        reason = self._streams[index].reason if is_last else None
+        if not self._call.tools:
+            return self._make(index, {"content": said} if said else {}, reason)
+        if not is_last:
+            return None
+        message = self._text.read_message(self._whole[index], self._call, self._skip_special)
+        delta: Json = {"content": message["content"]} if message["content"] else {}
+        if calls := write_calls(message):
+            delta["tool_calls"] = [{"index": number, **one} for number, one in enumerate(calls)]
+        return self._make(index, delta, "tool_calls" if calls else reason)
 
-    def _make(self, index: int, delta: Json, reason: str | None) -> Json:
+    def _make(self, index: int, delta: Json, reason: Any) -> Json:
         tokens, logprobs, likeliest = self._streams[index].take()
-        choice: Json = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": None}
-        if self._body.logprobs and tokens:
-            choice["logprobs"] = chat_logprobs(tokens, logprobs, likeliest, self._text)
-        if self._body.return_token_ids:
-            choice["token_ids"] = tokens
-        return self._head | {"choices": [choice]}
+        answer = name_tokens(self._call, ChatAnswer({}, reason, (), tokens, logprobs), likeliest, self._text)
+        end = write_end(self._call, answer)
+        return write_chunk(self._head, index, delta, **(end if tokens else {**end, "logprobs": None}))

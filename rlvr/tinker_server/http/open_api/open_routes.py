@@ -1,4 +1,4 @@
-"""`/v1/models`, `/v1/completions`, `/v1/chat/completions` and `/inference/v1/generate`."""
+"""`/v1/models`, `/v1/completions` and `/inference/v1/generate`, and what `chat_routes` shares with them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from rlvr.chat.call_parts import ToolCall
 from rlvr.core.messages import SampledSequence, SampleResponse
 from rlvr.core.types import StopReason
 from rlvr.tinker_server.backend.storage.server_store import Row
 from rlvr.tinker_server.http.dependencies import Caller, CallerDep, JsonRoute, json_response
 from rlvr.tinker_server.http.open_api import open_replies as replies
-from rlvr.tinker_server.http.open_api.open_replies import AnswerStream, ChatStream, CompletionStream
+from rlvr.tinker_server.http.open_api.open_replies import AnswerStream, CompletionStream
 from rlvr.tinker_server.http.open_api.open_sampling import OpenSampling, error_fields
 from rlvr.tinker_server.http.open_api.served_text import ServedText
 from rlvr.tinker_server.http.tinker_middleware import internal_error
 from rlvr.tinker_server.protocol.errors import TinkerServerError, UserError
-from rlvr.tinker_server.protocol.open_requests import CompletionRequest, GenerateRequest, OpenChatRequest, find_param
+from rlvr.tinker_server.protocol.open_requests import CompletionRequest, GenerateRequest, find_param
 
 Json = dict[str, Any]
 
@@ -80,7 +79,7 @@ async def completions(body: CompletionRequest, caller: CallerDep) -> Response:
     sampling = OpenSampling(caller, row, prompts)
     sampling.check_room(body.explicit_limit)
     await sampling.start(body.n, body.params(body.limit, sampling.end_tokens), options, is_streamed=body.stream)
-    head = _head("cmpl", "text_completion", body.model, row)
+    head = make_head("cmpl", "text_completion", body.model, row)
     name: Callable[[int], str] = (lambda one: f"token_id:{one}") if body.return_tokens_as_token_ids else text.token_text
 
     def prompt_texts() -> list[str]:
@@ -103,7 +102,7 @@ async def completions(body: CompletionRequest, caller: CallerDep) -> Response:
         spent = 0 if body.max_tokens == 0 else sum(len(one.tokens) for each in responses for one in each.sequences)
         total = replies.usage(sum(map(len, prompts)), spent)
         return json_response(
-            head | {"choices": choices, "usage": total, "system_fingerprint": _fingerprint(row, responses[0])}
+            head | {"choices": choices, "usage": total, "system_fingerprint": find_fingerprint(row, responses[0])}
         )
 
     return await caller.compute(answer)
@@ -142,68 +141,6 @@ def _completion_choices(
         yield choice
 
 
-@router.post("/v1/chat/completions")
-async def chat(body: OpenChatRequest, caller: CallerDep) -> Response:
-    row = await caller.call(caller.backend.sampling.find_model, body.model)
-    text = await caller.compute(served_text, caller, row)
-    tools = (body.tools or []) if body.tool_choice != "none" else []
-
-    def read() -> list[int]:
-        if tools:
-            _ = text.tool_calls  # a template without tools is refused
-        try:
-            messages = replies.template_messages(body.messages)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        return text.render(messages, tools, body.chat_template_kwargs or {})
-
-    prompt = await caller.compute(read)
-    options = {"topk_sample": check_logprobs(caller, "top_logprobs", body.top_logprobs)}
-    sampling = OpenSampling(caller, row, [prompt])
-    sampling.check_room(body.explicit_limit)
-    await sampling.start(body.n, body.params(body.limit, sampling.end_tokens), options, is_streamed=body.stream)
-    head = _head("chatcmpl", "chat.completion", body.model, row)
-    if body.stream:
-        return respond(caller, sampling, lambda: ChatStream(body, sampling, text, head, bool(tools)))
-    [response] = await sampling.results()
-
-    def answer() -> Response:
-        choices = [
-            _chat_choice(body, index, sequence, text, bool(tools)) for index, sequence in enumerate(response.sequences)
-        ]
-        total = replies.usage(len(prompt), sum(len(sequence.tokens) for sequence in response.sequences))
-        more = {"prompt_token_ids": prompt} if body.return_token_ids else {}
-        found_at = {"system_fingerprint": _fingerprint(row, response)}
-        return json_response(head | {"choices": choices, "usage": total} | found_at | more)
-
-    return await caller.compute(answer)
-
-
-def _chat_choice(
-    body: OpenChatRequest, index: int, sequence: SampledSequence, text: ServedText, has_tools: bool
-) -> Json:
-    skip = body.skip_special_tokens
-    said, found = replies.answer_text(sequence, text, body.stop_strings, skip and not has_tools), list[ToolCall]()
-    if has_tools:
-        said, found = text.split_calls(said, body.tools or (), skip_special=skip)
-    message: Json = {"role": "assistant", "content": said if said or not found else None}
-    if found:
-        message["tool_calls"] = replies.tool_call_fields(found)
-    choice: Json = {
-        "index": index,
-        "message": message,
-        "finish_reason": "tool_calls" if found else _reason(sequence),
-        "logprobs": None,
-    }
-    if body.logprobs:
-        choice["logprobs"] = replies.chat_logprobs(
-            sequence.tokens, sequence.logprobs or [], sequence.topk_logprobs, text
-        )
-    if body.return_token_ids:
-        choice["token_ids"] = sequence.tokens
-    return choice
-
-
 @router.post("/inference/v1/generate")
 async def generate(body: GenerateRequest, caller: CallerDep) -> Response:
     name = body.model or next(iter(caller.backend.engines))
@@ -228,7 +165,7 @@ async def generate(body: GenerateRequest, caller: CallerDep) -> Response:
         ]
         total = replies.usage(len(body.token_ids), sum(len(sequence.tokens) for sequence in response.sequences))
         more: Json = {"prompt_token_ids": body.token_ids} if body.return_token_ids else {}
-        more["system_fingerprint"] = _fingerprint(row, response)
+        more["system_fingerprint"] = find_fingerprint(row, response)
         return json_response(
             {"request_id": f"gen-{secrets.token_hex(12)}", "model": name, "choices": choices, "usage": total} | more
         )
@@ -254,13 +191,13 @@ def served_text(caller: Caller, row: Row) -> ServedText:
     return texts[base]
 
 
-def _head(kind: str, form: str, model: str, row: Row) -> Json:
+def make_head(kind: str, form: str, model: str, row: Row) -> Json:
     """What every part of an answer begins with; of a served run, also which checkpoint answers."""
     head = {"id": f"{kind}-{secrets.token_hex(12)}", "object": form, "created": int(time.time()), "model": model}
     return head | ({"system_fingerprint": row["snapshot"].fingerprint} if "snapshot" in row else {})
 
 
-def _fingerprint(row: Row, response: SampleResponse) -> str:
+def find_fingerprint(row: Row, response: SampleResponse) -> str:
     """Which weights answered: of a base model its name here, not the folder on this machine."""
     is_base = "snapshot" not in row and row["model"] is None and row["path"] is None
     return row["base_model"] if is_base else response.fingerprint

@@ -13,30 +13,28 @@
 from __future__ import annotations
 
 import copy
-import math
 import re
 import secrets
 import threading
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from rlvr.chat.conversation import ChatTemplate, Conversation
-from rlvr.chat.dialects.forms import ApiDialect, ChatAnswer, ChatRequest, DialectError
+from rlvr.chat.dialects.forms import ApiDialect, ChatAnswer, DialectError
 from rlvr.chat.dialects.registry import DIALECTS
-from rlvr.core.messages import SamplingParams
-from rlvr.recorder.app import encode_events, parse_body
+from rlvr.recorder.app import parse_body, read_reward
 from rlvr.recorder.open_rollouts import OpenRollout, OpenRollouts, PendingCall
 from rlvr.recorder.recording import append_line, make_call, make_head, make_reward
 from rlvr.tinker_server.http.dependencies import Caller, CallerDep, JsonRoute
-from rlvr.tinker_server.http.open_api.open_sampling import OpenSampling
-from rlvr.tinker_server.protocol.errors import Busy, StatusError, TinkerServerError, UserError
+from rlvr.tinker_server.http.open_api.chat_routes import sample_call, write_dialect_answer, write_dialect_error
+from rlvr.tinker_server.protocol.errors import Busy, StatusError, TinkerServerError
 from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
 if TYPE_CHECKING:
@@ -213,14 +211,13 @@ def _find(request: Request) -> ServedRollout:
 async def reward(request: Request, caller: CallerDep) -> Response:
     try:
         one, body = _find(request), parse_body(await request.body())
-        value, source = body.get("reward"), body.get("source", "")
-        if not isinstance(value, int | float) or not math.isfinite(value) or not isinstance(source, str):
-            raise DialectError(f"reward={value!r:.80}, source={source!r:.80}; expected a finite number and a text")
-        line = make_reward(one.id, float(value), source[:500])
+        given = read_reward(body)
+        one.rollout.report(given)
+        line = make_reward(one.id, given.reward, given.source, given.call)
         await caller.call(lambda owner: _rollouts(request).write(one, line))
     except DialectError as error:
         return JSONResponse({"error": {"message": str(error)}}, error.status)
-    return JSONResponse({"id": one.id, "reward": float(value)})
+    return JSONResponse({"id": one.id, "reward": given.reward, **({"call": given.call} if given.call else {})})
 
 
 @router.post("/r/{token}/close")
@@ -254,13 +251,8 @@ async def _answer(request: Request, caller: Caller, dialect: ApiDialect) -> Resp
             pending.refuse(DialectError("the call was not answered"))
         answers = pending.answers.result()  # DialectError if the rollout was closed meanwhile
     except (DialectError, TinkerServerError, ValueError) as error:
-        status = error.status if isinstance(error, DialectError | TinkerServerError) else 400
-        return JSONResponse(dialect.write_error(str(error), status, getattr(error, "param", None)), status)
-    call, created = pending.call, int(time.time())
-    if call.stream:
-        events = dialect.write_events(call, answers, pending.id, created)
-        return StreamingResponse(encode_events(events), media_type="text/event-stream")
-    return JSONResponse(await caller.compute(dialect.write, call, answers, pending.id, created))
+        return write_dialect_error(dialect, error)
+    return await write_dialect_answer(caller, dialect, pending.call, answers, pending.id)
 
 
 async def _sample(one: ServedRollout, pending: PendingCall, caller: Caller) -> list[ChatAnswer]:
@@ -275,11 +267,7 @@ async def _sample(one: ServedRollout, pending: PendingCall, caller: Caller) -> l
     served.check_bytes(one.owner)
     row = await caller.call(caller.backend.sampling.find_model, one.model)
     prompt = await caller.compute(encode)
-    sampling = OpenSampling(caller, row, [prompt])
-    if call.max_tokens is not None:
-        sampling.check_room(("max_tokens", call.max_tokens))
-    await sampling.start(call.count, _params(call, template, sampling.context - len(prompt)), {})
-    [response] = await sampling.results()
+    response = await sample_call(caller, row, call, prompt, template)
 
     def read_answers() -> list[ChatAnswer]:
         with served.encoding, one.lock:
@@ -293,13 +281,6 @@ async def _sample(one: ServedRollout, pending: PendingCall, caller: Caller) -> l
     if not pending.answers.done():
         await caller.call(lambda owner: served.write(one, line.to_json()))
     return answers
-
-
-def _params(call: ChatRequest, template: ChatTemplate, room: int) -> SamplingParams:
-    if room < 1:
-        raise UserError(f"messages: they leave no room in the model's context ({room} tokens); shorten them")
-    given = template.sampling_params(call)
-    return given if given.max_tokens is not None else replace(given, max_tokens=room)
 
 
 def _add_dialect(dialect: ApiDialect) -> None:

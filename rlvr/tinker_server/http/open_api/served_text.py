@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
+import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rlvr.chat.call_parts import TemplateCallFormat, ToolCall, adapt_messages
-from rlvr.chat.chat_template import has_template, list_variables
-from rlvr.chat.tool_calls import ToolCallFormat
+from rlvr.chat.call_parts import TemplateCallFormat
+from rlvr.chat.conversation import ChatTemplate, TemplateError
+from rlvr.chat.dialects.forms import ChatRequest, Json
 from rlvr.tinker_server.protocol.errors import UserError
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for the first bytes of a character
@@ -27,6 +28,7 @@ class ServedText:
 
     def __init__(self, tokenizer: Any, context: int | None = None) -> None:
         self._tokenizer, self._lock = copy.deepcopy(tokenizer), threading.Lock()
+        self.template = ChatTemplate(self._tokenizer)
         self._decoder, self._decoder_lock = copy.deepcopy(tokenizer), threading.Lock()
         self._context = context
         self._texts: dict[int, str] = {}  # of single tokens: at most the vocabulary
@@ -41,7 +43,11 @@ class ServedText:
     def encode(self, text: str) -> list[int]:
         """The tokens of a text prompt, with the tokenizer's own begin token; UserError for a text it cannot encode."""
         self._check_length("prompt", text)
-        return self._encode("prompt", text, add_special_tokens=True)
+        with self._lock:
+            try:
+                return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=True)]
+            except Exception as error:  # each library raises its own error for a word outside a fixed vocabulary
+                raise UserError(f"prompt: this model's tokenizer cannot encode it ({error!s:.200})") from error
 
     def _check_length(self, field: str, text: str) -> None:
         if len(text) > self.max_chars:
@@ -49,13 +55,6 @@ class ServedText:
                 f"{field}: {len(text):,} characters are more than the model's context of {self._context:,} tokens can "
                 f"hold (at most {self.max_chars:,}); shorten the text"
             )
-
-    def _encode(self, field: str, text: str, *, add_special_tokens: bool) -> list[int]:
-        with self._lock:
-            try:
-                return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=add_special_tokens)]
-            except Exception as error:  # each library raises its own error for a word outside a fixed vocabulary
-                raise UserError(f"{field}: this model's tokenizer cannot encode it ({error!s:.200})") from error
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         with self._decoder_lock:
@@ -69,63 +68,40 @@ class ServedText:
         return text
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
+        self, messages: Sequence[Json], tools: Sequence[Json], arguments: Mapping[str, Any] | None = None
     ) -> list[int]:
         """The tokens of a conversation, up to where the assistant speaks. UserError for what the template refuses."""
-        if not has_template(self._tokenizer):
+        if not self.template.has_own:
             raise UserError("messages: this model's tokenizer has no chat template; send a prompt to /v1/completions")
-        if unknown := sorted(set(arguments) - self._variables):
-            raise UserError(
-                f"chat_template_kwargs: {', '.join(unknown)[:200]} is not read by this model's chat template, which "
-                f"takes {', '.join(sorted(self._variables)) or 'none'}"
-            )
-        if any(message.get("tool_calls") for message in messages):
-            messages = self._adapt(messages)
-        with self._lock:
-            try:
-                written = self._tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=list(tools) or None,
-                    add_generation_prompt=True,
-                    tokenize=False,
-                    **dict(arguments),
-                )
-            except Exception as error:  # a template may raise any error of its own
-                raise UserError(f"messages: the chat template refuses them ({error!s:.300})") from error
-        self._check_length("messages", written)
-        return self._encode("messages", written, add_special_tokens=False)  # the template writes them
-
-    @cached_property
-    def _variables(self) -> set[str]:
-        return list_variables(self._tokenizer)
-
-    def split_calls(
-        self, said: str, tools: Sequence[Mapping[str, Any]], *, skip_special: bool
-    ) -> tuple[str, list[ToolCall]]:
-        """The text of an answer without its calls of tools, and the calls. `said` has its special tokens, since many
-        forms of calls are made of them; those of the rest are left out if `skip_special`."""
-        rest, calls = self.tool_calls.split(said, tools)
-        if skip_special:
-            for special in filter(None, getattr(self._decoder, "all_special_tokens", ())):
-                rest = rest.replace(special, "")
-        return rest.strip() if calls else rest, calls
-
-    def _adapt(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        if tools:
+            _ = self.tool_calls
         try:
-            return adapt_messages(messages, self.tool_calls)
-        except UserError:  # a template without calls shows none
-            return messages
+            template = self.template.with_arguments(arguments) if arguments else self.template
+            with self._lock:
+                cleaned = [template.clean(message) for message in messages]
+                written = template.render(cleaned, template.clean_tools(tools))
+            self._check_length("messages", written)
+            with self._lock:
+                return template.encode_text(written)
+        except TemplateError as error:
+            raise UserError(str(error)) from error
 
-    @cached_property
+    def read_message(self, said: str, call: ChatRequest, skip_special: bool) -> Json:
+        """The assistant's message that a decoded answer is. With tools it has its special tokens, since many forms of
+        calls are made of them; then those of the rest are left out if `skip_special`."""
+        if call.tools:
+            _ = self.tool_calls
+        keeps_special = not (call.tools and skip_special)
+        return self.template.read_text(said, call, lambda number: f"c{secrets.token_hex(4)}", keeps_special)
+
+    @property
     def tool_calls(self) -> TemplateCallFormat:
         """How the chat template writes calls of tools; UserError if it has no tools, or a form that is not known."""
-        if not has_template(self._tokenizer) or "tools" not in self._variables:
-            raise UserError("tools: this model's chat template has no tools; leave them out, or use another model")
         try:
             with self._lock:
-                return ToolCallFormat.of_template(self._tokenizer)
-        except ValueError as error:
-            raise UserError(f"tools: {error}") from error
+                return self.template.tool_calls
+        except TemplateError as error:
+            raise UserError(str(error)) from error
 
 
 @dataclass

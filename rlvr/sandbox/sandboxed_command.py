@@ -1,6 +1,6 @@
-"""Runs commands behind walls: what one can read, write, reach and use up is what it was given, and nothing is left.
+"""Runs sandboxed commands: what one can read, write, reach and use up is what it was given, and nothing is left.
 
-    python -I -S walled_command.py DESCRIPTOR PARENT
+    python -I -S sandboxed_command.py DESCRIPTOR PARENT
 
 This process forks for each socket that arrives at the descriptor. The fork, a keeper, reads its config there and starts
 pid 1 of new namespaces (user, pid, network, mount, ipc, uts, cgroup). Pid 1 builds a root of read-only binds and one
@@ -37,7 +37,7 @@ if __name__ == "__main__":  # import the files next to this one without the impo
         _package.__path__ = _path
         sys.modules[_name] = _package
 
-from rlvr.sandbox import command_filter, mounts, walled_root
+from rlvr.sandbox import command_filter, mounts, sandbox_root
 from rlvr.sandbox.byte_relay import BACKLOG, MAX_RESULT, PORT, Relay
 
 MAX_CONNECTIONS = 128
@@ -96,7 +96,7 @@ def watch(config: dict[str, Any], command: int, output: int, listening: socket.s
         os.set_blocking(descriptor, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
-    relay = Relay(poller, listening, walled_root.SOCKET, MAX_CONNECTIONS) if config["socket"] else None
+    relay = Relay(poller, listening, sandbox_root.SOCKET, MAX_CONNECTIONS) if config["socket"] else None
     poller.register(wakes, select.POLLIN)
     poller.register(output, select.POLLIN)
     used, look = "", time.monotonic() + LOOK_SECONDS
@@ -228,7 +228,7 @@ def send(channel: socket.socket, report: dict[str, Any], result: bytes = b"", ou
 def run_inside(config: dict[str, Any], channel: socket.socket, second: bool) -> None:
     """Pid 1."""
     listening = listen()
-    walled_root.build(config["readable"], config["socket"], config["scratch"])
+    sandbox_root.build(config["readable"], config["socket"], config["scratch"])
     for path, text in ((TASK, config["task"]), (PROMPT, config["prompt"])):
         with open(path, "wb") as file:
             file.write(text)

@@ -1,4 +1,4 @@
-"""Agents behind walls: hostile ones get nothing, leave nothing, and the next honest one plays.
+"""Sandboxed agents: hostile ones get nothing, leave nothing, and the next honest one plays.
 
 `tests/kit/hostile_agent.py` has the attacks. Each records what it attempted, as refused (None) or with what it got.
 """
@@ -22,13 +22,13 @@ import pytest
 pytest.importorskip("starlette", reason="the extra [serve] is not installed")
 pytest.importorskip("transformers", reason="the extra [train] is not installed")
 if sys.platform != "linux":
-    pytest.skip("walls are made of Linux namespaces", allow_module_level=True)
+    pytest.skip("the sandbox is made of Linux namespaces", allow_module_level=True)
 
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.core.messages import SamplingParams
 from rlvr.core.types import Task, Trajectory
+from rlvr.envs.agent.agent_sandbox import AgentSandbox, SandboxLauncher, list_readable, read_report, resolve_command
 from rlvr.envs.agent.agent_source import AgentSource
-from rlvr.envs.agent.walls import Walls, WallsLauncher, list_readable, read_report, resolve_command
 from rlvr.reward import resolve_reward
 from rlvr.rollout import open_groups, rollout, score
 from rlvr.sandbox.command_filter import DENIED, LAST_KNOWN
@@ -46,7 +46,7 @@ TEXT.chat_template = TOOLS_TEMPLATE
 
 
 class Field:
-    """A source behind walls, and around it what an agent must not reach."""
+    """A source with a sandbox, and around it what an agent must not reach."""
 
     def __init__(self, folder: Path) -> None:
         self.rows, self.reward, self.run = (
@@ -75,14 +75,14 @@ class Field:
             "newest": LAST_KNOWN,
             "guess": "A" * 24,
         }
-        walls = {"memory": 512 * MIB, "processes": 64, "scratch": 64 * MIB}
+        sandbox = {"memory": 512 * MIB, "processes": 64, "scratch": 64 * MIB}
         self.source = AgentSource(
             "dataset",
             {"path": str(self.rows), "reward": "exact_match"},
             command=[sys.executable, str(AGENT)],
             result="output",
             budget={"seconds": 60.0},
-            walls=walls,
+            sandbox=sandbox,
         )
 
     def play(self, *attacks: str, seconds: float = 60.0, **facts: Any) -> list[Trajectory]:
@@ -203,7 +203,7 @@ def test_a_fork_bomb_is_bounded_and_gone_at_the_end(field: Field) -> None:
 @pytest.mark.parametrize("name", ["memory_bomb", "socket_bomb"])
 def test_memory_of_many_processes_is_counted_together(field: Field, name: str) -> None:
     one = field.attack(name)
-    assert "walls.memory" in failure(one) and one.metadata["stop/failed"] == 1.0
+    assert "sandbox.memory" in failure(one) and one.metadata["stop/failed"] == 1.0
 
 
 def test_no_memory_can_be_had_past_the_limits(field: Field) -> None:
@@ -219,9 +219,9 @@ def test_the_folder_is_bounded_in_bytes_and_files(field: Field) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("result_symlink", "no regular file"), ("result_link_inside", "no regular file"),
-        ("result_fifo", "no regular file"), ("result_folder", "no regular file"),
-        ("result_device", "no regular file"), ("result_socket", "no regular file"),
+        ("result_symlink", "expected a regular file"), ("result_link_inside", "expected a regular file"),
+        ("result_fifo", "expected a regular file"), ("result_folder", "expected a regular file"),
+        ("result_device", "expected a regular file"), ("result_socket", "expected a regular file"),
         ("result_sparse", "larger than 1 MiB"), ("result_changes", ""),
     ],
 )  # fmt: skip
@@ -261,7 +261,7 @@ def test_codes_of_terminals_are_shown_escaped(field: Field) -> None:
         ('{"metrics": {"\\u001b[2J": 1}}', "a metric named '\\x1b[2J'"),
         (json.dumps({"metrics": {f"m{n}": 1 for n in range(70)}}), "70 metrics"),
         ('{"reward": 1' + "0" * 400 + "}", "reward="),
-        ('{"metrics": {"a": 1' + "0" * 400 + "}}", "no finite number"),
+        ('{"metrics": {"a": 1' + "0" * 400 + "}}", "expected a finite number"),
         ('{"\\u001b[2J": 1}', "\\x1b[2J"),
         ("[" * 100_000, "not JSON"),
         ("1" + "0" * 10_000, "not JSON"),
@@ -329,8 +329,8 @@ def test_many_attacks_at_once_leave_the_honest_one_alone(field: Field) -> None:
 
 DRIVER = """
 import sys
-from rlvr.envs.agent.walls import Walls, WallsLauncher
-launcher = WallsLauncher(["/bin/sleep"], Walls())
+from rlvr.envs.agent.agent_sandbox import AgentSandbox, SandboxLauncher
+launcher = SandboxLauncher(["/bin/sleep"], AgentSandbox())
 channel = launcher.launch("", {}, b"", b"", command=["/bin/sleep", sys.argv[1]])
 print("started", flush=True)
 sys.stdin.read()
@@ -359,7 +359,7 @@ def test_all_of_it_ends_with_a_driver_that_is_killed(field: Field) -> None:
 
 def test_a_command_ends_when_its_channel_is_shut_down(field: Field) -> None:
     seconds = str(80_000 + os.getpid())
-    launcher = WallsLauncher(["/bin/sleep"], Walls())
+    launcher = SandboxLauncher(["/bin/sleep"], AgentSandbox())
     channel = launcher.launch("", {}, b"", b"", command=["/bin/sleep", seconds])
     wait_until(lambda: len(sleepers(seconds)) == 1)
     channel.shutdown(socket.SHUT_WR)
@@ -376,7 +376,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 def test_a_command_that_does_not_exist_is_named_at_once(tmp_path: Path) -> None:
     rows = write_rows(tmp_path)
     with pytest.raises(ValueError, match="no program 'no-such-program'"):
-        AgentSource("dataset", rows, command=["no-such-program"], walls={})
+        AgentSource("dataset", rows, command=["no-such-program"], sandbox={})
 
 
 def write_rows(folder: Path) -> dict[str, str]:
@@ -386,33 +386,33 @@ def write_rows(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("walls", "words"),
+    ("sandbox", "words"),
     [
-        ({"memory": 1}, "walls.memory"), ({"readable": "x"}, "a list of paths"), ({"reads": []}, "reads"),
-        ({"readable": ["/no/such/path"]}, "does not exist"), ({"processes": 0}, "walls.processes"),
-        ({"readable": ["/"]}, "name folders in it"), ([], "expected a mapping"),
+        ({"memory": 1}, "sandbox.memory"), ({"readable": "x"}, "a list of paths"), ({"reads": []}, "reads"),
+        ({"readable": ["/no/such/path"]}, "does not exist"), ({"processes": 0}, "sandbox.processes"),
+        ({"readable": ["/"]}, "name folders inside it"), ([], "expected a mapping"),
     ],
 )  # fmt: skip
-def test_options_of_walls_are_checked(tmp_path: Path, walls: Any, words: str) -> None:
-    with pytest.raises(ValueError, match="agent: walls") as refused:
-        AgentSource("dataset", write_rows(tmp_path), command=[sys.executable, str(AGENT)], walls=walls)
+def test_options_of_the_sandbox_are_checked(tmp_path: Path, sandbox: Any, words: str) -> None:
+    with pytest.raises(ValueError, match="agent: sandbox") as refused:
+        AgentSource("dataset", write_rows(tmp_path), command=[sys.executable, str(AGENT)], sandbox=sandbox)
     assert words in str(refused.value)
 
 
-def test_walls_are_for_commands(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="walls are for a command"):
-        AgentSource("dataset", write_rows(tmp_path), url="http://127.0.0.1:1", walls={})
+def test_the_sandbox_is_for_commands(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="sandbox is for a command"):
+        AgentSource("dataset", write_rows(tmp_path), url="http://127.0.0.1:1", sandbox={})
 
 
-def test_a_system_without_namespaces_refuses_walls_at_the_start() -> None:
+def test_a_system_without_namespaces_refuses_the_sandbox_at_the_start() -> None:
     head, _, _ = WITHOUT_UNSHARE.format(no_landlock=False, unsafe=False).partition("from rlvr.sandbox import")
     code = head + (
-        "from rlvr.envs.agent.walls import Walls, WallsLauncher\n"
-        "try: WallsLauncher(['/bin/true'], Walls()).check()\n"
+        "from rlvr.envs.agent.agent_sandbox import AgentSandbox, SandboxLauncher\n"
+        "try: SandboxLauncher(['/bin/true'], AgentSandbox()).check()\n"
         "except ValueError as error: print('refused:', error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.startswith("refused: agent: walls cannot be had on this system: "), done.stderr
+    assert done.stdout.startswith("refused: agent: this system cannot build the sandbox: "), done.stderr
     assert "user namespaces" in done.stdout and "Operation not permitted" in done.stdout
 
 
@@ -422,7 +422,7 @@ def test_a_script_that_agents_cannot_read_is_named(field: Field, tmp_path: Path)
     script.parent.mkdir(mode=0o700)
     script.write_text("")
     with pytest.raises(ValueError, match="cannot be read by the user id") as refused:
-        WallsLauncher([sys.executable, str(script)], Walls()).check()
+        SandboxLauncher([sys.executable, str(script)], AgentSandbox()).check()
     assert f"chmod -R o+rX {script.parent}" in str(refused.value)
 
 
@@ -431,10 +431,10 @@ def test_a_script_beside_the_training_is_read_alone(tmp_path: Path, monkeypatch:
     script = tmp_path / "agent.py"
     script.write_text("")
     monkeypatch.chdir(tmp_path)
-    _, own = list_readable(resolve_command([sys.executable, "agent.py"]), Walls())
+    _, own = list_readable(resolve_command([sys.executable, "agent.py"]), AgentSandbox())
     assert str(script) in own and str(tmp_path) not in own
     monkeypatch.chdir(ROOT)
-    assert str(tmp_path) in list_readable([sys.executable, str(script)], Walls())[1]
+    assert str(tmp_path) in list_readable([sys.executable, str(script)], AgentSandbox())[1]
 
 
 def test_only_the_first_file_brings_its_folder(tmp_path: Path) -> None:
@@ -442,7 +442,7 @@ def test_only_the_first_file_brings_its_folder(tmp_path: Path) -> None:
     for file in (script, data):
         file.parent.mkdir()
         file.write_text("")
-    _, own = list_readable([sys.executable, str(script), str(data)], Walls())
+    _, own = list_readable([sys.executable, str(script), str(data)], AgentSandbox())
     assert {str(script.parent), str(data)} <= set(own) and str(data.parent) not in own
 
 
@@ -451,7 +451,7 @@ def test_what_is_made_readable_can_be_read_and_not_written(field: Field, tmp_pat
     shared.mkdir()
     (shared / "notes.txt").write_text("for agents")
     shared.chmod(0o777)
-    launcher = WallsLauncher([sys.executable], Walls(readable=[str(shared)]))
+    launcher = SandboxLauncher([sys.executable], AgentSandbox(readable=[str(shared)]))
     launcher.check()
     code = f"print(open({str(shared / 'notes.txt')!r}).read()); open({str(shared / 'more')!r}, 'w')"
     report, _, output = read_report(launcher.launch("", {}, b"", b"", command=[sys.executable, "-c", code]))
@@ -461,7 +461,7 @@ def test_what_is_made_readable_can_be_read_and_not_written(field: Field, tmp_pat
 def test_an_agent_gets_its_task_and_no_variable_of_the_driver(field: Field, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE", "secret")
     code = "import os, sys; print(sys.stdin.read(), open(os.environ['RLVR_TASK']).read(), sorted(os.environ))"
-    launcher = WallsLauncher([sys.executable], Walls())
+    launcher = SandboxLauncher([sys.executable], AgentSandbox())
     variables = {"RLVR_TASK": "/tmp/task.json"}
     report, _, output = read_report(
         launcher.launch("", variables, b"the task", b"the prompt", command=[sys.executable, "-c", code])

@@ -1,7 +1,7 @@
-"""Walls around an agent that is a command: what it can read and use up, and the process that starts it behind them.
+"""The sandbox of an agent that is a command: what it can read and use, and the process that starts it there.
 
-`rlvr.sandbox.walled_command` builds the walls. Left out on purpose: GPUs, a network beyond the recorder, and other
-systems than Linux. Where the system refuses namespaces, walls are an error at the start, and never silently missing.
+`rlvr.sandbox.sandboxed_command` builds it. Left out on purpose: GPUs, a network beyond the recorder, and other systems
+than Linux. Where the system refuses namespaces the sandbox is an error at the start: it is never silently missing.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from rlvr.core.registry import check_kwargs
 from rlvr.reward.reward_options import check_integer
 from rlvr.sandbox.byte_relay import MAX_RESULT, PORT
 
-ADDRESS = f"http://127.0.0.1:{PORT}"  # of the recorder, behind the walls
+ADDRESS = f"http://127.0.0.1:{PORT}"  # of the recorder, as seen in the sandbox
 SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/ssl/cert.pem",
     "/etc/ca-certificates", "/etc/pki/ca-trust", "/etc/pki/tls/certs", "/etc/crypto-policies", "/etc/ld.so.cache",
     "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime", "/etc/mime.types",
     "/etc/nsswitch.conf", "/etc/protocols", "/etc/services",
 )  # fmt: skip
-_OWN = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/run")  # what walls have in a place of the system's
-_LAUNCHER = Path(__file__).parents[2] / "sandbox" / "walled_command.py"
+_OWN = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/run")  # a sandbox has its own of each
+_LAUNCHER = Path(__file__).parents[2] / "sandbox" / "sandboxed_command.py"
 _LIBRARIES = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}  # else none might start
 _TRIAL_PROCESSES = 16
+_INTERPRETERS = ("python", "python3", "bash", "sh", "node")  # whose first word is the file of a script
 # Printed by the trial: whether the number of processes is limited, and which of the paths cannot be read.
 _TRIAL = """
 import os, sys
@@ -55,9 +56,9 @@ print(made, *[path for path in sys.argv[2:] if not is_readable(path)], sep=chr(0
 
 
 @dataclass(frozen=True)
-class Walls:
-    """What an agent behind walls may read beside the system, its interpreter and its script, and what it may use:
-    bytes of `memory`, for each process and for all together, `processes` and threads, and bytes of `scratch`, its one
+class AgentSandbox:
+    """What a sandboxed agent may read beside the system, its interpreter and its script, and what it may use: bytes
+    of `memory`, for each process and for all together, `processes` and threads, and bytes of `scratch`, its one
     writable folder."""
 
     readable: Sequence[str] = ()
@@ -67,32 +68,36 @@ class Walls:
 
     def __post_init__(self) -> None:
         if isinstance(self.readable, str) or not all(isinstance(path, str) for path in self.readable):
-            raise ValueError(f"agent: walls.readable={self.readable!r:.200}, expected a list of paths")
+            raise ValueError(f"agent: sandbox.readable={self.readable!r:.200}, expected a list of paths")
         for path in self.readable:
             if not os.path.exists(os.path.expanduser(path)):
-                raise ValueError(f"agent: walls.readable: {path!r} does not exist")
+                raise ValueError(f"agent: sandbox.readable: {path!r} does not exist")
             if os.path.abspath(os.path.expanduser(path)) in _OWN:
-                raise ValueError(f"agent: walls.readable: {path!r} has another one behind walls; name folders in it")
-        check_integer("agent: walls.memory (bytes)", self.memory, 64 << 20)
-        check_integer("agent: walls.processes", self.processes, 1)
-        check_integer("agent: walls.scratch (bytes)", self.scratch, 1 << 20)
+                raise ValueError(
+                    f"agent: sandbox.readable: {path!r} is replaced in the sandbox; name folders inside it"
+                )
+        check_integer("agent: sandbox.memory (bytes)", self.memory, 64 << 20)
+        check_integer("agent: sandbox.processes", self.processes, 1)
+        check_integer("agent: sandbox.scratch (bytes)", self.scratch, 1 << 20)
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Walls:
+    def of(cls, options: Mapping[str, Any]) -> AgentSandbox:
         if not isinstance(options, Mapping):
-            raise ValueError(f"agent: walls={options!r:.80}, expected a mapping of its options ({{}} for defaults)")
-        check_kwargs("agent: walls", Walls, dict(options))
+            raise ValueError(
+                f"agent: sandbox={options!r:.80}, expected a mapping of its options ({{}} for the defaults)"
+            )
+        check_kwargs("agent: sandbox", AgentSandbox, dict(options))
         return cls(**options)
 
 
-def list_readable(command: Sequence[str], walls: Walls) -> tuple[list[str], list[str]]:
+def list_readable(command: Sequence[str], sandbox: AgentSandbox) -> tuple[list[str], list[str]]:
     """(all paths that a command may read, those of them that are its own): the system's folders, what its program
     needs, the folder of its script (the first file among its words), other files among them, and what the user named.
 
     The folder of a script that holds the working directory of the training is not read, but the script alone: data,
     rewards and runs are there.
     """
-    own = [os.path.abspath(os.path.expanduser(path)) for path in walls.readable]
+    own = [os.path.abspath(os.path.expanduser(path)) for path in sandbox.readable]
     own += _list_program(command[0])
     files = [word for word in command[1:] if os.path.isabs(word) and os.path.isfile(word)]
     for number, file in enumerate(files):
@@ -132,25 +137,31 @@ def resolve_command(command: Sequence[str]) -> list[str]:
     """The command with the full paths of its program and of the files among its words: it runs in another folder.
     `python` is the interpreter of this process."""
     program = sys.executable if command[0] == "python" else shutil.which(command[0])
+    script = command[1] if len(command) > 1 and os.path.basename(command[0]) in _INTERPRETERS else "-"
     if program is None:
         raise ValueError(
             f"agent: the command {list(command)} cannot be started: there is no program {command[0]!r} on the PATH"
         )
+    if not script.startswith("-") and not os.path.exists(script):
+        raise ValueError(
+            f"agent: the command {list(command)} cannot be started: there is no file {script!r} in {os.getcwd()}; give "
+            "its path from the folder in which the training starts, or its full path"
+        )
     return [os.path.abspath(program), *(os.path.abspath(w) if os.path.isfile(w) else w for w in command[1:])]
 
 
-class WallsLauncher:
-    """The process that starts commands behind walls. It forks for each, which costs less than a new Python."""
+class SandboxLauncher:
+    """The process that starts sandboxed commands. It forks for each, which costs less than a new Python."""
 
-    def __init__(self, command: Sequence[str], walls: Walls) -> None:
-        self.command, self.walls = list(command), walls
-        self._readable, self._own = list_readable(command, walls)
+    def __init__(self, command: Sequence[str], sandbox: AgentSandbox) -> None:
+        self.command, self.sandbox = list(command), sandbox
+        self._readable, self._own = list_readable(command, sandbox)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
     def check(self) -> None:
-        """ValueError if walls cannot be had on this system, or the command could not be read behind them."""
+        """ValueError if this system cannot build the sandbox, or the command could not be read in it."""
         python = os.path.realpath(sys.executable)
         needed = [*self._readable, *_list_program(python)]
         trial = [python, "-I", "-S", "-c", _TRIAL, str(_TRIAL_PROCESSES), *self._own, *self.command[:1]]
@@ -161,19 +172,19 @@ class WallsLauncher:
         if "refused" in report or report.get("code"):
             why = report.get("refused") or f"a trial ended with {report}, {output[-500:]!r}"
             raise ValueError(
-                f"agent: walls cannot be had on this system: {why:.500}; they need Linux 5.12 or newer with user "
+                f"agent: this system cannot build the sandbox: {why:.500}; it needs Linux 5.12 or newer with user "
                 "namespaces (in a container: --security-opt seccomp=unconfined --security-opt apparmor=unconfined; on "
-                "Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0), or leave env.kwargs.walls out"
+                "Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0), or leave env.kwargs.sandbox out"
             )
         made, *unreadable = os.fsdecode(output).split("\0")
         if int(made) >= _TRIAL_PROCESSES + 8:
             raise ValueError(
-                "agent: walls cannot be had on this system: the number of processes is not limited; run as an ordinary "
-                "user, or as root where the user id 65534 can be mapped"
+                "agent: this system cannot build the sandbox: the number of processes is not limited; run as an "
+                "ordinary user, or as root where the user id 65534 can be mapped"
             )
         if unreadable:
             raise ValueError(
-                f"agent: walls: {unreadable[0]} cannot be read by the user id under which agents run; allow it "
+                f"agent: sandbox: {unreadable[0]} cannot be read by the user id under which agents run; allow it "
                 f"(chmod -R o+rX {unreadable[0]}), or run as an ordinary user"
             )
 
@@ -194,9 +205,9 @@ class WallsLauncher:
             **_LIBRARIES, **variables,
         }  # fmt: skip
         config = {
-            "readable": list(readable or self._readable), "socket": socket_path, "memory": self.walls.memory,
-            "processes": processes or self.walls.processes, "scratch": self.walls.scratch, "environment": environment,
-            "command": list(command or self.command), "task": task, "prompt": prompt,
+            "readable": list(readable or self._readable), "socket": socket_path, "memory": self.sandbox.memory,
+            "processes": processes or self.sandbox.processes, "scratch": self.sandbox.scratch,
+            "environment": environment, "command": list(command or self.command), "task": task, "prompt": prompt,
         }  # fmt: skip
         raw = marshal.dumps(config)
         ours, theirs = socket.socketpair()
@@ -206,7 +217,7 @@ class WallsLauncher:
             ours.sendall(len(raw).to_bytes(8, "little") + raw)
         except OSError as error:
             ours.close()
-            raise ValueError(f"agent: the process that builds walls has ended ({error})") from error
+            raise ValueError(f"agent: the process that builds sandboxes has ended ({error})") from error
         return ours
 
     def _send(self, channel: socket.socket) -> None:
@@ -238,7 +249,7 @@ def _without_nested(paths: Sequence[str]) -> list[str]:
 
 def read_report(channel: socket.socket) -> tuple[dict[str, Any], bytes, bytes]:
     """(how a command ended, its result file, the end of its output), once all its processes have ended. How it ended is
-    {} if the walls were torn down before it did."""
+    {} if the sandbox was torn down before it did."""
     raw = bytearray()
     with channel, suppress(OSError):
         while len(raw) <= 2 * MAX_RESULT + 8192 and (piece := channel.recv(1 << 16)):

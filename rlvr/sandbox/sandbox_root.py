@@ -1,6 +1,6 @@
-"""The root of a walled command: read-only binds, four devices, a `/proc` of its own processes, and one writable `/tmp`.
+"""A sandboxed command's root: read-only binds, four devices, a `/proc` of its own processes, and one writable `/tmp`.
 
-Runs in pid 1 of new namespaces (`rlvr.sandbox.walled_command`). Standard library only.
+Runs in pid 1 of new namespaces (`rlvr.sandbox.sandboxed_command`). Standard library only.
 """
 
 from __future__ import annotations

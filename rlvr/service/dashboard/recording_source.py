@@ -1,0 +1,152 @@
+"""A recording of `rlvr record`, or one of another project, as the source of a dashboard: `rlvr view traffic.jsonl`.
+
+Each rollout is a work, and each of its branches an answer. The file is read again when it has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlvr.chat.token_texts import Decode
+from rlvr.recorder.recording import RecordedRollout
+from rlvr.recorder.rows import make_rows
+from rlvr.recorder.traces import load_recording
+from rlvr.service.dashboard.dashboard_data import (
+    PAGE,
+    AnswerDetail,
+    AnswerPage,
+    Chart,
+    Choices,
+    Note,
+    Query,
+    Source,
+    Work,
+    one_line,
+    visible_text,
+)
+from rlvr.service.dashboard.row_details import answer_detail
+from rlvr.service.dashboard.run_files import answer_row, stamp
+from rlvr.service.dashboard.token_pieces import load_decode
+from rlvr.training.rollout_rows import trajectory_row
+
+Rows = dict[str, dict[str, Any]]
+
+
+@dataclass
+class _Rollout:
+    """A rollout, its answers by their keys, and why it has none."""
+
+    work: Work
+    rows: Rows = field(default_factory=Rows)
+    problem: str = ""
+
+
+class RecordingSource(Source):
+    """`file` is a recording; ValueError for another file."""
+
+    noun, status_noun, step_noun, can_compare = "rollout", "stop reason", "step", False
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.title = file, visible_text(file.name, 100)
+        self._lock = threading.Lock()
+        self._stamp: object = None
+        self._rollouts: dict[str, _Rollout] = {}
+        self._decode: Decode | None = None
+        self._refresh()
+
+    def revision(self) -> object:
+        return stamp(self.file)
+
+    def works(self, offset: int = 0, limit: int = PAGE) -> tuple[list[Work], int]:
+        found = [one.work for one in self._refresh().values()]
+        return found[offset : offset + limit], len(found)
+
+    def work(self, work: str) -> Work | None:
+        found = self._refresh().get(work)
+        return found.work if found else None
+
+    def charts(self, work: str = "", metric: str = "") -> list[Chart]:
+        return []
+
+    def notes(self, work: str) -> list[Note]:
+        found = self._refresh().get(work)
+        return [Note("problem", found.problem)] if found and found.problem else []
+
+    def choices(self, work: str) -> Choices:
+        statuses = {one_line(row.get("stop_reason")) for one in self._select(work) for row in one.rows.values()}
+        tasks = {one_line(row.get("group_id"), 100) for one in self._select(work) for row in one.rows.values()}
+        return Choices(sorted(tasks)[:1000], [], sorted(statuses - {""}), None)
+
+    def answers(self, query: Query) -> AnswerPage:
+        rows = [
+            answer_row(one.work.id, None, key, row) for one in self._select(query.work) for key, row in one.rows.items()
+        ]
+        asked = (query.task, query.status, query.outcome)
+        found = [
+            row
+            for row in rows
+            if all(one in ("", own) for one, own in zip(asked, (row.task, row.status, row.outcome), strict=True))
+        ]
+        return AnswerPage(found[query.offset : query.offset + query.limit], len(found))
+
+    def detail(self, key: str) -> AnswerDetail | None:
+        rollouts = self._refresh()
+        found = rollouts.get(key.rpartition(":")[0])
+        if found is None or key not in found.rows:
+            return None
+        group = found.rows[key]["group_id"]
+        around = {k: row for one in rollouts.values() for k, row in one.rows.items() if row["group_id"] == group}
+        return answer_detail(found.work.id, None, key, around, self._decode)
+
+    def at_step(self, work: str, step: int) -> dict[str, float]:
+        return {}
+
+    def _select(self, work: str) -> list[_Rollout]:
+        rollouts = self._refresh()
+        return ([rollouts[work]] if work in rollouts else []) if work else list(rollouts.values())
+
+    def _refresh(self) -> dict[str, _Rollout]:
+        """The rollouts, the newest first."""
+        with self._lock:
+            if (now := stamp(self.file)) != self._stamp:
+                recording = load_recording(self.file)
+                if self._decode is None and recording.model:
+                    self._decode = load_decode(Path(recording.model) / "tokenizer.json")
+                self._rollouts = {one.id: self._read(one) for one in reversed(recording.rollouts)}
+                self._stamp = now
+            return self._rollouts
+
+    def _read(self, rollout: RecordedRollout) -> _Rollout:
+        rows, problem = Rows(), ""
+        try:
+            for number, row in enumerate(make_rows(rollout, _Texts(self._decode) if self._decode else None)):
+                rows[f"{rollout.id}:{number}"] = {**json.loads(trajectory_row(row)), "task_id": rollout.group}
+        except ValueError as error:  # such as calls of several temperatures
+            problem = visible_text(f"{error}; it cannot be trained", 1000)
+        ended = rollout.calls[-1].ended if rollout.calls else None
+        calls = len(rollout.calls)
+        figures = {"branches": f"{len(rows):,}", "sampled tokens": f"{_count_tokens(rollout):,}"}
+        if rollout.reward is not None:
+            figures["reward"] = f"{rollout.reward:g}"
+        about = f"{calls:,} call{'' if calls == 1 else 's'}" + (f" of {rollout.group}" if rollout.group else "")
+        work = Work(rollout.id, visible_text(rollout.id, 200), "recorded", about=one_line(about), changed=ended or None,
+                    figures=figures)  # fmt: skip
+        return _Rollout(work, rows, problem)
+
+
+def _count_tokens(rollout: RecordedRollout) -> int:
+    return sum(len(choice.tokens) for call in rollout.calls for choice in call.choices)
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """A tokenizer, as far as rows of a recording need one."""
+
+    of: Decode
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
+        return self.of(tokens)
