@@ -108,6 +108,19 @@ def test_a_game_of_several_turns_with_tasks_without_end() -> None:
     assert not source.advice(), "games begin alike"
 
 
+def test_roles_are_trained_with_their_own_rewards() -> None:
+    source = resolve_environment("verifiers:two-roles")
+    first, second = play(source, ["a", "b"])
+    assert (first.turn_credits, second.turn_credits) == ([1.0], [0.0]) and first.reward == second.reward == 0.5
+    assert second.metadata["agent/left/right"] == 1.0 and second.metadata["agent/right/right"] == 0.0
+    (alike, _) = play(source, ["b", "b"])
+    assert alike.turn_credits == [] and alike.reward == 0.0
+    frozen = resolve_environment("verifiers:two-roles", options={"trains_right": False})
+    assert "right is not trained, and its model is the policy; give it another by options.right.model" in fail(
+        frozen, "a", "b"
+    )
+
+
 def test_tools_of_a_taskset() -> None:
     source = resolve_environment("verifiers:add-by-tool")
     task = source.heldout(1)[0]

@@ -147,7 +147,8 @@ class VerifiersSource(PlayedSource):
                 raise ValueError(
                     f"verifiers: rules.{rule} is not supported: verifiers gives tasks and rewards; leave it out"
                 )
-        own = read_rules(budget, {**(rules or {}), "fields": _FIELDS}, needs_reward=True)
+        # No attempt is made again, so equal calls are those of several roles or attempts, all of which are trained.
+        own = read_rules(budget, {"keep_retried": True, **(rules or {}), "fields": _FIELDS}, needs_reward=True)
         config = {
             "name": name, "taskset": dict(taskset or {}), "options": dict(options or {}), "max_turns": own.budget.calls
         }  # fmt: skip

@@ -60,7 +60,9 @@ class RlvrChat(NullHarness):
             if mcp_urls:
                 named = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
                 tools, dispatch, servers = await connect_mcp({"mcpServers": named}, stack)
-            while (message := await self._ask(client, endpoint, secret, ctx.model, messages, tools)) is not None:
+            while (answer := await self._ask(client, endpoint, secret, ctx.model, messages, tools)) is not None:
+                trace.info.setdefault("rlvr_answers", []).append(answer["id"])
+                message = {name: value for name, value in answer["choices"][0]["message"].items() if value is not None}
                 messages.append(message)
                 if not message.get("tool_calls"):
                     break
@@ -73,7 +75,7 @@ class RlvrChat(NullHarness):
     async def _ask(
         self, client: Any, endpoint: str, secret: str, model: str, messages: list[Any], tools: list[Any]
     ) -> dict[str, Any] | None:
-        """The policy's message; None if the conversation fits into its context no more."""
+        """The policy's answer; None if the conversation fits into its context no more."""
         body = {"model": model, "messages": messages, **({"tools": tools} if tools else {})}
         answer = await client.post(
             f"{endpoint}/chat/completions", json=body, headers={"authorization": f"Bearer {secret}"}
@@ -82,8 +84,7 @@ class RlvrChat(NullHarness):
             return None
         if answer.is_error:
             raise RuntimeError(f"the model's address answered {answer.status_code}: {answer.text:.500}")
-        message = answer.json()["choices"][0]["message"]
-        return {name: value for name, value in message.items() if value is not None}
+        return answer.json()
 
     async def _run_tool(
         self, client: Any, call: dict[str, Any], dispatch: Any, servers: Any, gate: str | None, secret: str

@@ -224,10 +224,14 @@ def read_episode(episode: Any, address: str) -> dict[str, Any]:
             f"{odd[0]} is not trained, and its model is the policy; give it another by options.{odd[0]}.model and "
             f"options.{odd[0]}.client.base_url"
         )
-    rewards = {read_reward(trace) for trace in played}
-    if len(rewards) != 1:
-        named = ", ".join(f"{trace.agent.name} {trace.reward:g}" for trace in played)
-        raise Refusal(f"the policy plays roles with different rewards ({named}); expected one reward of an episode")
+    if not played:
+        raise Refusal("the policy plays no role: each has a client of its own (options.ROLE.client); leave one out")
+    rewards = [read_reward(trace) for trace in played]
+    result: dict[str, Any] = {"reward": sum(rewards) / len(rewards)}
+    if len(set(rewards)) > 1:  # each role is trained with its own
+        result["branches"] = {
+            answer: reward for trace, reward in zip(played, rewards, strict=True) for answer in list_answers(trace)
+        }
     metrics = {"turns": float(sum(trace.num_turns for trace in played))}
     for trace in played:
         named = {f"reward/{name}": reward.score for name, reward in trace.rewards.items()}
@@ -236,7 +240,18 @@ def read_episode(episode: Any, address: str) -> dict[str, Any]:
         for name, value in values.items():
             if value is not None and math.isfinite(value):
                 metrics[re.sub(r"[^A-Za-z0-9_./-]", "_", f"{prefix}{name}")[:64]] = float(value)
-    return {"reward": rewards.pop(), "metrics": dict(list(metrics.items())[:64])}
+    return {**result, "metrics": dict(list(metrics.items())[:64])}
+
+
+def list_answers(trace: Any) -> list[str]:
+    """The ids of the policy's answers in a trace."""
+    answers = trace.info.get("rlvr_answers", [])
+    if len(answers) < trace.num_turns:
+        raise Refusal(
+            f"{trace.agent.name} has a reward of its own, and its harness, {trace.agent.config.harness.id!r}, does not "
+            f"say which answers are its; leave options.{trace.agent.name}.harness out"
+        )
+    return answers
 
 
 def read_reward(trace: Any) -> float:
