@@ -33,6 +33,7 @@ import typer
 
 from rlvr import __version__
 from rlvr.cli.demo_command import demo
+from rlvr.cli.env_commands import env_app
 from rlvr.cli.export_command import export
 from rlvr.cli.grading_commands import audit, verify
 from rlvr.cli.inspect_commands import doctor, view
@@ -75,6 +76,7 @@ for _group, _members in _COMMANDS.items():
     for _name, _command in _members.items():
         app.command(_name, rich_help_panel=_group)(_command)
 app.add_typer(serve_app, name="serve", rich_help_panel="Servers")
+app.add_typer(env_app, name="env", rich_help_panel="Agents")
 
 
 @app.callback(invoke_without_command=True)

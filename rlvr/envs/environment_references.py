@@ -20,6 +20,7 @@ KINDS = {
     "trl": "rlvr.envs.ecosystems.trl:trl_source",
     "openenv": "rlvr.envs.ecosystems.openenv:openenv_source",
     "reasoning_gym": "rlvr.envs.procedural:ReasoningGym",
+    "verifiers": "rlvr.envs.ecosystems.verifiers_env:VerifiersSource",
 }
 _CONTRACTS = {
     ("reset", "step"): "rlvr.envs.gym.gym_source:ClassGymSource",

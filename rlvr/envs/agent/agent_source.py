@@ -25,8 +25,64 @@ from rlvr.recorder.local_server import LocalRecorder
 RESULTS = ("answer", "output", "reward")
 
 
+class PlayedSource(NestedSource):
+    """The tasks of the environment `inner`, made with `inner_kwargs`, in episodes that programs play (`open_run`)."""
+
+    owns_prompts = True
+    episode: type[AgentEnv] = AgentEnv
+
+    def __init__(
+        self,
+        name: str,
+        inner: str,
+        inner_kwargs: Mapping[str, Any] | None,
+        rules: AgentRules,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        _check_section("template_arguments", template_arguments)
+        self._rules, self._slots = rules, EpisodeSlots(rules.max_concurrent)
+        self._recorder = LocalRecorder()
+        self._template_arguments = dict(template_arguments or {})
+        self._templates: dict[int, ChatTemplate] = {}
+        super().__init__(name, inner, inner_kwargs)
+        self.vocabulary, self.max_turns = self.inner.vocabulary, rules.budget.calls
+
+    def open_run(self) -> AgentRun:
+        """A run for one episode."""
+        raise NotImplementedError
+
+    def env(self, task: Task, tokenizer: Any) -> AgentEnv:  # type: ignore[override]
+        if missing := [name for name in self._rules.fields if name not in task.meta]:
+            raise ValueError(
+                f"agent: rules.fields names {missing[0]!r}, which the row of task {task.id!r} does not have; it has "
+                f"{', '.join(sorted(task.meta)) or 'no fields'}"
+            )
+        if id(tokenizer) not in self._templates:
+            self._templates[id(tokenizer)] = ChatTemplate(tokenizer, self._template_arguments)
+        template = self._templates[id(tokenizer)]
+        return self.episode(task, template, self._recorder, self.open_run(), self._rules, self._slots)
+
+
+def read_rules(
+    budget: Mapping[str, Any] | None, rules: Mapping[str, Any] | None, *, needs_reward: bool = False
+) -> AgentRules:
+    """The rules of the options `budget` and `rules`."""
+    _check_section("budget", budget)
+    _check_section("rules", rules)
+    check_kwargs("agent: budget", AgentBudget, dict(budget or {}))
+    if "budget" in (rules or {}):
+        raise ValueError("agent: rules.budget is not supported; budget is an option of its own, beside rules")
+    check_kwargs("agent: rules", AgentRules, dict(rules or {}), supplied=("budget", "needs_reward"))
+    return AgentRules(budget=AgentBudget(**(budget or {})), needs_reward=needs_reward, **(rules or {}))
+
+
+def _check_section(name: str, section: Any) -> None:
+    if section is not None and not isinstance(section, Mapping):
+        raise ValueError(f"agent: {name}={section!r:.80}, expected a mapping of its options")
+
+
 @register_environment("agent")
-class AgentSource(NestedSource):
+class AgentSource(PlayedSource):
     """The tasks of the environment `inner`, made with `inner_kwargs`, played by an agent whose model is the policy.
 
     The agent is a `command` (a list of words; each episode has a folder of its own), a `function` (the path
@@ -39,8 +95,6 @@ class AgentSource(NestedSource):
     command from files, network and processes outside: {readable, memory, processes, scratch}, {} for the defaults. The
     page about agents has the defaults.
     """
-
-    owns_prompts = True
 
     def __init__(
         self,
@@ -55,39 +109,18 @@ class AgentSource(NestedSource):
         template_arguments: Mapping[str, Any] | None = None,
         sandbox: Mapping[str, Any] | None = None,
     ) -> None:
-        for name, section in (("budget", budget), ("rules", rules), ("template_arguments", template_arguments)):
-            if section is not None and not isinstance(section, Mapping):
-                raise ValueError(f"agent: {name}={section!r:.80}, expected a mapping of its options")
-        check_kwargs("agent: budget", AgentBudget, dict(budget or {}))
-        if "budget" in (rules or {}):
-            raise ValueError("agent: rules.budget is not supported; budget is an option of its own, beside rules")
-        check_kwargs("agent: rules", AgentRules, dict(rules or {}), supplied=("budget", "needs_reward"))
-        made = AgentBudget(**(budget or {}))
-        self._rules = AgentRules(budget=made, needs_reward=result == "reward", **(rules or {}))
-        self._slots = EpisodeSlots(self._rules.max_concurrent)
+        own = read_rules(budget, rules, needs_reward=result == "reward")
         self._make_agent = _make_agent(command, function, url, result)
-        self._template_arguments = dict(template_arguments or {})
-        self._recorder = LocalRecorder()
-        if sandbox is not None:
-            self._recorder, self._make_agent = _build_sandbox(command, result, AgentSandbox.of(sandbox))
-        self._templates: dict[int, ChatTemplate] = {}
         if inner == "agent":
             raise ValueError("agent: inner=agent is not supported; name the environment of the tasks, such as dataset")
-        super().__init__("agent", inner, inner_kwargs)
+        super().__init__("agent", inner, inner_kwargs, own, template_arguments)
+        if sandbox is not None:
+            self._recorder, self._make_agent = _build_sandbox(command, result, AgentSandbox.of(sandbox))
         if result == "reward":
             self.reward = "environment"
-        self.vocabulary, self.max_turns = self.inner.vocabulary, self._rules.budget.calls
 
-    def env(self, task: Task, tokenizer: Any) -> AgentEnv:  # type: ignore[override]
-        if missing := [name for name in self._rules.fields if name not in task.meta]:
-            raise ValueError(
-                f"agent: rules.fields names {missing[0]!r}, which the row of task {task.id!r} does not have; it has "
-                f"{', '.join(sorted(task.meta)) or 'no fields'}"
-            )
-        if id(tokenizer) not in self._templates:
-            self._templates[id(tokenizer)] = ChatTemplate(tokenizer, self._template_arguments)
-        template = self._templates[id(tokenizer)]
-        return AgentEnv(task, template, self._recorder, self._make_agent(), self._rules, self._slots)
+    def open_run(self) -> AgentRun:
+        return self._make_agent()
 
     def advice(self) -> list[str]:
         replaced = (

@@ -1,0 +1,217 @@
+"""Unmodified environments of verifiers, by the real package: their tasks, episodes, rewards and failures."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra [serve] is not installed")
+pytest.importorskip("transformers", reason="the extra [train] is not installed")
+
+from rlvr.clients.mock.mock_client import ScriptedSamplingClient
+from rlvr.core.messages import SamplingParams
+from rlvr.core.types import Outcome, Trajectory
+from rlvr.envs.ecosystems.installs import is_complete, locate
+from rlvr.envs.registry import resolve_environment
+from rlvr.reward import resolve_reward
+from rlvr.rollout import open_groups, rollout, score
+from tests.kit.code_rows import chat_tokenizer
+from tests.kit.open_server import TOOLS_TEMPLATE
+
+pytestmark = [
+    pytest.mark.slow,  # its imports take seconds
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        not is_complete("verifiers"), reason=f"verifiers is not in {locate('verifiers')} (rlvr env install verifiers)"
+    ),
+]
+TASKSETS = Path(__file__).parents[1] / "kit/ecosystems/verifiers_tasksets"
+TEXT = chat_tokenizer()
+TEXT.chat_template = TOOLS_TEMPLATE
+TEXT.model_max_length = 4_000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder, and so one process of verifiers, for all tests."""
+    return Path(shutil.copytree(TASKSETS, tmp_path_factory.mktemp("verifiers") / "tasksets"))
+
+
+@pytest.fixture(autouse=True)
+def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def play(source: Any, said: Sequence[str], tasks: Any = None) -> list[Trajectory]:
+    """The trajectories of an episode of each task (the first held-out one), in which the policy says these turns."""
+    turns = iter(said)
+    sampler = ScriptedSamplingClient(
+        TEXT, lambda _: [*TEXT.encode(next(turns), add_special_tokens=False), TEXT.eos_token_id]
+    )
+    groups = open_groups(source, tasks or source.heldout(1), 1, TEXT, "g")
+    played = rollout(groups, sampler, SamplingParams(200), seed=1)
+    score(played, resolve_reward("environment"))
+    return played
+
+
+def fail(source: Any, *said: str) -> str:
+    """Why an episode has no reward."""
+    (played,) = play(source, said)
+    verdict = played.scores["environment"]
+    assert played.reward is None and verdict.outcome is Outcome.ERROR
+    return verdict.detail or ""
+
+
+def letters(**options: Any) -> Any:
+    return resolve_environment("verifiers:give-letter", **options)
+
+
+def test_tasks_are_split_by_their_prompts_or_by_the_taskset() -> None:
+    made = letters()
+    trained, held = {made.train(0, n, "").id for n in range(made.size(""))}, {task.id for task in made.heldout(None)}
+    assert len(trained) + len(held) == 40 and not trained & held and 1 <= len(held) <= 12
+    assert [task.id for task in letters().heldout(None)] == [task.id for task in made.heldout(None)]
+    own = letters(taskset={"letters": "a"}, heldout={"first": 100, "count": 3})
+    assert own.size("") == 20
+    assert sorted(task.prompt for task in own.heldout(None)) == ["100 a", "101 a", "102 a"]
+    (played,) = play(own, ["a"])
+    assert played.reward == 1.25
+
+
+def test_the_reward_and_metrics_are_those_of_verifiers() -> None:
+    source = letters()
+    first, second = source.heldout(2)
+    right = first.prompt.split()[1]
+    for said, task, expected in ((right, first, 1.25), ("xyz", second, 0.0)):
+        (played,) = play(source, [said], [task])
+        assert played.reward == pytest.approx(expected)
+        assert played.metadata["agent/length"] == len(said) and played.metadata["stop/finished"] == 1
+        assert played.metadata["agent/reward/right"] == float(expected > 1) and played.metadata["agent/turns"] == 1
+        sampled = [t for t, mask in zip(played.response_tokens, played.action_mask, strict=True) if mask]
+        assert TEXT.decode(sampled, skip_special_tokens=True) == said
+        assert TEXT.decode(played.prompt_tokens).count(task.prompt) == 1
+
+
+def test_a_game_of_several_turns_with_tasks_without_end() -> None:
+    source = resolve_environment("verifiers:count-down", tasks=6, heldout=3)
+    assert source.size("") == 6 and sorted(task.meta["idx"] for task in source.heldout(None)) == [6, 7, 8]
+    task = next(task for task in source.heldout(None) if task.meta["idx"] == 7)  # it begins at 2
+    (played,) = play(source, ["ready", "1", "7"], [task])
+    assert played.reward == 0.5 and played.metadata["agent/turns"] == 3 and played.metadata["branches"] == 1
+    assert TEXT.decode(played.response_tokens).count("<|im_start|>user") == 2
+    assert not source.advice(), "games begin alike"
+
+
+def test_roles_are_trained_with_their_own_rewards() -> None:
+    source = resolve_environment("verifiers:two-roles")
+    first, second = play(source, ["a", "b"])
+    assert (first.turn_credits, second.turn_credits) == ([1.0], [0.0]) and first.reward == second.reward == 0.5
+    assert second.metadata["agent/left/right"] == 1.0 and second.metadata["agent/right/right"] == 0.0
+    (alike, _) = play(source, ["b", "b"])
+    assert alike.turn_credits == [] and alike.reward == 0.0
+    frozen = resolve_environment("verifiers:two-roles", options={"trains_right": False})
+    assert "right is not trained, and its model is the policy; give it another by options.right.model" in fail(
+        frozen, "a", "b"
+    )
+
+
+def test_tools_of_a_taskset() -> None:
+    source = resolve_environment("verifiers:add-by-tool")
+    task = source.heldout(1)[0]
+    number = int(task.prompt_text.split()[-3])
+    call = f'<tool_call>\n{{"name": "add", "arguments": {{"a": {number}, "b": 5}}}}\n</tool_call>'
+    (played,) = play(source, [call, str(number + 5)])
+    text = TEXT.decode([*played.prompt_tokens, *played.response_tokens])
+    assert played.reward == 1.0 and played.metadata["agent/tool_results"] == 1, text
+    assert "Use the tool." in text and '"add"' in text
+    (wrong,) = play(source, [call.replace("add", "subtract"), "0"])
+    assert wrong.reward == 0.0 and "there is no tool" in TEXT.decode(wrong.response_tokens)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("raise", r"TaskError: .*KeyError.*answer.*faulty_tasks\.py"),
+        ("nan", "the reward judge is nan, expected a finite number"),
+        ("wait", r"verifiers gave no reward: the budget of the episode was used up \(seconds\)"),
+    ],
+)
+def test_failures_are_errors_and_no_zeros(fault: str, words: str) -> None:
+    source = resolve_environment(
+        "verifiers:faulty-tasks", taskset={"task": {"fault": fault}}, budget={"seconds": 5.0 if fault == "wait" else 60}
+    )
+    assert re.search(words, fail(source, "hm"), re.DOTALL)
+    assert play(resolve_environment("verifiers:faulty-tasks"), ["hm"])[0].reward == 0.5, "the process goes on"
+
+
+def test_a_time_limit_of_verifiers_is_an_error() -> None:
+    options = {"agent": {"timeout": {"scoring": 1.0}}}
+    source = resolve_environment("verifiers:faulty-tasks", taskset={"task": {"fault": "wait"}}, options=options)
+    assert "scoring_timeout" in fail(source, "hm")
+
+
+def test_an_environment_that_blocks_its_process_is_ended_and_begins_anew() -> None:
+    source = resolve_environment(
+        "verifiers:faulty-tasks", taskset={"task": {"fault": "block"}}, budget={"seconds": 5.0}
+    )
+    process = source._guest._process
+    assert "the budget of the episode was used up (seconds)" in fail(source, "hm")
+    until = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < until:
+        time.sleep(0.1)
+    assert process.poll() == -9
+    assert play(resolve_environment("verifiers:faulty-tasks"), ["hm"])[0].reward == 0.5
+
+
+def test_a_limit_of_turns_is_verifiers_own() -> None:
+    source = resolve_environment("verifiers:count-down", tasks=6, heldout=3, budget={"calls": 2})
+    task = next(task for task in source.heldout(None) if task.meta["idx"] == 8)  # it begins at 3
+    (played,) = play(source, ["ready", "2"], [task])
+    assert played.reward == pytest.approx(1 / 3) and played.metadata["stop/finished"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("give-leter", {}, r"no taskset 'give-leter'.*textarena.*`rlvr env install verifiers OWNER/give-leter`"),
+        ("textarna", {"taskset": {"game": "Wordle-v0"}}, r"did you mean 'textarena'"),
+        ("someone/give-leter@1.2", {}, r"`rlvr env install verifiers someone/give-leter@1.2`"),
+        ("give-letter", {"taskset": {"leters": "ab"}}, r"taskset\.leters"),
+        ("give-letter", {"options": {"agent": {"harness": {"id": "bash"}}}}, r"options\.agent\.runtime\.type"),
+        ("give-letter", {"options": {"retries": {"max_retries": 2}}}, r"options\.retries is not supported"),
+        ("give-letter", {"taskset": {"count": 0}}, "has no tasks"),
+        ("count-down", {"heldout": 0.5}, "tasks without end; heldout=0.5, expected a number"),
+        ("give-letter", {"rules": {"fields": ["a"]}}, r"rules\.fields is not supported"),
+        ("give-letter", {"python": "/no/such/python"}, r"python='/no/such/python' is no program"),
+        ("give-letter", {"max_turns": 3}, "max_turns"),
+    ],
+)
+def test_mistakes_are_named(name: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        resolve_environment(f"verifiers:{name}", **options)
+
+
+def test_a_game_of_textarena(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verifiers' own taskset `textarena`, with lists of words that need no download."""
+    words, tagger = tmp_path / "corpora/words", tmp_path / "taggers/averaged_perceptron_tagger_eng"
+    words.mkdir(parents=True)
+    tagger.mkdir(parents=True)
+    for name in ("en", "en-basic"):
+        (words / name).write_text("apple\n")
+    (words / "README").write_text("One word.\n")
+    for part, content in (("weights", "{}"), ("tagdict", '{"apple": "NN", "test": "NN"}'), ("classes", '["NN"]')):
+        (tagger / f"{tagger.name}.{part}.json").write_text(content)
+    monkeypatch.setenv("NLTK_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)  # another process
+    source = resolve_environment("verifiers:textarena", taskset={"game": "Wordle-v0"}, tasks=4, heldout=2)
+    assert source.size("") == 4 and source.heldout(1)[0].prompt_text.startswith("[Wordle-v0#")
+    (won,) = play(source, ["I say [grape].", "[apple]"])
+    assert won.reward == 1.0 and won.metadata["agent/turns"] == 2 and won.metadata["branches"] == 1
+    assert "Enter your guess to begin" in TEXT.decode(won.prompt_tokens)
+    source._guest.close()
