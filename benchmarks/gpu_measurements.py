@@ -411,7 +411,8 @@ def measure_memory(setting: HourSettings) -> dict[str, Any]:
         facts[f"{step} training"] = take_peak()
     if on_gpu:
         facts["reserved"] = torch.cuda.max_memory_reserved()
-        facts["context and libraries"] = torch.cuda.device_memory_used() - torch.cuda.memory_reserved()
+        free, total = torch.cuda.mem_get_info()  # of other processes too
+        facts["context and libraries"] = total - free - torch.cuda.memory_reserved()
     sizes = read_shape(model.module.config.to_dict())
     if sizes is not None:
         plan = estimate_memory(sizes, EngineLimits(), dtype=setting.dtype, row_tokens=prompt + new, rows=len(data))
