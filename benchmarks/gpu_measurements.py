@@ -68,7 +68,7 @@ class HourSettings:
 
     def build_model(self, family: str, name: str) -> Path:
         """A folder with random weights of a family's model, written once."""
-        config = {**TINY, "model_type": family} if self.is_dry else KNOWN_MODELS[FAMILIES[family]]
+        config = {**TINY, "model_type": family} if self.is_dry else dict(KNOWN_MODELS[FAMILIES[family]])
         words = [f"w{i}" for i in range(config["vocab_size"] - SPECIAL)]
         return build_folder(self.folder / "models" / name, config, "words", words)
 
@@ -451,7 +451,7 @@ def measure_colocated(setting: HourSettings) -> dict[str, Any]:
         for name, lora in (("adapter", LoraConfig(rank=16)), ("all weights", None)):
             trainer = make_client(setting, load(setting), name.replace(" ", "-"), lora=lora)
             vocabulary = trainer._engine.model.vocabulary
-            client = sample_from_vllm(trainer, VllmOptions([url]), has_adapter=lora is not None, keep=2)
+            client: Any = sample_from_vllm(trainer, VllmOptions([url]), has_adapter=lora is not None, keep=2)
             asked = draw_prompts(SamplingShape("", groups, prompt, prompt, 8, new), vocabulary)
             parts: dict[str, list[float]] = {"publish_s": [], "sample_s": [], "train_s": []}
             try:
@@ -465,7 +465,8 @@ def measure_colocated(setting: HourSettings) -> dict[str, Any]:
                     marks.append(time.perf_counter())
                     data = [
                         Datum.from_trajectory(
-                            Trajectory("", row, "", s.tokens, s.logprobs, advantage=(-1.0) ** i), 1.0 / len(answers)
+                            Trajectory("", row, "", s.tokens, s.logprobs or [], advantage=(-1.0) ** i),
+                            1.0 / len(answers),
                         )
                         for i, (row, s) in enumerate(answers)
                     ]
