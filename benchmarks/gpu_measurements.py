@@ -463,13 +463,11 @@ def measure_colocated(setting: HourSettings) -> dict[str, Any]:
                     futures = [sampler.sample(ModelInput(row), 8, how) for row in asked]
                     answers = [(row, s) for row, f in zip(asked, futures, strict=True) for s in f.result().sequences]
                     marks.append(time.perf_counter())
-                    data = [
-                        Datum.from_trajectory(
-                            Trajectory("", row, "", s.tokens, s.logprobs or [], advantage=(-1.0) ** i),
-                            1.0 / len(answers),
-                        )
+                    trained = [
+                        Trajectory("", row, "", s.tokens, s.logprobs or [], advantage=(-1.0) ** i)
                         for i, (row, s) in enumerate(answers)
                     ]
+                    data = [Datum.from_trajectory(row, 1.0 / len(answers)) for row in trained]
                     client.forward_backward(data, "ppo").result()
                     client.optim_step(replace(ADAM, learning_rate=1e-6)).result()
                     marks.append(time.perf_counter())
