@@ -129,7 +129,7 @@ def _read_record(line: bytes, where: str, task: Sequence[str]) -> dict[str, Any]
 
 
 def _store_once(path: Path, content: Mapping[str, Any], ignored: Sequence[str], other: str) -> None:
-    """Store what a folder is of; ValueError if it is of something else."""
+    """Store what the folder's results were made with; ValueError if something else is stored there."""
     if path.exists():
         stored = read_json(path, "what benchmarks are of", _REMEDY)
         if changed := difference(content, stored, ignore=list(ignored)):

@@ -61,7 +61,7 @@ def has_benchmarks(words: Sequence[str]) -> bool:
 
 def read_benchmarks(words: Sequence[str], set_model: Callable[[LoadedConfig], LoadedConfig]) -> list[Benchmark]:
     """The benchmarks that the words ask for, in their order; `set_model` gives a config the model that is evaluated."""
-    requests, shared = _sort_words(words)
+    requests, shared = _parse_arguments(words)
     benchmarks: list[Benchmark] = []
     for name, request in requests.items():
         with name_benchmark(name):
@@ -102,8 +102,8 @@ def find_text_forms(benchmark: Benchmark) -> list[str]:
     return found
 
 
-def _sort_words(words: Sequence[str]) -> tuple[dict[str, _Request], list[str]]:
-    """The request of each benchmark, and the settings for all."""
+def _parse_arguments(words: Sequence[str]) -> tuple[dict[str, _Request], list[str]]:
+    """Parse the words of the command into a request for each benchmark and the settings that all share."""
     known = known_benchmarks()
     requests: dict[str, _Request] = {}
     settings: list[str] = []
@@ -136,7 +136,7 @@ def _sort_words(words: Sequence[str]) -> tuple[dict[str, _Request], list[str]]:
 
 
 def _read_name(word: str, known: Sequence[str]) -> tuple[str, _Request]:
-    """The name of a benchmark, given by its name or as a config file, and its request without settings."""
+    """Parse a benchmark's name or config file: (its name, a request without settings)."""
     if word in known:
         return word, _Request()
     if word.endswith((".yaml", ".yml")):

@@ -124,9 +124,9 @@ def _read_options(given: list[str]) -> dict[str, Any]:
     for text in given:
         key, equals, value = text.partition("=")
         if not equals or not key.isidentifier():
-            raise ValueError(f"{text!r} is no option; expected key=value, such as heldout=100")
+            raise ValueError(f"{text!r} is not an option; expected key=value, such as heldout=100")
         try:
             options[key] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise ValueError(f"{key}={value}: the value is no YAML ({error})") from error
+            raise ValueError(f"{key}={value}: the value is not YAML ({error})") from error
     return options

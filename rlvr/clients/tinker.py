@@ -241,7 +241,7 @@ class TinkerCriticClient(TinkerTrainingClient):
         return self._future(self._submit(data, "ppo", config, has_gradient), from_output)
 
     def check_role(self) -> None:
-        """ValueError if the server made a policy: values would be missing, and its loss another one."""
+        """ValueError if the server made a policy instead of a critic: it returns no values and has another loss."""
         inputs = {"target_tokens": [0], **{name: [0.0] for name in VALUE_SPEC.inputs}}
         try:
             [row] = self.forward([Datum(ModelInput([0]), inputs)], VALUE_LOSS).result().loss_fn_outputs

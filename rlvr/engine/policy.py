@@ -26,7 +26,7 @@ VALUE_HEAD_FILE = "value_head.safetensors"  # in a critic's checkpoint, beside t
 
 
 def name_weights(name: str, version: Any, edits: Any) -> str:
-    """The fingerprint of a policy's weights; the numbers may be those of a file."""
+    """The fingerprint of a policy's weights, `name@version.edits`. The counters may come from a file, unchecked."""
     return f"{name}@{version}{f'.{edits}' if type(edits) is int and edits else ''}"
 
 

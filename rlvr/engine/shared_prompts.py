@@ -1,7 +1,7 @@
 """Prompts that several running rows share: their keys and values are kept and read once for all of them.
 
 A row's attention then has two parts: over its prompt's keys, with the queries of all rows of that prompt together, and
-over its own keys. Both give the log of the sum of their weights, by which they are merged exactly (Milakov and
+over its own keys. Both give the log-sum-exp of their scores, by which they are merged exactly (Milakov and
 Gimelshein 2018, arXiv:1805.02867; Juravsky et al. 2024, arXiv:2402.05099). Only models whose attention the probe could
 replace (`rlvr.engine.attention`) share prompts. Left out on purpose: prompts of which only a prefix is shared.
 

@@ -32,9 +32,7 @@ class PromptExample:
 
     def __post_init__(self) -> None:
         if not (self.prompt and self.completion.strip()):
-            raise ValueError(
-                f"prompt.examples: {self.prompt!r} with {self.completion!r}; expected two texts that are not empty"
-            )
+            raise ValueError(f"prompt.examples: {self.prompt!r} with {self.completion!r}; neither may be empty")
 
     @property
     def text(self) -> str:

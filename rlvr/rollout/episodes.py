@@ -107,9 +107,9 @@ class _Episode:
     def is_parallel(self) -> bool:
         return isinstance(self.env, ExternalEnv) and self.env.is_parallel
 
-    def place_turn(self, turn: int) -> tuple[int | str, ...]:
-        """What tells the draws of the next turn from those of others: its number, or what it reads and how often that
-        was read before."""
+    def make_turn_key(self, turn: int) -> tuple[int | str, ...]:
+        """The next turn's own part of its random key: its number, or for parallel calls a hash of what it reads and how
+        often that was read before."""
         if not self.is_parallel:
             return (turn,)
         call = repr((self.observation, self.stop, _turn_limit(self))).encode()
@@ -376,7 +376,7 @@ def _turn_limit(episode: _Episode) -> int | None:
 def _submit(batch: list[_Episode], sampler: SamplingClient, params: SamplingParams, seed: int, turn: int):
     first = batch[0]
     # A call that starts at sample 0 numbers its completions itself; any other call is one completion.
-    key = rng.key(seed, first.group.id, *first.place_turn(turn), first.index)
+    key = rng.key(seed, first.group.id, *first.make_turn_key(turn), first.index)
     stop = params.stop if params.stop is not None else first.stop
     if params.stop is not None and first.stop is not None and isinstance(first.env, ExternalEnv):
         own = [params.stop] if isinstance(params.stop, str) else list(params.stop)

@@ -60,7 +60,7 @@ class Comparisons:
         return self.ask(name, value)
 
     def readable(self, value: Any) -> tuple[bool, Any]:
-        """Whether a value is data that operators may take here, and the data."""
+        """(whether a value is plain data that operators may be applied to here, that data)."""
         if type(value) is not Remote:
             return not find_remotes(value), value
         known, data = self.link.data(value)
@@ -163,7 +163,7 @@ class Comparisons:
         return True
 
     def comparable(self, value: Any) -> tuple[bool, Any]:
-        """Whether a value compares as data does, and the data."""
+        """(whether a value can be compared as plain data, that data)."""
         if type(value) is Remote:
             known, data = self.link.data(value)
             return known and not (value._exact == 3 and self.uses_objects), data

@@ -263,7 +263,7 @@ def make_plan(
 
     for place, (text, tree) in enumerate(zip(tests, trees, strict=True)):
         starts.append(set(earlier))
-        planned = None if checks or uses_objects else split(ast.parse(text), free, own, imported)
+        planned = None if checks or uses_objects else split_assert(ast.parse(text), free, own, imported)
         plans.append(planned or state(place))
         earlier |= bound_names(tree)
     code = None
@@ -309,7 +309,7 @@ def check_imports(*trees: ast.Module) -> None:
                 raise BadTest(f"the test imports {name!r}; answers and tests have the standard library only")
 
 
-def split(tree: ast.Module, free: set[str], own: set[str], imported: set[str]) -> SplitTest | None:
+def split_assert(tree: ast.Module, free: set[str], own: set[str], imported: set[str]) -> SplitTest | None:
     """Split an assert, changing its tree; None if it must run as statements."""
     if len(tree.body) != 1 or not isinstance(tree.body[0], ast.Assert):
         return None

@@ -262,7 +262,7 @@ def keep(inside: int, channel: socket.socket, parent: int) -> None:
 
 
 def run_one(channel: socket.socket, parent: int) -> None:
-    """In a fork with one channel: read its config, and become its keeper and its pid 1."""
+    """Run one command, in a fork of its own: read its config, then fork once more into its keeper and its pid 1."""
     with channel.makefile("rb") as file:
         config = marshal.loads(file.read(int.from_bytes(file.read(8), "little")))
     try:

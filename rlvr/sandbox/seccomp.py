@@ -160,7 +160,7 @@ def answer_rules() -> list[Instruction]:
 
 
 def answer_program() -> tuple[object, int]:
-    """What `confine_answer` loads, made ready once: (what must stay alive, address)."""
+    """The filter that `confine_answer` loads, prepared once: (an object to keep alive, the address of the filter)."""
     return prepare(program(answer_rules()))
 
 

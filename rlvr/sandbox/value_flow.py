@@ -303,7 +303,7 @@ def is_generator(function: ast.AST) -> bool:
 
 
 def find_coroutine_fault(trees: list[ast.Module], free: set[str], deciding: set[str]) -> str:
-    """The fault of tests whose coroutines, with assertions, would have to run in the answer's event loop."""
+    """Why tests cannot be run: a coroutine with assertions would run in the answer's event loop. '' if none would."""
     everything = [node for tree in trees for node in nodes(tree)]
     asserting = {
         node.name: node

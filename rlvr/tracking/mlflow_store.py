@@ -87,8 +87,8 @@ class MlflowStore:
                 "a folder, or sqlite:///file, or leave it out"
             ) from error
         self._experiment, self._run_name, self._folder = experiment, run_name, folder
-        self._params = dict(_flat(mask_settings(config)))
-        self._memory = RunMemory(folder / "mlflow.json", dict(_flat(config)))
+        self._params = dict(_flatten(mask_settings(config)))
+        self._memory = RunMemory(folder / "mlflow.json", dict(_flatten(config)))
         self._run = ""
         self._there: dict[str, set[int]] = {}  # steps of a phase that the store has
 
@@ -161,11 +161,11 @@ def metric_name(phase: str, name: str) -> str:
     return f"{phase}/{re.sub(r'[^A-Za-z0-9_. :-]', '_', plain)}"[:250]
 
 
-def _flat(config: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted key, text) of every setting."""
+def _flatten(config: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted key, text) of every setting."""
     if isinstance(config, Mapping) and config:
         for name, value in config.items():
-            yield from _flat(value, f"{key}.{name}" if key else str(name))
+            yield from _flatten(value, f"{key}.{name}" if key else str(name))
     else:
         plain = isinstance(config, str) and config.isprintable()
         text = config if plain else json.dumps(config, default=str)

@@ -238,7 +238,7 @@ def _kept_torch() -> Iterator[None]:
 
 
 def check_metrics(returned: Any, taken: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics that code of a user's gives, as numbers; ValueError for what is none, and for names of the run's own."""
+    """The metrics that a user's code returned, as floats; ValueError for other values and for reserved names."""
     if returned is None:
         return {}
     if not isinstance(returned, Mapping):

@@ -39,12 +39,12 @@ def write(path: Path, groups: Sequence[StoredGroup]) -> str:
 def read(path: Path, sha256: str, task: Any) -> list[StoredGroup]:
     """Read what `write` stored, with `task(level, index)` as the task of each; ValueError if the hash differs."""
     if wrong := find_file_damage(path, sha256):
-        raise ValueError(f"{path}: {wrong}")
+        raise ValueError(f"{path} {wrong}")
     return [_from_json(group, task) for group in json.loads(path.read_bytes())]
 
 
 def find_file_damage(path: Path, sha256: str) -> str:
-    """'' if the file has the hash, else what is wrong."""
+    """What is wrong with the file, as the end of a sentence; '' if it has the hash."""
     try:
         actual = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:

@@ -315,7 +315,7 @@ def weights_path(folder: Path) -> str:
     path = read_json(folder / REMOTE, "the path of weights that a server keeps").get("path")
     if not isinstance(path, str) or "://" not in path:
         raise ValueError(
-            f"{folder / REMOTE}: {path!r:.80} is not a path at a server, such as tinker://run/weights/name"
+            f"{folder / REMOTE}: path={path!r:.80}, expected weights at a server, such as tinker://run/weights/name"
         )
     return path
 

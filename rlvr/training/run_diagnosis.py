@@ -97,7 +97,7 @@ def closing_remark(folder: Path, summary: Mapping[str, Any]) -> str:
     if _has_gained(summary):
         return main if worth and worth[0].code == "unsolved_kind" else ""
     measured = "the pass rate fell" if _has_lost(summary) else "no gain was measured"
-    if not _has_lost(summary) and _has_rewarded(summary):
+    if not _has_lost(summary) and _has_higher_reward(summary):
         before, after = (summary[side]["mean_reward"]["value"] for side in ("baseline", "final"))
         measured = f"the mean reward rose from {before:.3g} to {after:.3g}, the pass rate did not"
     why = f": {main}" if main else f"; `rlvr doctor {folder}` shows completions that fail"
@@ -113,7 +113,7 @@ def _has_lost(summary: Mapping[str, Any]) -> bool:
     return summary["p_value"] < SIGNIFICANT and summary["change"]["high"] < 0
 
 
-def _has_rewarded(summary: Mapping[str, Any]) -> bool:
+def _has_higher_reward(summary: Mapping[str, Any]) -> bool:
     """Whether the intervals of the mean reward say that it rose."""
     low, high = summary["final"]["mean_reward"]["low"], summary["baseline"]["mean_reward"]["high"]
     return low is not None and high is not None and low > high  # one task has no interval
@@ -129,7 +129,7 @@ def _outcome_findings(folder: Path) -> Iterator[Finding]:
         has_gained, has_lost, is_solved = _has_gained(summary), _has_lost(summary), after >= SOLVED
         low, high = summary["change"]["low"], summary["change"]["high"]
         reward = [summary[side]["mean_reward"] for side in ("baseline", "final")]
-        has_rewarded = _has_rewarded(summary)
+        has_higher_reward = _has_higher_reward(summary)
         evaluated = summary.get("tasks", 0) + summary.get("incomplete", 0)
         is_exhausted = evaluated < summary.get("max_tasks", 0)  # older runs have no such number
         rates = f"{format_percent(before)}, then {format_percent(after)}"
@@ -143,7 +143,7 @@ def _outcome_findings(folder: Path) -> Iterator[Finding]:
             f"held-out tasks pass less often ({rates})",
             "a lower training.optimizer.learning_rate, or fewer training.steps",
         )
-    elif not has_gained and not is_solved and has_rewarded:
+    elif not has_gained and not is_solved and has_higher_reward:
         yield Finding(
             "hint",
             "reward_only",

@@ -206,7 +206,7 @@ class Middleware:
                     raise self._too_many_bytes(arriving)
             return message
 
-        async def send_marked(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status, is_started
             if message["type"] == "http.response.start":
                 status, is_started = message["status"], True
@@ -226,8 +226,8 @@ class Middleware:
         try:
             await self._turns.take(turn)
             if self.is_preflight(scope):
-                await send_marked({"type": "http.response.start", "status": 204, "headers": []})
-                await send_marked({"type": "http.response.body"})
+                await send_with_headers({"type": "http.response.start", "status": 204, "headers": []})
+                await send_with_headers({"type": "http.response.body"})
                 return
             self._authenticate(scope, state)
             self.check_rate(scope, owner)
@@ -239,16 +239,16 @@ class Middleware:
             if (declared := _declared_length(headers_of(scope))) > limit:
                 await drain()
                 raise self._too_large(limit, declared)
-            await self._app(scope, receive_counted, send_marked)
+            await self._app(scope, receive_counted, send_with_headers)
         except HttpError as error:
             if not is_started:
-                await send_error(send_marked, error, state)
+                await send_error(send_with_headers, error, state)
         except Exception as error:
             is_over = is_head and is_started and isinstance(error, (OSError, ClientDisconnect))
             if not is_over:
                 self._log.exception("a request failed by our fault", path=self.logged_path(scope["path"])[:300])
             if not is_started:
-                await send_error(send_marked, self.internal_error(error), state)
+                await send_error(send_with_headers, self.internal_error(error), state)
         finally:
             self._arriving[owner] -= held
             self._open[counted_as] -= is_counted

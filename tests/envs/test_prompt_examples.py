@@ -213,7 +213,7 @@ def test_examples_come_from_a_config_and_go_to_the_stored_one(tmp_path: Path) ->
     ("word", "said"),
     [
         ("prompt.examples=-1", r"prompt\.examples=-1, expected a number from 0"),
-        ("prompt.examples=[{prompt: a, completion: ' '}]", r"prompt\.examples: 'a' with ' '; expected two texts"),
+        ("prompt.examples=[{prompt: a, completion: ' '}]", r"prompt\.examples: 'a' with ' '; neither may be empty"),
         ("prompt.examples=[{prompt: a, answer: b}]", r"unknown key prompt\.examples\[0\]\.answer"),
         ("prompt.examples=[{prompt: a}]", r"prompt\.examples\[0\]\.completion: has to be given"),
         ("prompt.examples=true", r"prompt\.examples: true .* expected an integer or a list"),

@@ -186,7 +186,7 @@ def test_a_checkpoint_of_a_server_is_a_folder_that_says_where(tmp_path: Path) ->
     assert place is not None and weights_path(place) == "tinker://run/weights/rl-000004"
     assert weights_path(tmp_path) == str(tmp_path), "other folders hold their weights themselves"
     (place / "remote.json").write_text(json.dumps({"path": "elsewhere"}))
-    with pytest.raises(ValueError, match="not a path at a server"):
+    with pytest.raises(ValueError, match="expected weights at a server"):
         weights_path(place)
     assert newest_checkpoint(tmp_path) is None, "it has not its checksum any more"
 

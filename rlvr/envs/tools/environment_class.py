@@ -151,7 +151,8 @@ async def call_user_code(what: str, seconds: float, function: Callable[[], T]) -
     """The result of a call; EpisodeError, which says `what` it was, if it raises or is late."""
     if count_stuck() >= MOST_STUCK:
         raise EpisodeError(
-            f"{what}: {count_stuck()} calls that were late have not ended; give them limits of their own"
+            f"{what}: not called, since {count_stuck()} calls are still running after their time limit; give the "
+            "code that they run a time limit of its own"
         )
     try:
         return await run_in_thread(function, seconds, EpisodeError)

@@ -69,5 +69,5 @@ def remainder(dividend: Ratio, modulus: Ratio) -> int:
     """`10 \\bmod 7`, of whole numbers that are not negative."""
     n, m = dividend.rational, modulus.rational
     if n is None or m is None or n.denominator != 1 or m.denominator != 1 or n < 0 or m <= 0:
-        raise ValueError("a remainder of no whole numbers")
+        raise ValueError("a remainder needs whole numbers and a modulus above 0")
     return n.numerator % m.numerator

@@ -30,7 +30,7 @@ def binomial(top: Ratio, bottom: Ratio) -> Ratio:
     if algebra.variables(top) or algebra.variables(bottom):
         return atom(Function("binom", (top, bottom)))
     if n is None or k is None or n.denominator != 1 or k.denominator != 1 or not 0 <= k <= n:
-        raise ValueError("a binomial of no whole numbers")
+        raise ValueError("a binomial coefficient needs whole numbers n and k with 0 <= k <= n")
     return algebra.factorial(top) / (algebra.factorial(bottom) * algebra.factorial(top - bottom))
 
 

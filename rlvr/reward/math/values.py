@@ -193,14 +193,14 @@ def _single(text: str) -> Value | None:
 
 
 def _read_set(text: str) -> Value | None:
-    """What stands between braces: `1, 2`, or `x | x > 2`, which is the interval."""
+    """Read what stands between the braces of a set: elements (`1, 2`), or a condition (`x | x > 2`) as its interval."""
     built = _BUILT.fullmatch(text)
     if built is None:
         return _read_list(split(text, (",", ";")))
     value = _single(built[2])
     parts = value.parts if isinstance(value, IntervalUnion) else (value,)
     if not all(isinstance(part, OrderedItems) and part.name == built[1] for part in parts):
-        raise Unreadable("a set by a condition that is no interval")
+        raise Unreadable("the condition of a set is not an interval")
     return value
 
 

@@ -1,4 +1,4 @@
-"""The pages in NiceGUI: an address becomes a tree, which is sent to the browser, and again when it changes.
+"""The pages in NiceGUI: a URL is rendered as an element tree, which goes to the browser, and again when it changes.
 
 The only file that imports NiceGUI; `dashboard_app` imports it for the first page.
 """

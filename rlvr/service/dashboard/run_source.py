@@ -72,7 +72,7 @@ class RunSource(Source):
         self._lock = threading.Lock()
         self.title = visible_text(folder.resolve().name, 100)
         if not folder.is_dir():
-            raise ValueError(f"{folder} is no folder; expected a run folder of `rlvr train`, or a folder of such")
+            raise ValueError(f"{folder} is not a folder; expected a run folder of `rlvr train`, or a folder of runs")
         if not self._refresh():
             raise ValueError(
                 f"{folder} holds no run: neither it nor a folder in it has {' or '.join(MARKS)}; "

@@ -301,7 +301,7 @@ _ENTRIES = {  # of the lists, which pydantic describes by each form on its own
 
 
 def find_field(error: Any) -> str:
-    """`verifiers.0.weight` of what pydantic calls ('body', 'verifiers', 0, 'weight')."""
+    """The dotted path of an error's field: `verifiers.0.weight` for pydantic's ('body', 'verifiers', 0, 'weight')."""
     if error["type"] == "json_invalid":
         return ""
     # The path of a union has the name of its member too, which has other characters than a field.

@@ -46,7 +46,7 @@ class RlvrTask(vf.Task[RlvrTaskData, vf.State, RlvrTaskConfig]):
 
 
 def call(url: str, body: bytes | None = None) -> dict[str, Any]:
-    """The server's answer. RuntimeError, with what it says, if it refuses."""
+    """The server's JSON response; RuntimeError with its text if the status is an error."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, body), timeout=600) as answer:
             return json.load(answer)

@@ -125,7 +125,7 @@ class ServerStore:
             return [dict(row) for row in self._db.execute(query, values)]
 
     def scan(self, query: str) -> list[Row]:
-        """Read with a connection of its own, what is committed: no other call waits for a query over a whole table."""
+        """Read committed rows with a connection of its own, so no other call waits for a query over a whole table."""
         try:
             with closing(sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True)) as db:
                 db.row_factory = sqlite3.Row

@@ -1,8 +1,8 @@
-"""`/v1/chat/completions`, `/v1/responses` and `/v1/messages`: conversations, which their dialects read and write.
+"""The routes of conversations, `/v1/chat/completions`, `/v1/responses` and `/v1/messages`.
 
-Chat completions have more than the dialect: the likeliest tokens, ends by token id, arguments of the chat template, and
-text that is streamed as it is sampled. What the server would ignore is refused: a schema of the answer, a call that has
-to be made, an earlier answer.
+The dialect of each API reads its requests and writes its responses. Chat completions have more: the likeliest tokens,
+stops by token id, arguments of the chat template, and text that is streamed as it is sampled. What the server would
+ignore is refused: a schema for the answer, a forced tool call, a reference to an earlier response.
 """
 
 from __future__ import annotations
