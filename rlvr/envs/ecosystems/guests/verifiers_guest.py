@@ -39,7 +39,7 @@ except ImportError as error:
 BUNDLED_PACKAGES = {"textarena": "verifiers[ta]", "openenv": "verifiers[openenv]", "harbor": "verifiers[harbor]"}
 
 
-class Opened:
+class LoadedEnvironment:
     """One environment with its configuration. Its tasks are read as far as they are needed."""
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -68,14 +68,14 @@ class Opened:
             await self._serving.aclose()
 
 
-_opened: dict[str, Opened] = {}
+_loaded: dict[str, LoadedEnvironment] = {}
 
 
-def find(config: dict[str, Any]) -> Opened:
+def find(config: dict[str, Any]) -> LoadedEnvironment:
     key = json.dumps(config, sort_keys=True)
-    if key not in _opened:
-        _opened[key] = Opened(config)
-    return _opened[key]
+    if key not in _loaded:
+        _loaded[key] = LoadedEnvironment(config)
+    return _loaded[key]
 
 
 def load(config: dict[str, Any]) -> Any:
@@ -277,7 +277,7 @@ def find_place(trace: str | None) -> str:
 
 
 async def close() -> None:
-    for opened in _opened.values():
+    for opened in _loaded.values():
         try:
             await opened.close()
         except Exception as error:
