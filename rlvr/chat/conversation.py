@@ -112,10 +112,11 @@ class ChatTemplate:
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> ChatTemplate:
         """This template with more arguments; TemplateError for one that it does not read."""
-        if unknown := sorted(set(arguments) - self._variables):
+        known = self._variables - {"tools"}
+        if unknown := sorted(set(arguments) - known):
             raise TemplateError(
                 f"chat_template_kwargs: {', '.join(unknown)[:200]} is not read by this model's chat template, which "
-                f"takes {', '.join(sorted(self._variables)) or 'none'}"
+                f"takes {', '.join(sorted(known)) or 'none'}"
             )
         made = copy.copy(self)
         made.arguments = {**self.arguments, **arguments}

@@ -1,4 +1,4 @@
-"""`rlvr env`: environments of other projects here, and ours there."""
+"""`rlvr env`: begin an environment of your own, environments of other projects here, and ours there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-env_app = typer.Typer(help="Install environments of other projects beside ours, and serve ours to them.")
+env_app = typer.Typer(help="Begin an environment, install those of other projects beside ours, and serve ours to them.")
 
 
 @env_app.command("list")
@@ -51,6 +51,25 @@ def install_kind(
     if not dry_run:
         install(kind, packages or [], index)
         print(f"installed: {locate(kind)}")
+
+
+@env_app.command("init")
+def init_package(
+    folder: Annotated[str, typer.Argument(metavar="NAME", help="A new folder; its name is that of the environment.")],
+    *,
+    contract: Annotated[
+        str, typer.Option("--contract", help="game (reset, step), tools (reset, methods) or rows (tasks, a reward).")
+    ] = "game",
+) -> None:
+    """Write a package with an environment of your own, its test and its README.
+
+    rlvr env init my-game
+    """
+    from rlvr.envs.environment_package import write_package
+
+    for path in write_package(folder, contract):
+        print(path)
+    print(f"next: pip install -e {shlex.quote(folder)} && pytest {shlex.quote(folder)}")
 
 
 @env_app.command("serve")

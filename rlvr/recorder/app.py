@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from rlvr.chat.dialects.forms import ApiDialect, DialectError, Event, Json
+from rlvr.chat.dialects.forms import ApiDialect, ChatAnswer, ChatRequest, DialectError, Event, Json
 from rlvr.chat.dialects.registry import DIALECTS
 from rlvr.recorder.open_rollouts import OpenRollout, OpenRollouts, PendingCall, ReportedReward
 from rlvr.web.json_bodies import has_more_parts, read_json
@@ -58,16 +58,11 @@ def make_app(rollouts: OpenRollouts, model: str) -> Starlette:
             pending = rollout.offer(call, dialect.name, body)
             answers = await _wait(request, pending)
         except DialectError as error:
-            content = dialect.write_error(str(error), error.status, error.param)
-            return JSONResponse(content, status_code=error.status)
+            return write_error(dialect, error)
         finally:
             if rollout is not None:
                 rollout.hold(-held)
-        created = int(time.time())
-        if call.stream:
-            events = dialect.write_events(pending.call, answers, pending.id, created)
-            return StreamingResponse(encode_events(events), media_type="text/event-stream")
-        return JSONResponse(dialect.write(pending.call, answers, pending.id, created))
+        return write_answer(dialect, pending.call, answers, pending.id)
 
     def route(dialect: ApiDialect) -> Route:
         async def handle(request: Request) -> Response:
@@ -160,6 +155,19 @@ async def _wait(request: Request, pending: PendingCall) -> Any:
             return future.result()
 
 
-async def encode_events(events: Iterable[Event]) -> AsyncIterator[bytes]:
+def write_answer(dialect: ApiDialect, call: ChatRequest, answers: Sequence[ChatAnswer], id: str) -> Response:
+    created = int(time.time())
+    if not call.stream:
+        return JSONResponse(dialect.write(call, answers, id, created))
+    events = _encode_events(dialect.write_events(call, answers, id, created))
+    return StreamingResponse(events, media_type="text/event-stream")
+
+
+def write_error(dialect: ApiDialect, error: Exception) -> Response:
+    status = getattr(error, "status", 400)
+    return JSONResponse(dialect.write_error(str(error), status, getattr(error, "param", None)), status)
+
+
+async def _encode_events(events: Iterable[Event]) -> AsyncIterator[bytes]:
     for event in events:
         yield event.encode()

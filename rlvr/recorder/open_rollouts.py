@@ -81,6 +81,7 @@ class OpenRollout:
         self._lock = threading.Lock()
         self._waiting: set[PendingCall] = set()
         self._answered: dict[str, tuple[ChatRequest, Json]] = {}  # by the id of an answer
+        self._ids: set[str] = set()  # of all answers
         self._count, self._held, self._is_closed = 0, 0, False
 
     def offer(self, call: ChatRequest, dialect: str, request: Json) -> PendingCall:
@@ -107,7 +108,7 @@ class OpenRollout:
         with self._lock:
             if self._is_closed:
                 raise DialectError(_OVER, status=410)
-            if given.call and given.call not in self._answered:
+            if given.call and given.call not in self._ids:
                 raise DialectError(f"no answer {given.call!r:.80} was given here", "call", 404)
         self._on_reward(given)
 
@@ -123,8 +124,10 @@ class OpenRollout:
     def _settle(self, pending: PendingCall) -> None:
         with self._lock:
             self._waiting.discard(pending)
-            if pending.call.is_kept and not pending.answers.cancelled() and pending.answers.exception() is None:
-                self._answered[pending.id] = pending.call, pending.answers.result()[0].message
+            if not pending.answers.cancelled() and pending.answers.exception() is None:
+                self._ids.add(pending.id)
+                if pending.call.is_kept:
+                    self._answered[pending.id] = pending.call, pending.answers.result()[0].message
 
     def close(self) -> None:
         with self._lock:

@@ -223,8 +223,8 @@ class Signature:
 def to_score(value: Any, passed_at: float) -> Score:
     """A returned value as a `Score`, passed from `passed_at` on; InvalidReturn where it is not a reward."""
     if isinstance(value, Score):
-        if value.value is not None:
-            _check_size(value.value)
+        for number in (value.value or 0.0, *value.turns, *value.branches):
+            _check_size(number)
         return replace(value, parts={k: v for k, v in value.parts.items() if _is_bounded(v)})
     if value is None:
         return Score(None, Outcome.INVALID, "not_applicable", detail="the reward returned None")

@@ -85,7 +85,7 @@ class CompletionComparison:
             for name in ("prompt", self.first, self.second)
         )
         body = "".join(
-            f'<tr><td style="{_CELL};width:26%"><b>{row["change"]}</b>'
+            f'<tr style="background:#ffffff"><td style="{_CELL};width:26%"><b>{row["change"]}</b>'
             f'<pre style="{_SCROLLED};color:#666666">{escape(row["prompt"])}</pre></td>'
             f"{_to_cell(row, 'first')}{_to_cell(row, 'second')}</tr>"
             for row in self.ordered

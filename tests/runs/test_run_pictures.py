@@ -18,6 +18,7 @@ import pytest
 import rlvr
 from rlvr.tracking.notebook_views import CompletionView, run_to_html
 from rlvr.tracking.pictures import plot_entropy, plot_groups, plot_lengths
+from rlvr.tracking.run_report import plot_curve
 from tests.kit.chat_rows import qwen_folder
 
 ROWS = [{"prompt": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(6) for b in range(6)]
@@ -93,6 +94,16 @@ def test_a_run_without_the_data_of_a_picture_is_refused_and_nothing_is_written(r
 def test_few_and_many_values_are_drawn_without_a_warning(draw: Callable[[Path], None], tmp_path: Path) -> None:
     draw(tmp_path / "it.png")
     assert is_picture(tmp_path / "it.png")
+
+
+@pytest.mark.parametrize(("scale", "label"), [(1, "reward, pass rate"), (50, "pass rate")])
+def test_rewards_that_would_flatten_pass_rates_have_a_panel_of_their_own(
+    tmp_path: Path, scale: float, label: str
+) -> None:
+    rows = [{"phase": "rl", "step": i, "reward": scale * i / 9, "env/all/correct": i / 9} for i in range(9)]
+    plot_curve(rows, tmp_path / "it.svg", "it", [0.1, 0.8])
+    drawn = (tmp_path / "it.svg").read_text()  # its texts are comments beside their outlines
+    assert f"<!-- {label} -->" in drawn and "<!-- pass rate, before and after -->" in drawn
 
 
 # ---- tokens

@@ -65,7 +65,7 @@ def test_the_example_notebook_runs_and_shows_what_it_says(home: Path) -> None:
     )
     assert "data:image/png;base64," in html_of(shown["run.plot_groups(step=5)"])
     assert "nats, p = " in html_of(shown["run.show_tokens(step=5, index=0)"])
-    assert html_of(shown["compared"]).count("<tr>") == 11
+    assert html_of(shown["compared"]).count("<tr") == 11
     assert "data:image/png;base64," in html_of(shown['rlvr.plot_seeds(runs, "reward")'])
     assert rlvr.load_run(home / "runs" / "notebook").summary["final"]["pass@1"]["value"] > 0.8
 

@@ -154,7 +154,7 @@ def _conversation(detail: AnswerDetail) -> Tree:
     )  # fmt: skip
 
 
-MARKS = {"trained": ("trained", ""), "shared": ("trained in another branch", "warn")}
+MARKS = {"trained": ("sampled", ""), "shared": ("trained in another branch", "warn")}
 
 
 def _message(message: Message) -> Tree:
@@ -178,7 +178,9 @@ def _message(message: Message) -> Tree:
 
 def _answer(detail: AnswerDetail) -> Tree:
     pieces, note = detail.tokens.pieces, detail.tokens.note
-    title = "Tokens of this branch" if detail.conversation.messages else "Answer"
+    title = "Answer"
+    if detail.conversation.messages:
+        title = "Tokens of this branch" if detail.conversation.branches else "Tokens"
     if not pieces:
         return h("section", h("h2", title), parts.block(detail.answer),
                  h("p", note, class_="dim") if note else None, class_="panel")  # fmt: skip

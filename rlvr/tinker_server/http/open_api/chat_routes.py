@@ -8,20 +8,17 @@ to be made, an earlier answer.
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse, StreamingResponse
 
 from rlvr.chat.conversation import ChatTemplate
 from rlvr.chat.dialects.anthropic_messages import AnthropicMessages
 from rlvr.chat.dialects.chat_completions import ChatCompletions
-from rlvr.chat.dialects.forms import ApiDialect, ChatAnswer, ChatRequest, DialectError
+from rlvr.chat.dialects.forms import ApiDialect, ChatRequest, DialectError
 from rlvr.chat.dialects.openai_responses import OpenaiResponses
 from rlvr.core.messages import SampleResponse
-from rlvr.recorder.app import encode_events
+from rlvr.recorder.app import write_answer, write_error
 from rlvr.tinker_server.backend.storage.server_store import Row
 from rlvr.tinker_server.http.dependencies import Caller, CallerDep, json_response
 from rlvr.tinker_server.http.open_api.open_replies import ChatStream, make_chat_answer
@@ -96,12 +93,13 @@ async def _answer(dialect: ApiDialect, body: DialectRequest, caller: Caller) -> 
         prompt = await caller.compute(text.render, call.messages, call.tools)
         response = await sample_call(caller, row, call, prompt, text.template)
     except (DialectError, TinkerServerError, ValueError) as error:
-        return write_dialect_error(dialect, error)
+        return write_error(dialect, error)
 
-    def read() -> list[ChatAnswer]:
-        return [make_chat_answer(call, prompt, sequence, text) for sequence in response.sequences]
+    def answer() -> Response:
+        answers = [make_chat_answer(call, prompt, sequence, text) for sequence in response.sequences]
+        return write_answer(dialect, call, answers, secrets.token_hex(12))
 
-    return await write_dialect_answer(caller, dialect, call, await caller.compute(read), secrets.token_hex(12))
+    return await caller.compute(answer)
 
 
 def _refuse_ignored(call: ChatRequest) -> None:
@@ -130,21 +128,6 @@ async def sample_call(
     await sampling.start(call.count, replace(params, max_tokens=params.max_tokens or room, stop=stops), {})
     [response] = await sampling.results()
     return response
-
-
-async def write_dialect_answer(
-    caller: Caller, dialect: ApiDialect, call: ChatRequest, answers: Sequence[ChatAnswer], id: str
-) -> Response:
-    created = int(time.time())
-    if call.stream:
-        events = dialect.write_events(call, answers, id, created)
-        return StreamingResponse(encode_events(events), media_type="text/event-stream")
-    return JSONResponse(await caller.compute(dialect.write, call, answers, id, created))
-
-
-def write_dialect_error(dialect: ApiDialect, error: Exception) -> Response:
-    status = error.status if isinstance(error, DialectError | TinkerServerError) else 400
-    return JSONResponse(dialect.write_error(str(error), status, getattr(error, "param", None)), status)
 
 
 def _add_dialect(dialect: ApiDialect) -> None:

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import secrets
 import threading
@@ -26,14 +25,16 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from rlvr.chat.conversation import ChatTemplate, Conversation
+from rlvr.chat.conversation import Conversation
 from rlvr.chat.dialects.forms import ApiDialect, ChatAnswer, DialectError
 from rlvr.chat.dialects.registry import DIALECTS
-from rlvr.recorder.app import parse_body, read_reward
+from rlvr.recorder.app import parse_body, read_reward, write_answer, write_error
 from rlvr.recorder.open_rollouts import OpenRollout, OpenRollouts, PendingCall
 from rlvr.recorder.recording import append_line, make_call, make_head, make_reward
 from rlvr.tinker_server.http.dependencies import Caller, CallerDep, JsonRoute
-from rlvr.tinker_server.http.open_api.chat_routes import sample_call, write_dialect_answer, write_dialect_error
+from rlvr.tinker_server.http.open_api.chat_routes import sample_call
+from rlvr.tinker_server.http.open_api.open_routes import served_text
+from rlvr.tinker_server.http.open_api.served_text import ServedText
 from rlvr.tinker_server.protocol.errors import Busy, StatusError, TinkerServerError
 from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
@@ -59,6 +60,7 @@ class ServedRollout:
     group: str
     path: Path
     expires: float
+    text: ServedText
     conversation: Conversation
     rollout: OpenRollout
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -72,9 +74,7 @@ class ServedRollouts:
         self._rollouts = OpenRollouts()
         self._open: dict[str, ServedRollout] = {}  # by token
         self._bytes: dict[str, int] = {}  # of the recordings of an owner
-        self._templates: dict[str, ChatTemplate] = {}  # by base model
         self._lock = threading.Lock()
-        self.encoding = threading.Lock()  # tokenizers are used by one thread at a time
 
     @property
     def _folder(self) -> Path:
@@ -84,14 +84,7 @@ class ServedRollouts:
     def _limits(self) -> ServerLimits:
         return self._backend.limits
 
-    def template(self, caller: Caller, base: str) -> ChatTemplate:
-        with self.encoding:
-            if base not in self._templates:
-                tokenizer = copy.deepcopy(caller.backend.engines[base].model.tokenizer)
-                self._templates[base] = ChatTemplate(tokenizer)
-            return self._templates[base]
-
-    def open(self, owner: str, model: str, group: str, template: ChatTemplate) -> ServedRollout:
+    def open(self, owner: str, model: str, group: str, text: ServedText) -> ServedRollout:
         with self._lock:
             self._close_expired()
             count = sum(one.owner == owner for one in self._open.values())
@@ -104,7 +97,7 @@ class ServedRollouts:
             name = f"{time.time_ns():016x}-{secrets.token_hex(4)}"
             path, expires = folder / f"{name}.jsonl", time.time() + self._limits.rollout_seconds
             rollout = self._rollouts.open(lambda call: None)
-            made = ServedRollout(name, owner, model, group, path, expires, Conversation(template), rollout)
+            made = ServedRollout(name, owner, model, group, path, expires, text, Conversation(text.template), rollout)
             self._bytes[owner] += append_line(path, make_head(model))
             self._open[rollout.token] = made
             return made
@@ -182,8 +175,8 @@ async def open_rollout(body: RolloutRequest, caller: CallerDep) -> Json:
     served = _rollouts(caller.request)
     name = body.model or next(iter(caller.backend.engines))
     row = await caller.call(caller.backend.sampling.find_model, name)
-    template = await caller.compute(served.template, caller, row["base_model"])
-    made = await caller.call(served.open, name, body.group, template)
+    text = await caller.compute(served_text, caller, row)
+    made = await caller.call(served.open, name, body.group, text)
     url = f"{str(caller.request.base_url).rstrip('/')}/r/{made.rollout.token}"
     addresses = {"url": url, "openai_base_url": f"{url}/v1", "anthropic_base_url": url}
     return {"id": made.id, "model": name, "expires": made.expires, **addresses}
@@ -203,7 +196,7 @@ async def delete_rollout(name: str, caller: CallerDep) -> Json:
 
 def _find(request: Request) -> ServedRollout:
     if (found := _rollouts(request).find(request.path_params["token"])) is None:
-        raise DialectError("no rollout has this address, or it is over", status=410)
+        raise StatusError(410, "no rollout has this address, or it is over")
     return found
 
 
@@ -221,23 +214,16 @@ async def reward(request: Request, caller: CallerDep) -> Response:
 
 
 @router.post("/r/{token}/close")
-async def close(request: Request, caller: CallerDep) -> Response:
-    try:
-        one = _find(request)
-    except DialectError as error:
-        return JSONResponse({"error": {"message": str(error)}}, error.status)
+async def close(request: Request) -> Json:
+    one = _find(request)
     _rollouts(request).close(one)
-    return JSONResponse({"id": one.id})
+    return {"id": one.id}
 
 
 @router.get("/r/{token}/v1/models")
-async def rollout_models(request: Request) -> Response:
-    try:
-        one = _find(request)
-    except DialectError as error:
-        return JSONResponse({"error": {"message": str(error)}}, error.status)
-    card = {"id": one.model, "object": "model", "created": 0, "owned_by": "rlvr"}
-    return JSONResponse({"object": "list", "data": [card]})
+async def rollout_models(request: Request) -> Json:
+    card = {"id": _find(request).model, "object": "model", "created": 0, "owned_by": "rlvr"}
+    return {"object": "list", "data": [card]}
 
 
 async def _answer(request: Request, caller: Caller, dialect: ApiDialect) -> Response:
@@ -251,26 +237,25 @@ async def _answer(request: Request, caller: Caller, dialect: ApiDialect) -> Resp
             pending.refuse(DialectError("the call was not answered"))
         answers = pending.answers.result()  # DialectError if the rollout was closed meanwhile
     except (DialectError, TinkerServerError, ValueError) as error:
-        return write_dialect_error(dialect, error)
-    return await write_dialect_answer(caller, dialect, pending.call, answers, pending.id)
+        return write_error(dialect, error)
+    return await caller.compute(write_answer, dialect, pending.call, answers, pending.id)
 
 
 async def _sample(one: ServedRollout, pending: PendingCall, caller: Caller) -> list[ChatAnswer]:
     """Sample a call, and write it down."""
     served, call, began = _rollouts(caller.request), pending.call, time.time()
-    template = one.conversation.template
 
     def encode() -> list[int]:
-        with served.encoding, one.lock:
+        with one.text.lock, one.lock:
             return one.conversation.encode(call)
 
     served.check_bytes(one.owner)
     row = await caller.call(caller.backend.sampling.find_model, one.model)
     prompt = await caller.compute(encode)
-    response = await sample_call(caller, row, call, prompt, template)
+    response = await sample_call(caller, row, call, prompt, one.text.template)
 
     def read_answers() -> list[ChatAnswer]:
-        with served.encoding, one.lock:
+        with one.text.lock, one.lock:
             read = [one.conversation.read(call, prompt, sequence) for sequence in response.sequences]
             for answer in read:
                 one.conversation.record(call, answer)

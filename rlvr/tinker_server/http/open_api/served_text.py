@@ -27,7 +27,7 @@ class ServedText:
     """
 
     def __init__(self, tokenizer: Any, context: int | None = None) -> None:
-        self._tokenizer, self._lock = copy.deepcopy(tokenizer), threading.Lock()
+        self._tokenizer, self.lock = copy.deepcopy(tokenizer), threading.Lock()
         self.template = ChatTemplate(self._tokenizer)
         self._decoder, self._decoder_lock = copy.deepcopy(tokenizer), threading.Lock()
         self._context = context
@@ -43,7 +43,7 @@ class ServedText:
     def encode(self, text: str) -> list[int]:
         """The tokens of a text prompt, with the tokenizer's own begin token; UserError for a text it cannot encode."""
         self._check_length("prompt", text)
-        with self._lock:
+        with self.lock:
             try:
                 return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=True)]
             except Exception as error:  # each library raises its own error for a word outside a fixed vocabulary
@@ -77,11 +77,11 @@ class ServedText:
             _ = self.tool_calls
         try:
             template = self.template.with_arguments(arguments) if arguments else self.template
-            with self._lock:
+            with self.lock:
                 cleaned = [template.clean(message) for message in messages]
                 written = template.render(cleaned, template.clean_tools(tools))
             self._check_length("messages", written)
-            with self._lock:
+            with self.lock:
                 return template.encode_text(written)
         except TemplateError as error:
             raise UserError(str(error)) from error
@@ -98,7 +98,7 @@ class ServedText:
     def tool_calls(self) -> TemplateCallFormat:
         """How the chat template writes calls of tools; UserError if it has no tools, or a form that is not known."""
         try:
-            with self._lock:
+            with self.lock:
                 return self.template.tool_calls
         except TemplateError as error:
             raise UserError(str(error)) from error
