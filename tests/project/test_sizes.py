@@ -35,6 +35,7 @@ PARAMETERS = {
     "RefineSource.__init__": SETTINGS,
     "AgentSource.__init__": SETTINGS,
     "ToolSource.__init__": SETTINGS,
+    "VerifiersSource.__init__": SETTINGS,
     "TrainingRuns.load_weights": WIRE,
     "build_experience": TABLE,
     "ExperienceQueries.experiences": "each narrows a query, and callers name them",
