@@ -9,6 +9,7 @@
     rlvr push runs/arithmetic OWNER/REPO --private
     rlvr verify completions.jsonl --reward code --out verdicts.jsonl
     rlvr audit --reward code --attack
+    rlvr env check sorting
     rlvr record --model ./my-model --out traffic.jsonl
     rlvr rows traffic.jsonl
     rlvr serve engine --model ./my-model --port 8000
@@ -33,6 +34,7 @@ import typer
 
 from rlvr import __version__
 from rlvr.cli.demo_command import demo
+from rlvr.cli.env_commands import env_app
 from rlvr.cli.export_command import export
 from rlvr.cli.grading_commands import audit, verify
 from rlvr.cli.inspect_commands import doctor, view
@@ -74,6 +76,7 @@ _COMMANDS = {
 for _group, _members in _COMMANDS.items():
     for _name, _command in _members.items():
         app.command(_name, rich_help_panel=_group)(_command)
+app.add_typer(env_app, name="env", rich_help_panel="Environments")
 app.add_typer(serve_app, name="serve", rich_help_panel="Servers")
 
 

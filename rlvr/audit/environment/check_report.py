@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from rlvr.core.registry import did_you_mean
-from rlvr.core.task_statistics import Interval, share_interval
+from rlvr.core.task_statistics import Interval, share_interval, wilson_interval
 
 SHOWN = 160  # characters of an example
 
@@ -77,6 +77,7 @@ class CheckResult:
     tried: int = 0
     examples: tuple[str, ...] = ()
     interval: Interval | None = None
+    hits: int | None = None  # of what was tried, where the result is such a share
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -86,6 +87,13 @@ class CheckResult:
     def with_seconds(self, seconds: float) -> CheckResult:
         return replace(self, seconds=seconds)
 
+    @property
+    def bound(self) -> str:
+        """How sure a sound result is: the most that the share may be, or what was measured."""
+        if self.hits is None or not self.tried:
+            return f": {self.text}"
+        return f" (faults below {100 * wilson_interval(0.0, self.tried).high:.1f}%)"
+
     def as_json(self) -> dict[str, Any]:
         spec = CHECKS[self.name]
         return {
@@ -94,6 +102,7 @@ class CheckResult:
             "openenv": spec.openenv,
             "state": self.state.value.lower(),
             "tried": self.tried,
+            "hits": self.hits,
             "text": self.text,
             "interval": None if self.interval is None else self.interval.to_json(),
             "examples": list(self.examples),
@@ -111,7 +120,7 @@ def report_share(
     share = len(hits) / tried
     found = CheckState.SOUND if not hits else state if share > most else CheckState.WARNING
     said = f"{len(hits)} of {tried} {text}: {format_share(interval)}"
-    return CheckResult(name, found, said, tried, tuple(dict.fromkeys(hits)), interval)
+    return CheckResult(name, found, said, tried, tuple(dict.fromkeys(hits)), interval, len(hits))
 
 
 def format_share(interval: Interval) -> str:
@@ -204,7 +213,7 @@ class EnvironmentReport:
                 lines += ["", group]
             state = "allowed" if one.name in self.allowed and one.state is CheckState.FAULT else one.state.value
             tried = f"{one.tried:,}" if one.tried else ""
-            text = spec.what if one.state is CheckState.SOUND and not one.text else one.text
+            text = f"{spec.what}{one.bound}" if one.state is CheckState.SOUND else one.text
             lines.append(f"  {state:<9}  {one.name:<{width}}  {tried:>6}  {text}")
             if one.state in (CheckState.FAULT, CheckState.WARNING):
                 lines += [f"  {'':<9}  {'':<{width}}  {'':>6}    e.g. {example}" for example in one.examples[:show]]

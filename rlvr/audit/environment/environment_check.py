@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlvr.audit.environment.answer_texts import list_words
@@ -41,6 +41,8 @@ from rlvr.audit.environment.verifier_checks import (
 )
 from rlvr.core.protocols import SamplingClient
 
+LONG_S = 10.0  # a check that takes longer is told of
+
 
 @dataclass(frozen=True)
 class CheckOptions:
@@ -48,6 +50,7 @@ class CheckOptions:
     hang a verifier; `model` samples instead of words at random; `allow` are faults that are intended."""
 
     reward: str | None = None
+    reward_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     tasks: int = 24
     samples: int = 8
     attack: bool = False
@@ -65,6 +68,17 @@ class CheckOptions:
             )
 
 
+def parse_range(text: str | None) -> tuple[float, float] | None:
+    """`0,1` as two numbers; ValueError for anything else."""
+    if text is None:
+        return None
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        raise ValueError(f"env check: --reward-range {text!r}, expected two numbers, such as 0,1") from None
+    return low, high
+
+
 def check_environment(
     name: str, kwargs: Mapping[str, Any], options: CheckOptions, log: Callable[[str], None] = lambda text: None
 ) -> EnvironmentReport:
@@ -79,7 +93,7 @@ def check_environment(
         tokenizer = sampler.get_tokenizer() if sampler else None
         try:
             environment = CheckedEnvironment.open(
-                name, kwargs, options.reward, options.tasks, tokenizer, options.hang_s
+                name, kwargs, options.reward, options.tasks, tokenizer, options.hang_s, options.reward_kwargs
             )
         except ValueError:  # a name, an option or a file that is not there
             raise
@@ -125,22 +139,21 @@ def _run_checks(
         lambda: check_time(environment),
     ]
     results: list[CheckResult] = []
-    group = ""
     for check in checks:
         start = time.perf_counter()
         try:
             found = check()
+            is_stuck = len(results) == 0 and found[0].state is CheckState.FAULT
         except EpisodeHangs as late:
+            is_stuck = True
             found = [CheckResult("resource_bounds", CheckState.FAULT, str(late), 1, (str(late),))]
         took = (time.perf_counter() - start) / max(1, len(found))
         results += [one.with_seconds(took) for one in found]
-        if found and CHECKS[found[0].name].group != group:
-            group = CHECKS[found[0].name].group
-            log(f"{group}: {time.perf_counter() - start:.1f} s")
-        is_stuck = any(one.name == "resource_bounds" and one.state is CheckState.FAULT for one in found)
-        if is_stuck or (len(results) == 1 and found[0].state is CheckState.FAULT):
+        if (took := time.perf_counter() - start) > LONG_S and found:
+            log(f"{', '.join(dict.fromkeys(one.name for one in found))}: {took:.0f} s")
+        if is_stuck:
             known = {"gameability_gap", *(one.name for one in results)}
-            why = "an episode hangs" if is_stuck else "no episode can be played"
+            why = "an episode hangs" if found[0].name == "resource_bounds" else "no episode can be played"
             return [*results, *(not_tried(name, why) for name in CHECKS if name not in known)]
     return results
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -160,6 +160,7 @@ class CheckedEnvironment:
         tasks: int = 24,
         tokenizer: Any = None,
         hang_s: float = 20.0,
+        reward_kwargs: Mapping[str, Any] | None = None,
     ) -> CheckedEnvironment:
         """Load it as a run does; ValueError with what is wrong. Without a tokenizer, prompts of text become a chat
         unless the environment has a vocabulary of its own."""
@@ -167,7 +168,7 @@ class CheckedEnvironment:
         if tokenizer is None:
             tokenizer = TextTokenizer(CHAT_TEMPLATE if source.vocabulary is None else None)
         made = apply_prompt_options(source, tokenizer, PromptOptions())
-        bound = resolve_reward(reward or source.reward)
+        bound = resolve_reward(reward or source.reward, **(reward_kwargs or {}))
         if bound.name == source.reward:
             bound = bound.plus_environment(source.environment_weight)
         bound.start()
@@ -353,12 +354,23 @@ class CheckedEnvironment:
 
     def as_reward(self) -> Reward:
         """The verifier as a reward of text; that of an episode judges its last turn, after a reference's others."""
-        if self.is_plain:
-            return self.reward
-        return Reward(self.reward.name, RewardSpec(_EpisodeJudge(self)))
+        judge = _AnswerJudge(self.reward) if self.is_plain else _EpisodeJudge(self)
+        return Reward(self.reward.name, RewardSpec(judge))
+
+
+class _AnswerJudge:
+    """The reward for answers that the policy ended itself."""
+
+    def __init__(self, reward: Reward) -> None:
+        self._reward = reward
+
+    def __call__(self, cases: Sequence[Case]) -> list[Score]:
+        return self._reward.judge_all([replace(case, stop_reason=StopReason.STOP) for case in cases])
 
 
 class _EpisodeJudge:
+    """The reward of an episode that takes the earlier turns of its reference, and then the answer."""
+
     def __init__(self, environment: CheckedEnvironment) -> None:
         self._environment = environment
 

@@ -21,7 +21,7 @@ from rlvr.core.messages import AdamParams, Datum, ModelInput, SamplingParams, Te
 from rlvr.core.task_statistics import mean_interval
 from rlvr.core.types import Task, mean, std
 
-ARMS, FIRST = 160, 2  # arms of the first round, and tasks for each
+ARMS, FIRST = 240, 2  # arms of the first round, and tasks for each
 STEPS, SAMPLES, MOST_TOKENS = 60, 32, 12  # of the policy
 SECONDS = 20.0  # for each search
 
@@ -30,9 +30,10 @@ def list_arms(environment: CheckedEnvironment) -> list[str]:
     """Answers that read no task: constants, contents in the forms of answers, repetitions, words at random."""
     words = list_words(environment)
     contents = [*CONSTANTS[:12], *words[:12]]
-    arms = list_constants(environment) + [form.format(content) for form in FORMS for content in contents]
+    arms = list_constants(environment)
     arms += [" ".join([word] * 30) for word in words[:6]] + [" ".join(words), "\n".join(words)]
     arms += [write_random(words, length, "arm", length, k) for length in (2, 5, 12, 40) for k in range(6)]
+    arms += [form.format(content) for form in FORMS for content in contents]
     return list(dict.fromkeys(arms))[:ARMS]
 
 

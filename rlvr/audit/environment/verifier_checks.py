@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from rlvr.audit.attack_runner import Canaries, run_suite
@@ -92,14 +92,31 @@ def check_faults(environment: CheckedEnvironment, thorough: bool) -> list[CheckR
     names = list(dict.fromkeys(FAULT_CHECKS.values()))
     if not rows:
         return [not_tried(name, "no reference is accepted") for name in names if name not in ("resource_bounds",)]
-    with ExitStack() as stack:
-        trial = None
-        if thorough and environment.is_plain:
-            trial = TrialProcess(environment.reward.name, environment.reward.kwargs, TRIAL_S)
-            stack.callback(trial.close)
-        measured = [as_score(one) for one in environment.accepted[:ROWS]]
-        search = find_faults(rows, environment.as_reward(), measured=measured, trial=trial, heavy=trial is not None)
+    measured = [as_score(one) for one in environment.accepted[:ROWS]]
+    with _open_trial(environment, thorough) as trial:
+        heavy = trial is not None
+        search = find_faults(rows, environment.as_reward(), measured=measured, trial=trial, heavy=heavy)
+    if _has_programs(environment):
+        search.seen.pop("among", None)  # a program may define more than was asked for
     return [_read_faults(name, search, len(rows)) for name in names if _count_tried(name, search, len(rows))]
+
+
+@contextmanager
+def _open_trial(environment: CheckedEnvironment, thorough: bool) -> Iterator[TrialProcess | None]:
+    """A process for texts that may hang the verifier; None if none are to be tried, or it cannot be opened there."""
+    if not (thorough and environment.is_plain):
+        yield None
+        return
+    trial = TrialProcess(environment.reward.name, environment.reward.kwargs, TRIAL_S)
+    try:
+        trial.hangs(Case.of_task(environment.tasks[0], "x"))
+    except ValueError:  # a reward that another process does not find
+        yield None
+        return
+    try:
+        yield trial
+    finally:
+        trial.close()
 
 
 def _count_tried(name: str, search: FaultSearch, rows: int) -> int:
@@ -202,10 +219,18 @@ def check_constants(environment: CheckedEnvironment) -> list[CheckResult]:
 
 def _check_canaries(environment: CheckedEnvironment, tasks: Sequence[Task]) -> list[CheckResult]:
     """Texts that solve no task, in place of an episode's turns."""
-    asked = [(task, (text,)) for task in tasks for text in ("", " ", "zzz qqq", *JUDGE_PHRASES)]
+    texts = ("", " ", "zzz qqq", *JUDGE_PHRASES)
+    asked = [(t, (text,)) for t in tasks for text in texts if not _is_right_by_chance(environment, t, text)]
     asked += [(task, (task.prompt_text,)) for task in tasks if not _echo_is_right(environment, task)]
     hits = [f"{one.text[-60:]!r} earned {one.value}" for one in environment.judge(asked) if one.passed]
     return [report_share("canary_floor", hits, len(asked), "answers that solve nothing pass")]
+
+
+def _is_right_by_chance(environment: CheckedEnvironment, task: Task, text: str) -> bool:
+    """Whether a text that is none on purpose holds the answer all the same, as a number or a word."""
+    answer = environment.find_answer(task)
+    edge = r"\d" if answer and answer.strip("-").isdigit() else r"\w"
+    return answer is not None and re.search(rf"(?<!{edge}){re.escape(answer)}(?!{edge})", text, re.I) is not None
 
 
 def _echo_is_right(environment: CheckedEnvironment, task: Task) -> bool:
@@ -223,22 +248,19 @@ def check_hostile(environment: CheckedEnvironment, thorough: bool) -> list[Check
         for task in tasks:
             texts = [outside.fill(text) for text in HOSTILE[:REACHING]]
             texts += [shell.format(text) for text in texts[:3] for shell in FORMS[1:4]]
+            texts = [text for text in texts if not _is_right_by_chance(environment, task, text)]
             played = environment.judge([(task, (text,)) for text in texts])
             tried += len(played)
             hits += [f"{one.text[:60]!r} passed" for one in played if one.passed]
             hits += [f"{one.text[:60]!r} has no verdict" for one in played if one.value is None]
         if damage := outside.describe_damage():
             hits.append(f"a hostile answer {damage}")
-        if thorough and environment.is_plain and not hits:
-            trial = TrialProcess(environment.reward.name, environment.reward.kwargs, TRIAL_S)
-            try:
-                for text in HOSTILE[REACHING:]:
-                    tried += 1
-                    if trial.hangs(Case.of_task(tasks[0], outside.fill(text))):
-                        hits.append(f"{text!r} hangs the verifier or ends its process")
-            finally:
-                trial.close()
-            if damage := outside.describe_damage():
+        with _open_trial(environment, thorough and not hits) as trial:
+            for text in HOSTILE[REACHING:] if trial else ():
+                tried += 1
+                if trial and trial.hangs(Case.of_task(tasks[0], outside.fill(text))):
+                    hits.append(f"{text!r} hangs the verifier or ends its process")
+            if trial and (damage := outside.describe_damage()):
                 hits.append(f"a hostile answer {damage}")
     results = [
         report_share("adversarial_floor", hits, tried, "hostile answers pass, reach out or stay without a verdict")
@@ -246,16 +268,21 @@ def check_hostile(environment: CheckedEnvironment, thorough: bool) -> list[Check
     return [*results, *_check_programs(environment, thorough)]
 
 
-def _check_programs(environment: CheckedEnvironment, thorough: bool) -> list[CheckResult]:
-    if not environment.is_plain:
-        return []
+def _has_programs(environment: CheckedEnvironment) -> bool:
+    """Whether answers are programs, which tests judge."""
     with suppress(ValueError):
         CodeProblem.of(environment.tasks[0].meta)
-        programs = [attack for attack in PROGRAMS if thorough or attack.category in QUICK_PROGRAMS]
-        judged = run_suite(environment.reward, programs, 2, lambda result: None)
-        hits = [f"{one.attack.category}/{one.attack.name}: {one.fault}" for one in judged if one.fault]
-        return [report_share("adversarial_floor", hits, len(judged), "hostile programs pass or escape")]
-    return []
+        return True
+    return False
+
+
+def _check_programs(environment: CheckedEnvironment, thorough: bool) -> list[CheckResult]:
+    if not environment.is_plain or not _has_programs(environment):
+        return []
+    programs = [attack for attack in PROGRAMS if thorough or attack.category in QUICK_PROGRAMS]
+    judged = run_suite(environment.reward, programs, 2)
+    hits = [f"{one.attack.category}/{one.attack.name}: {one.fault}" for one in judged if one.fault]
+    return [report_share("adversarial_floor", hits, len(judged), "hostile programs pass or escape")]
 
 
 def check_load(environment: CheckedEnvironment) -> list[CheckResult]:
