@@ -375,7 +375,7 @@ def _alter(final: str) -> list[tuple[str, str]]:
         others.append(("separators", final.replace(".", "")))
     elif abs(value) >= 1000:
         others.append(("separators", f"{int(value):,}".replace(",", ".")))
-    kinds += [(name, number) for name, number in others if float(number) != value]
+    kinds += [(name, number) for name, number in others if number.count(".") > 1 or float(number) != value]
     if value:
         kinds.append(("sign", f"{-value:g}"))
     return [*kinds, ("junk", "nan"), ("junk", "inf")]

@@ -28,7 +28,13 @@ from rlvr.audit.environment.contract_checks import (
 )
 from rlvr.audit.environment.leak_checks import check_choices, check_containment, check_prompts
 from rlvr.audit.environment.scripted_play import CheckedEnvironment, EpisodeHangs
-from rlvr.audit.environment.signal_checks import check_duplicates, check_length, check_reach, check_signal
+from rlvr.audit.environment.signal_checks import (
+    SampledEnvironment,
+    check_duplicates,
+    check_length,
+    check_reach,
+    check_signal,
+)
 from rlvr.audit.environment.surface_search import check_surface
 from rlvr.audit.environment.verifier_checks import (
     check_constants,
@@ -39,7 +45,6 @@ from rlvr.audit.environment.verifier_checks import (
     check_references,
     check_wrong_answers,
 )
-from rlvr.core.protocols import SamplingClient
 
 LONG_S = 10.0  # a check that takes longer is told of
 
@@ -84,24 +89,28 @@ def check_environment(
 ) -> EnvironmentReport:
     """Check the environment of that name, path or reference. ValueError if it cannot be loaded at all."""
     start = time.perf_counter()
+
+    def load(tokenizer: Any = None) -> CheckedEnvironment:
+        return CheckedEnvironment.open(
+            name, kwargs, options.reward, options.tasks, tokenizer, options.hang_s, options.reward_kwargs
+        )
+
+    try:
+        environment = load()
+    except ValueError:  # a name, an option or a file that is not there
+        raise
+    except Exception as error:
+        why = f"it cannot be loaded: {type(error).__name__}: {error}"
+        failed = [CheckResult("startup", CheckState.FAULT, why, 1, (why,))]
+        return EnvironmentReport.of(name, failed, time.perf_counter() - start, {}, options.allow)
     with ExitStack() as stack:
-        sampler: SamplingClient | None = None
+        policy: SampledEnvironment | None = None
         if options.model is not None:
             from rlvr.runs.record_traffic import open_to_sample
 
             sampler = stack.enter_context(open_to_sample(options.model, [], log))
-        tokenizer = sampler.get_tokenizer() if sampler else None
-        try:
-            environment = CheckedEnvironment.open(
-                name, kwargs, options.reward, options.tasks, tokenizer, options.hang_s, options.reward_kwargs
-            )
-        except ValueError:  # a name, an option or a file that is not there
-            raise
-        except Exception as error:
-            why = f"it cannot be loaded: {type(error).__name__}: {error}"
-            failed = [CheckResult("startup", CheckState.FAULT, why, 1, (why,))]
-            return EnvironmentReport.of(name, failed, time.perf_counter() - start, {}, options.allow)
-        results = _run_checks(environment, options, sampler, log)
+            policy = SampledEnvironment(load(sampler.get_tokenizer()), sampler)
+        results = _run_checks(environment, options, policy, log)
     facts = {
         "reward": environment.reward.formula,
         "tasks": len(environment.tasks),
@@ -111,7 +120,10 @@ def check_environment(
 
 
 def _run_checks(
-    environment: CheckedEnvironment, options: CheckOptions, sampler: SamplingClient | None, log: Callable[[str], None]
+    environment: CheckedEnvironment,
+    options: CheckOptions,
+    policy: SampledEnvironment | None,
+    log: Callable[[str], None],
 ) -> list[CheckResult]:
     checks: list[Callable[[], list[CheckResult]]] = [
         lambda: [report_startup(environment)],
@@ -132,7 +144,7 @@ def _run_checks(
         lambda: check_reach(environment),
         lambda: check_duplicates(environment),
         lambda: check_length(environment),
-        lambda: check_signal(environment, options.samples, sampler),
+        lambda: check_signal(environment, options.samples, policy),
         *([lambda: check_surface(environment)] if options.attack else []),
         lambda: check_memory(environment),
         lambda: check_rewards(environment, options.reward_range),

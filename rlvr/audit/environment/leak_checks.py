@@ -1,7 +1,7 @@
 """Checks for answers that stand where the policy can read them: prompts, ids, tools, processes, the order of choices.
 
 An answer may stand in a prompt by chance, or because it is to be found there. So own answers are counted against those
-of other tasks in the same text, and a place that tells them is needed: a word such as "answer" before it, the end of
+in the texts of other tasks, and a place that tells them is needed: a word such as "answer" before it, the end of
 the prompt, a message that is not the question.
 """
 
@@ -28,7 +28,7 @@ from rlvr.envs.prompt import build_messages
 MARKERS = "answer|solution|gold|label|expected|target|correct|truth|key|result|hint|reference"
 CHANCE = 0.001  # the largest p-value that is no chance
 MOST = 0.5  # share of tasks from which a place without a word for it tells the answer
-OTHERS = 5  # answers of other tasks that each text is compared with
+OTHERS = 5  # texts of other tasks in which an answer is looked for
 FEWEST = 20  # tasks with choices
 CHOICES = ("choices", "options")
 _CHOICE = re.compile(r"^\s*\(?([A-J])[).:]\s*(.+?)\s*$", re.MULTILINE)
@@ -54,18 +54,22 @@ def list_known(environment: CheckedEnvironment) -> list[tuple[Task, str]]:
 def find_excess(
     known: Sequence[tuple[Task, str]], text_of: Callable[[Task], str], tells: Callable[[str, str], bool], least: float
 ) -> list[str]:
-    """The tasks whose text tells their own answer, if they are more than chance and a share of at least `least`."""
-    answers = list(dict.fromkeys(answer for _, answer in known))
+    """The tasks whose text tells their own answer, if they are more than chance and a share of at least `least`.
+
+    Chance is how often the texts of other tasks tell the same answer."""
     hits, others, tried = list[str](), 0, 0
-    for place, (task, answer) in enumerate(known):
-        text = text_of(task)
-        if tells(text, answer):
-            hits.append(f"{answer[:40]!r} in {text[-110:]!r}")
-        for step in range(1, OTHERS + 1):
-            other = answers[(place * 7 + step * 3) % len(answers)]
-            if other.casefold() != answer.casefold():
-                others, tried = others + tells(text, other), tried + 1
-    chance = min(1.0, max((others + 1) / (tried + 2), 0.02))
+    texts = [text_of(task) for task, _ in known]
+    for place, (_, answer) in enumerate(known):
+        if not tells(texts[place], answer):
+            continue
+        hits.append(f"{answer[:40]!r} in {texts[place][-110:]!r}")
+        for step in range(1, len(known)):
+            other = (place + step) % len(known)
+            if known[other][1].casefold() != answer.casefold():
+                others, tried = others + tells(texts[other], answer), tried + 1
+                if tried % OTHERS == 0:
+                    break
+    chance = max((others + 1) / (tried + 2), 0.02)
     is_rare = tail_probability(len(hits), len(known), chance) < CHANCE
     return hits if is_rare and len(hits) >= max(3, least * len(known)) else []
 

@@ -35,6 +35,7 @@ from rlvr.rollout.scoring import score
 T = TypeVar("T")
 Turns = tuple[str, ...]
 SCANNED, SCANNED_HELDOUT, SCAN_S = 400, 200, 2.0  # tasks that are compared with each other, seconds to draw them
+QUICK_S = 0.005  # of a verdict: where it takes longer, fewer are asked for
 GROUP = 8  # episodes of a group, at most
 DEMONSTRATIONS = 32  # of a task that are tried: a teacher may err
 TASK = "checked_task"  # the key of a row for the task that it was made of
@@ -150,6 +151,7 @@ class CheckedEnvironment:
     hang_s: float = 20.0
     seen: list[PlayedEpisode] = field(default_factory=list[PlayedEpisode])
     search: dict[str, PlayedEpisode] = field(default_factory=dict[str, PlayedEpisode])  # by the task's id
+    _judged_s: float = 0.0
 
     @classmethod
     def open(
@@ -210,6 +212,11 @@ class CheckedEnvironment:
             return False
         return type(self.source.env(self.tasks[0], self.tokenizer)) is PromptEnv
 
+    def take_few(self, tasks: int, least: int = 3) -> int:
+        """How many of so many tasks to try: fewer where a verdict takes long."""
+        usual = self._judged_s / len(self.seen) if self.seen else 0.0
+        return tasks if usual <= QUICK_S else max(least, int(tasks * QUICK_S / usual))
+
     @property
     def most_turns(self) -> int:
         return max(1, int(self.source.max_turns)) + 2
@@ -219,7 +226,9 @@ class CheckedEnvironment:
         if not answers:
             return []
         limit = self.hang_s * max(1.0, len(answers) / 8)
+        start = time.perf_counter()
         played = run_with_limit(lambda: self._play_all(answers), limit, f"{len(answers)} episodes")
+        self._judged_s += time.perf_counter() - start
         self.seen += played
         return played
 
@@ -232,8 +241,9 @@ class CheckedEnvironment:
         if not self.is_plain:
             return self.play(answers)
         cases = [Case.of_task(task, turns[-1], stop_reason=StopReason.STOP) for task, turns in answers]
-        limit = self.hang_s * max(1.0, len(answers) / 8)
+        limit, start = self.hang_s * max(1.0, len(answers) / 8), time.perf_counter()
         scores = run_with_limit(lambda: self.reward.judge_all(cases), limit, f"{len(cases)} verdicts")
+        self._judged_s += time.perf_counter() - start
         judged = [
             PlayedEpisode(task, turns, one, one.value) for (task, turns), one in zip(answers, scores, strict=True)
         ]

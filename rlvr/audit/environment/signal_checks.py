@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rlvr.audit.environment.answer_texts import list_words, write_random
 from rlvr.audit.environment.check_report import CheckResult, CheckState, not_tried, report_share, sound
@@ -43,10 +44,17 @@ def check_reach(environment: CheckedEnvironment) -> list[CheckResult]:
     return [CheckResult("reward_reachability", state, text, tried, (best[1],))]
 
 
-def check_signal(environment: CheckedEnvironment, samples: int, sampler: SamplingClient | None) -> list[CheckResult]:
+class SampledEnvironment(NamedTuple):
+    """The environment as a model reads it, by its own tokenizer, and the model."""
+
+    environment: CheckedEnvironment
+    sampler: SamplingClient
+
+
+def check_signal(environment: CheckedEnvironment, samples: int, policy: SampledEnvironment | None) -> list[CheckResult]:
     """How many tasks a policy solves never, sometimes and always; without a model, words at random are the policy."""
     tasks = environment.tasks[:TASKS]
-    if sampler is None:
+    if policy is None:
         words, turns = list_words(environment), max(1, environment.source.max_turns)
         asked = [
             (task, tuple(write_random(words, 1 + turn % 4, task.id, k, turn) for turn in range(min(turns, 8))))
@@ -56,13 +64,12 @@ def check_signal(environment: CheckedEnvironment, samples: int, sampler: Samplin
         played = group_by(environment.judge(asked), lambda one: one.task.id)
         groups = [[(one.value, one.passed) for one in own] for own in played.values()]
     else:
-        groups = _sample(environment, samples, sampler)
+        groups = _sample(policy, samples)
     solved = [sum(passed for _, passed in own) for own in groups]
     never, always = sum(not n for n in solved), sum(n == len(own) for n, own in zip(solved, groups, strict=True))
     spreads = [std([value for value, _ in own if value is not None]) > SMALL for own in groups]
-    policy = "words at random" if sampler is None else "the model"
     text = (
-        f"{policy} solves {never} tasks never, {len(groups) - never - always} sometimes, {always} always "
+        f"{'the model solves' if policy else 'words at random solve'} {never} tasks never, {len(groups) - never - always} sometimes, {always} always "
         f"({samples} samples each); {sum(spreads)} of {len(groups)} groups have rewards that differ"
     )
     interval = share_interval([float(one) for one in spreads])
@@ -70,16 +77,15 @@ def check_signal(environment: CheckedEnvironment, samples: int, sampler: Samplin
     values = {round(one.value, 9) for one in environment.seen if one.value is not None}
     if len(values) == 1 and len(environment.seen) > 20:
         text, state = f"all of {len(environment.seen)} answers got the reward {values.pop():g}", CheckState.FAULT
-    elif sampler is None and always >= ALWAYS * len(groups):
+    elif policy is None and always >= ALWAYS * len(groups):
         state = CheckState.FAULT
-    elif sampler is not None and not any(spreads):
+    elif policy is not None and not any(spreads):
         state = CheckState.WARNING
     return [CheckResult("training_signal", state, text, tried, (), interval)]
 
 
-def _sample(
-    environment: CheckedEnvironment, samples: int, sampler: SamplingClient
-) -> list[list[tuple[float | None, bool]]]:
+def _sample(policy: SampledEnvironment, samples: int) -> list[list[tuple[float | None, bool]]]:
+    environment, sampler = policy
     tasks = environment.tasks[:TASKS]
     groups = open_groups(environment.source, tasks, samples, environment.tokenizer, "check")
     trajectories = rollout(groups, sampler, SamplingParams(max_tokens=512), seed=1)
