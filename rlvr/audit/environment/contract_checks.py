@@ -13,7 +13,7 @@ from typing import Any
 
 from rlvr.audit.environment.answer_texts import MALFORMED, list_scripts, list_words
 from rlvr.audit.environment.check_report import CheckResult, CheckState, not_tried, report_share, sound
-from rlvr.audit.environment.scripted_play import SCANNED_HELDOUT, CheckedEnvironment, EndlessEpisode, PlayedEpisode
+from rlvr.audit.environment.scripted_play import CheckedEnvironment, EndlessEpisode, PlayedEpisode
 from rlvr.core.types import Outcome, Task
 from rlvr.core.verdict_reasons import EPISODE_FAILED
 
@@ -65,7 +65,7 @@ def _check_seeds(environment: CheckedEnvironment, train: Sequence[Task], heldout
     hits = list[str]()
     few = list(enumerate(train))[:60]
     again = [(task, environment.draw(number)) for number, task in reversed(few)]
-    pairs = [*again, *zip(heldout, environment.source.heldout(SCANNED_HELDOUT), strict=False)]
+    pairs = [*again, *zip(heldout, environment.source.heldout(environment.heldout_count), strict=False)]
     for one, two in pairs:
         if (one.id, key_of(one)) != (two.id, key_of(two)):
             hits.append(f"{one.id!r}: {one.prompt_text[-60:]!r}, then {two.id!r}: {two.prompt_text[-60:]!r}")

@@ -151,6 +151,7 @@ class CheckedEnvironment:
     hang_s: float = 20.0
     seen: list[PlayedEpisode] = field(default_factory=list[PlayedEpisode])
     search: dict[str, PlayedEpisode] = field(default_factory=dict[str, PlayedEpisode])  # by the task's id
+    heldout_s: float = 0.0  # that a held-out task takes to make
     _judged_s: float = 0.0
 
     @classmethod
@@ -174,7 +175,9 @@ class CheckedEnvironment:
         if bound.name == source.reward:
             bound = bound.plus_environment(source.environment_weight)
         bound.start()
+        start = time.perf_counter()
         environment = cls(name, dict(kwargs), made, bound, tokenizer, [], list(made.heldout(tasks)), hang_s)
+        environment.heldout_s = (time.perf_counter() - start) / max(1, len(environment.heldout))
         drawn = [environment.draw(place) for place in range(tasks)] if source.levels else []
         environment.train = list({(task.id, task.prompt_text): task for task in drawn}.values())
         return environment
@@ -202,8 +205,14 @@ class CheckedEnvironment:
         return self.source.train(0, number // len(levels), levels[number % len(levels)])
 
     @cached_property
+    def heldout_count(self) -> int:
+        """How many held-out tasks are compared: as many as are made in a short time."""
+        most = int(SCAN_S / max(self.heldout_s, 1e-9))
+        return min(SCANNED_HELDOUT, max(len(self.heldout), most))
+
+    @cached_property
     def scanned_heldout(self) -> list[Task]:
-        return list(self.source.heldout(SCANNED_HELDOUT))
+        return list(self.source.heldout(self.heldout_count))
 
     @cached_property
     def is_plain(self) -> bool:

@@ -68,9 +68,10 @@ def check_signal(environment: CheckedEnvironment, samples: int, policy: SampledE
     solved = [sum(passed for _, passed in own) for own in groups]
     never, always = sum(not n for n in solved), sum(n == len(own) for n, own in zip(solved, groups, strict=True))
     spreads = [std([value for value, _ in own if value is not None]) > SMALL for own in groups]
+    sometimes, who = len(groups) - never - always, "the model solves" if policy else "words at random solve"
     text = (
-        f"{'the model solves' if policy else 'words at random solve'} {never} tasks never, {len(groups) - never - always} sometimes, {always} always "
-        f"({samples} samples each); {sum(spreads)} of {len(groups)} groups have rewards that differ"
+        f"{who} {never} tasks never, {sometimes} sometimes, {always} always ({samples} samples each); "
+        f"{sum(spreads)} of {len(groups)} groups have rewards that differ"
     )
     interval = share_interval([float(one) for one in spreads])
     state, tried = CheckState.SOUND, len(groups) * samples
