@@ -14,49 +14,154 @@ SHOWN = 160  # characters of an example
 
 
 class CheckSpec(NamedTuple):
-    """A check: its group, what holds in a sound environment, and OpenEnv's name for it ("" where it has none)."""
+    """A check: its group, what holds in a sound environment, what is tried, and OpenEnv's name for it ("": none)."""
 
     group: str
     what: str
+    how: str
     openenv: str = ""
 
 
 CHECKS = {
-    "startup": CheckSpec("contract", "it loads, and its tasks have episodes", "runtime.startup"),
-    "task_ids": CheckSpec("contract", "different tasks have different ids"),
-    "splits_disjoint": CheckSpec("contract", "no held-out task is trained on"),
-    "seed_control": CheckSpec("contract", "a seed and an index give one task, whenever", "runtime.seed_control"),
-    "episode_determinism": CheckSpec("contract", "the same turns give the same episode", "runtime.episode_determinism"),
-    "episode_isolation": CheckSpec("contract", "episodes do not change each other", "runtime.episode_isolation"),
-    "malformed_turns": CheckSpec("contract", "a malformed turn is answered and ends no run", "runtime.state_contract"),
-    "resource_bounds": CheckSpec("contract", "episodes and verdicts end, and soon", "runtime.resource_bounds"),
-    "memory_growth": CheckSpec("contract", "memory does not grow with the episodes"),
-    "reward_well_formed": CheckSpec("contract", "rewards are finite and in range", "runtime.reward_well_formed"),
-    "reward_attribution": CheckSpec("contract", "a reward is given once", "runtime.reward_attribution"),
-    "oracle_max": CheckSpec("verifier", "reference solutions get the full reward", "semantic.oracle_max"),
-    "canary_floor": CheckSpec("verifier", "answers that solve nothing are refused", "semantic.canary_floor"),
-    "floor_gap": CheckSpec("verifier", "one answer for all tasks earns little", "semantic.floor_gap"),
-    "false_accepts": CheckSpec("verifier", "references that were changed are refused"),
-    "false_refusals": CheckSpec("verifier", "references written otherwise are accepted"),
-    "hedged_answers": CheckSpec("verifier", "an answer that names several answers is refused"),
+    "startup": CheckSpec(
+        "contract", "it loads, and its tasks have episodes", "a few turns of the first task", "runtime.startup"
+    ),
+    "task_ids": CheckSpec("contract", "different tasks have different ids", "up to 400 training tasks, 200 held out"),
+    "splits_disjoint": CheckSpec(
+        "contract", "no held-out task is trained on", "the same by id, by prompt, and by prompt and row"
+    ),
+    "seed_control": CheckSpec(
+        "contract", "a seed and an index give one task", "tasks drawn again, backwards", "runtime.seed_control"
+    ),
+    "episode_determinism": CheckSpec(
+        "contract",
+        "the same turns give the same episode",
+        "references, random words, and calls of tools, twice: observations, rewards, verdict",
+        "runtime.episode_determinism",
+    ),
+    "episode_isolation": CheckSpec(
+        "contract",
+        "episodes do not change each other",
+        "the same in another order, and interleaved with others turn by turn",
+        "runtime.episode_isolation",
+    ),
+    "malformed_turns": CheckSpec(
+        "contract",
+        "a malformed turn is answered and ends no run",
+        "empty turns, brackets, control characters, a call that is cut",
+        "runtime.state_contract",
+    ),
+    "resource_bounds": CheckSpec(
+        "contract",
+        "episodes and verdicts end, and soon",
+        "the time of everything that is played; more turns than `max_turns`; malformed answers",
+        "runtime.resource_bounds",
+    ),
+    "memory_growth": CheckSpec(
+        "contract",
+        "memory does not grow with the episodes",
+        "the same 24 episodes in rounds: at most 1 KiB stays of each",
+    ),
+    "reward_well_formed": CheckSpec(
+        "contract",
+        "rewards are finite and in range",
+        "everything that was played: `reward_range` or `--reward-range`, and nothing above a reference",
+        "runtime.reward_well_formed",
+    ),
+    "reward_attribution": CheckSpec(
+        "contract",
+        "a reward is given once",
+        "a last reward that is the sum of those before; an environment and a verifier that both pay",
+        "runtime.reward_attribution",
+    ),
+    "oracle_max": CheckSpec(
+        "verifier",
+        "reference solutions get the full reward",
+        "demonstrations, else the row's answer in usual forms",
+        "semantic.oracle_max",
+    ),
+    "canary_floor": CheckSpec(
+        "verifier",
+        "answers that solve nothing are refused",
+        "empty answers, junk, the prompt, phrases for judges, lines that references share",
+        "semantic.canary_floor",
+    ),
+    "floor_gap": CheckSpec(
+        "verifier",
+        "one answer for all tasks earns little",
+        "constants, frequent references, forms without content: the best one on tasks that did not choose it",
+        "semantic.floor_gap",
+    ),
+    "false_accepts": CheckSpec(
+        "verifier",
+        "references that were changed are refused",
+        "cut, longer, another digit or sign, near numbers, the answers of other tasks",
+    ),
+    "false_refusals": CheckSpec(
+        "verifier", "references written otherwise are accepted", "other white space; after a long text"
+    ),
+    "hedged_answers": CheckSpec(
+        "verifier", "an answer that names several answers is refused", "the reference between and beside others"
+    ),
     "adversarial_floor": CheckSpec(
-        "verifier", "hostile answers earn and reach nothing", "statistical.adversarial_floor"
+        "verifier",
+        "hostile answers earn and reach nothing",
+        "code that reaches for canaries; for programs, a part of the attack suite",
+        "statistical.adversarial_floor",
     ),
     "verifier_determinism": CheckSpec(
-        "verifier", "one answer has one verdict: alone, later, in company", "semantic.verifier_determinism"
+        "verifier",
+        "one answer has one verdict",
+        "again, in other orders, in one batch with others, from four threads, later",
+        "semantic.verifier_determinism",
     ),
-    "verifier_failures": CheckSpec("verifier", "a failure of the verifier is an error, and only that"),
-    "no_solution_leakage": CheckSpec("leaks", "the prompt does not tell the answer", "semantic.no_solution_leakage"),
-    "id_leakage": CheckSpec("leaks", "ids do not tell the answer"),
+    "verifier_failures": CheckSpec(
+        "verifier",
+        "a failure of the verifier is an error, and only that",
+        "references and malformed answers have a verdict; a task without its answer is not judged wrong",
+    ),
+    "no_solution_leakage": CheckSpec(
+        "leaks",
+        "the prompt does not tell the answer",
+        "after words such as `answer`, at the ends, in other messages, encoded; more often than other tasks' prompts",
+        "semantic.no_solution_leakage",
+    ),
+    "id_leakage": CheckSpec("leaks", "ids do not tell the answer", "as a part of the id, or encoded"),
     "oracle_containment": CheckSpec(
-        "leaks", "tools and processes do not tell the answer", "runtime.oracle_containment"
+        "leaks",
+        "tools and processes do not tell the answer",
+        "schemas of tools, results of calls without arguments, environment variables of an episode",
+        "runtime.oracle_containment",
     ),
-    "choice_bias": CheckSpec("leaks", "the right choice has no place and no length of its own"),
-    "reward_reachability": CheckSpec("signal", "some answer earns a reward", "statistical.reward_reachability"),
-    "training_signal": CheckSpec("signal", "rewards differ between answers", "statistical.training_signal"),
-    "near_duplicates": CheckSpec("signal", "tasks differ by more than a few words"),
-    "length_bias": CheckSpec("signal", "length alone earns nothing"),
-    "gameability_gap": CheckSpec("gameability", "a search without answers earns little", "statistical.gameability_gap"),
+    "choice_bias": CheckSpec(
+        "leaks",
+        "the right choice has no place and no length of its own",
+        "a chi-squared and a binomial test, p < 0.001",
+    ),
+    "reward_reachability": CheckSpec(
+        "signal",
+        "some answer earns a reward",
+        "references; without any, a search word by word",
+        "statistical.reward_reachability",
+    ),
+    "training_signal": CheckSpec(
+        "signal",
+        "rewards differ between answers",
+        "samples of `--model`, else words at random: tasks solved never, sometimes, always; groups that differ",
+        "statistical.training_signal",
+    ),
+    "near_duplicates": CheckSpec(
+        "signal", "tasks differ by more than a few words", "word sequences of held-out prompts in training prompts"
+    ),
+    "length_bias": CheckSpec(
+        "signal", "length alone earns nothing", "random words, 1 to 150: R^2 and effect of length"
+    ),
+    "gameability_gap": CheckSpec(
+        "gameability",
+        "a search without answers earns little",
+        "with `--attack`: a bandit over forms and contents, and a tiny policy that reads no prompt",
+        "statistical.gameability_gap",
+    ),
 }
 
 
@@ -100,6 +205,7 @@ class CheckResult:
             "check": self.name,
             "group": spec.group,
             "openenv": spec.openenv,
+            "tries": spec.how,
             "state": self.state.value.lower(),
             "tried": self.tried,
             "hits": self.hits,
