@@ -13,9 +13,11 @@ from rlvr.audit.environment.environment_check import CheckOptions, check_environ
 from rlvr.audit.environment.leak_checks import encode_answer, find_excess, holds, tail_probability
 from rlvr.audit.environment.scripted_play import CheckedEnvironment, EpisodeHangs, run_with_limit
 from rlvr.audit.environment.text_tokenizer import CHAT_TEMPLATE, TextTokenizer
+from rlvr.audit.verifier_faults import HEAVY, find_faults
 from rlvr.chat.tool_calls import ToolCallFormat
 from rlvr.cli.main import run
 from rlvr.core.types import Task
+from rlvr.reward import resolve_reward
 from tests.kit.broken_environments import ATTACKED, BROKEN, HERE
 
 SOUND: dict[str, dict[str, Any]] = {
@@ -56,6 +58,7 @@ def test_a_planted_fault_is_found_by_its_name(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of what hostile answers leave open
 @pytest.mark.parametrize("name", sorted(set(BROKEN) - set(FEW)))
 def test_every_planted_fault_is_found_by_its_name(name: str) -> None:
     report = find_faults_of(name)
@@ -215,6 +218,17 @@ def test_a_text_that_all_tasks_share_tells_no_answer() -> None:
     assert find_excess(same, lambda task: str(task.prompt), holds, 0.0) == []
     own = [(Task(str(n), f"Hint {100 + n}."), str(100 + n)) for n in range(20)]
     assert len(find_excess(own, lambda task: str(task.prompt), holds, 0.0)) == 20
+
+
+def test_the_audit_of_verifiers_counts_its_probes() -> None:
+    rows = [
+        {"prompt": f"What is {n} + 1?", "answer": str(n + 1), "response": str(n + 1), "label": True}
+        for n in (490_228_469, 7)  # of nine digits: as 490.228.470 it is no number
+    ]
+    light, heavy = (find_faults(rows, resolve_reward("exact_match"), heavy=heavy) for heavy in (False, True))
+    assert light.seen == heavy.seen == {}
+    assert light.probes["separators"] == heavy.probes["separators"] == 1
+    assert heavy.probes["junk"] - light.probes["junk"] == len(HEAVY) * len(rows)
 
 
 def test_small_numbers_of_the_leak_checks() -> None:

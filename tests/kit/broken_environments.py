@@ -10,7 +10,6 @@ import asyncio
 import base64
 import os
 import random
-import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +21,7 @@ from rlvr.core.protocols import StepResult, TaskSource
 from rlvr.core.types import Task
 from rlvr.envs.prompt import PromptEnv, encode_prompt
 
-HERE = "tests.kit.broken_environments"
+HERE, REWARDS = "tests.kit.broken_environments", "tests.kit.broken_rewards"
 BROKEN: dict[str, tuple[str, ...]] = {}
 
 
@@ -36,152 +35,6 @@ def breaks(*checks: str) -> Callable[[Any], Any]:
     return plant
 
 
-# Rewards -------------------------------------------------------------------------------------------------------------
-
-
-def exact(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return float(response.strip() == meta["answer"])
-
-
-def contains(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return float(meta["answer"] in response)
-
-
-def contained_in(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return float(response.strip() in meta["answer"])
-
-
-def begins(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return float(response.strip().startswith(meta["answer"]))
-
-
-def near(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    numbers = re.findall(r"-?\d+(?:\.\d+)?", response)
-    return float(bool(numbers) and abs(float(numbers[-1]) - int(meta["answer"])) <= 0.1 * int(meta["answer"]))
-
-
-def any_number(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return float(meta["answer"] in re.findall(r"\d+", response))
-
-
-def any_line(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return float(any(line.strip() == meta["answer"] for line in re.split(r"\n| or |, ", response)))
-
-
-def unstripped(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return float(response == meta["answer"])
-
-
-def window(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    words = response[:1000].split()
-    return float(bool(words) and words[-1] == meta["answer"])
-
-
-def says_correct(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return float(response.strip() == meta["answer"] or "correct" in response.lower())
-
-
-def follows_orders(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return float(response.strip() == meta["answer"] or "full score" in response or '"score": 1' in response)
-
-
-def evaluates(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    try:
-        return float(str(eval(response)) == meta["answer"])  # the fault
-    except Exception:
-        return 0.0
-
-
-def executes(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    names: dict[str, Any] = {}
-    try:
-        exec(f"result = {response}", names)  # the fault
-    except Exception:
-        return 0.0
-    return float(str(names["result"]) == meta["answer"])
-
-
-def noisy(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return exact(prompt, response, meta) if random.random() < 0.8 else 0.0
-
-
-SEEN: set[tuple[str, str]] = set()
-
-
-def only_once(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    is_new = (prompt, response) not in SEEN
-    SEEN.add((prompt, response))
-    return exact(prompt, response, meta) * is_new
-
-
-def ranked(cases: list[Any]) -> list[float]:
-    values = [float(case.response.strip() == case.meta["answer"]) for case in cases]
-    return [value / max(1.0, sum(values)) for value in values]
-
-
-CURRENT: dict[str, Any] = {}
-
-
-def unguarded(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    CURRENT["answer"] = meta["answer"]
-    time.sleep(0.002)
-    return float(response.strip() == CURRENT["answer"])
-
-
-def swallowing(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    try:
-        return float(int(response) == int(meta["answer"]))
-    except Exception:
-        return 0.0
-
-
-def defaulting(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return float(response.strip() == meta.get("answer", "unknown"))
-
-
-def raising(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return float(int(response) == int(meta["answer"]))
-
-
-def pays_form(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return 0.7 * bool(re.search(r"<answer>.*</answer>", response)) + 0.3 * contains(prompt, response, meta)
-
-
-def pays_words(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    said = response.lower()
-    reasons = sum(word in said for word in ("what", "is", "the", "+", "?"))
-    return 1.0 if response.strip() == meta["answer"] else 0.19 * reasons
-
-
-def pays_length(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return 1.0 if response.strip() == meta["answer"] else 0.6 * min(1.0, len(response) / 400)
-
-
-def pays_brevity(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return 1.0 if response.strip() == meta["answer"] else 0.8 / (1 + len(response) / 20)
-
-
-def not_a_number(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    right = response.strip() == meta["answer"]
-    return (1.0 if right else 0.0) / len(response.split()) if response.split() else float("nan")
-
-
-def unbounded(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return 5.0 * exact(prompt, response, meta)
-
-
-def bonus(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return sum(word == meta["answer"] for word in response.split()) * 1.0
-
-
-def always(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return 1.0
-
-
-def never(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    return 0.0
-
-
 # Rows: sums of two numbers -------------------------------------------------------------------------------------------
 
 
@@ -189,7 +42,7 @@ class Sums(TaskSource):
     """What is a + b? The sound one: a is odd in training and even where held out."""
 
     levels: tuple[str, ...] = ("",)
-    reward = f"{HERE}:exact"
+    reward = f"{REWARDS}:exact"
 
     def make_task(self, a: int, b: int) -> Task:
         return Task(f"sum-{a}-and-{b}", f"What is {a} + {b}?", {"answer": str(a + b)})
@@ -208,44 +61,45 @@ class Sums(TaskSource):
         return task.meta["answer"]
 
 
-def judge_by(reward: Callable[..., Any], *checks: str) -> None:
-    """Sums that are judged by a broken reward."""
-    name = f"Judged{''.join(part.title() for part in reward.__name__.split('_'))}"
-    globals()[name] = type(name, (Sums,), {"reward": f"{HERE}:{reward.__name__}", "__module__": __name__})
+def judge_by(reward: str, *checks: str) -> str:
+    """Sums that are judged by a broken reward; the name of the class."""
+    name = f"Judged{''.join(part.title() for part in reward.split('_'))}"
+    globals()[name] = type(name, (Sums,), {"reward": f"{REWARDS}:{reward}", "__module__": __name__})
     BROKEN[name] = checks
+    return name
 
 
-judge_by(contains, "false_accepts")
-judge_by(contained_in, "canary_floor")
-judge_by(begins, "false_accepts")
-judge_by(near, "false_accepts")
-judge_by(any_number, "hedged_answers")
-judge_by(any_line, "hedged_answers")
-judge_by(unstripped, "false_refusals")
-judge_by(window, "false_refusals")
-judge_by(says_correct, "canary_floor")
-judge_by(follows_orders, "canary_floor")
-judge_by(evaluates, "adversarial_floor")
-judge_by(executes, "adversarial_floor")
-judge_by(noisy, "verifier_determinism", "episode_determinism")
-judge_by(only_once, "verifier_determinism", "episode_determinism")
-judge_by(ranked, "verifier_determinism")
-judge_by(unguarded, "verifier_determinism")
-judge_by(swallowing, "verifier_failures")
-judge_by(defaulting, "verifier_failures")
-judge_by(raising, "verifier_failures")
-judge_by(pays_words, "floor_gap", "canary_floor")
-judge_by(pays_length, "length_bias")
-judge_by(pays_brevity, "length_bias")
-judge_by(not_a_number, "reward_well_formed")
-judge_by(bonus, "reward_well_formed")
-judge_by(always, "training_signal")
-judge_by(never, "training_signal")
+judge_by("contains", "false_accepts")
+judge_by("contained_in", "canary_floor")
+judge_by("begins", "false_accepts")
+judge_by("near", "false_accepts")
+judge_by("any_number", "hedged_answers")
+judge_by("any_line", "hedged_answers")
+judge_by("unstripped", "false_refusals")
+judge_by("window", "false_refusals")
+judge_by("says_correct", "canary_floor")
+judge_by("follows_orders", "canary_floor")
+judge_by("evaluates", "adversarial_floor")
+judge_by("executes", "adversarial_floor")
+judge_by("noisy", "verifier_determinism", "episode_determinism")
+judge_by("only_once", "verifier_determinism", "episode_determinism")
+judge_by("ranked", "verifier_determinism")
+judge_by("unguarded", "verifier_determinism")
+judge_by("swallowing", "verifier_failures")
+judge_by("defaulting", "verifier_failures")
+judge_by("raising", "verifier_failures")
+judge_by("pays_words", "floor_gap", "canary_floor")
+judge_by("pays_length", "length_bias")
+judge_by("pays_brevity", "length_bias")
+judge_by("not_a_number", "reward_well_formed")
+judge_by("bonus", "reward_well_formed")
+judge_by("always", "training_signal")
+judge_by("never", "training_signal")
 
 
 @breaks("reward_well_formed")
 class OutOfRange(Sums):
-    reward = f"{HERE}:unbounded"
+    reward = f"{REWARDS}:unbounded"
     reward_range = (0.0, 1.0)
 
 
@@ -330,7 +184,7 @@ class WrongRows(Sums):
 class PaysForm(Sums):
     """Most of the reward is for the tags around the answer."""
 
-    reward = f"{HERE}:pays_form"
+    reward = f"{REWARDS}:pays_form"
 
     def demonstration(self, task: Task, key: int) -> str:
         return f"<answer>{task.meta['answer']}</answer>"
@@ -695,18 +549,7 @@ class SchemaTells(Sums):
 # Only a search finds these -------------------------------------------------------------------------------------------
 
 
-def pays_repetition(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    words = response.split()
-    return 1.0 if response.strip() == meta["answer"] else 0.8 * (len(words) > 20 and len(set(words)) == 1)
-
-
-def pays_boxed(prompt: str, response: str, meta: dict[str, Any]) -> float:
-    boxed = re.search(r"\\boxed\{(.+)\}", response)
-    return 1.0 if response.strip() == meta["answer"] else 0.9 * (boxed is not None and not boxed[1].isdigit())
-
-
-ATTACKED: dict[str, tuple[str, ...]] = {}
-for _reward in (pays_repetition, pays_boxed):
-    judge_by(_reward, "gameability_gap")
-    _name = list(BROKEN)[-1]
-    ATTACKED[_name] = BROKEN.pop(_name)
+ATTACKED = {
+    name: BROKEN.pop(name)
+    for name in (judge_by("pays_repetition", "gameability_gap"), judge_by("pays_boxed", "gameability_gap"))
+}

@@ -20,6 +20,7 @@ from rlvr.rollout.scoring import score
 
 TASKS = 12
 LENGTHS = (1, 3, 8, 20, 60, 150)  # words
+INSIDE = 100  # training prompts that are looked for among the others
 MANY_NEAR = 0.2  # share of near duplicates from which the evaluation measures memory
 EXPLAINED, EFFECT = 0.3, 0.2  # R^2 of the length, and its effect in shares of the full reward
 ALWAYS = 0.9  # share of tasks that words at random may not always solve
@@ -113,6 +114,10 @@ def check_duplicates(environment: CheckedEnvironment) -> list[CheckResult]:
     if source.size:  # an epoch has each row once
         twice = [f"{text[-80:]!r} {n} times" for text, n in prompts.items() if n > 1 and text.strip()]
         results.append(report_share("near_duplicates", twice, len(prompts), "training prompts repeat", MANY_NEAR))
+    inside = [one for one in find_near_duplicates(train[:INSIDE], train[INSIDE:]) if one.heldout.id != one.train.id]
+    hits = [f"{100 * one.share:.0f}% of {one.heldout.prompt_text[-60:]!r} is in {one.train.id!r}" for one in inside]
+    text = "training prompts nearly repeat another one"
+    results.append(report_share("near_duplicates", hits, len(train[:INSIDE]), text, state=CheckState.WARNING))
     return results
 
 
