@@ -19,7 +19,7 @@ from rlvr.clients.mock.tabular_policy import toy_policy
 from rlvr.core import rng
 from rlvr.core.messages import AdamParams, Datum, ModelInput, SamplingParams, TensorData
 from rlvr.core.task_statistics import mean_interval
-from rlvr.core.types import Task, mean, std
+from rlvr.core.types import mean, std
 
 ARMS, FIRST = 240, 2  # arms of the first round, and tasks for each
 STEPS, SAMPLES, MOST_TOKENS = 60, 32, 12  # of the policy
@@ -68,13 +68,10 @@ def train_policy(environment: CheckedEnvironment) -> tuple[list[str], list[float
     said: list[str] = []
     for step in range(STEPS):
         params = SamplingParams(max_tokens=MOST_TOKENS, seed=rng.key("surface", step))
-        drawn = (
-            client.save_weights_and_get_sampling_client().sample(ModelInput([2]), SAMPLES, params).result().sequences
-        )
+        sampler = client.save_weights_and_get_sampling_client()
+        drawn = sampler.sample(ModelInput([2]), SAMPLES, params).result().sequences
         said = [policy.tokenizer.decode(one.tokens, skip_special_tokens=True) for one in drawn]
-        asked: list[tuple[Task, tuple[str, ...]]] = []
-        for k, text in enumerate(said):
-            asked.append((tasks[(step * SAMPLES + k) % len(tasks)], (text,)))
+        asked = [(tasks[(step * SAMPLES + k) % len(tasks)], (text,)) for k, text in enumerate(said)]
         rewards = [one.value or 0.0 for one in environment.judge(asked)]
         earned.append(rewards)
         trials += len(rewards)
@@ -83,21 +80,14 @@ def train_policy(environment: CheckedEnvironment) -> tuple[list[str], list[float
         centre, scale = mean(rewards), std(rewards)
         if scale < 1e-9:
             continue
-        data = [
-            _make_datum(one.tokens, one.logprobs or [], (reward - centre) / scale)
-            for one, reward in zip(drawn, rewards, strict=True)
-        ]
-        client.forward_backward(data, "importance_sampling").result()
+        data = [_make_datum(one.tokens, (r - centre) / scale) for one, r in zip(drawn, rewards, strict=True)]
+        client.forward_backward(data, "cross_entropy").result()  # weighted by the advantages: the policy gradient
         client.optim_step(AdamParams(learning_rate=2e-4)).result()
     return said, [value for rewards in earned[-5:] for value in rewards], trials
 
 
-def _make_datum(tokens: Sequence[int], logprobs: Sequence[float], advantage: float) -> Datum:
-    inputs = {
-        "target_tokens": TensorData.of(list(tokens)),
-        "logprobs": TensorData.of(list(logprobs)),
-        "advantages": TensorData.of([advantage] * len(tokens)),
-    }
+def _make_datum(tokens: Sequence[int], advantage: float) -> Datum:
+    inputs = {"target_tokens": TensorData.of(list(tokens)), "weights": TensorData.of([advantage] * len(tokens))}
     return Datum(ModelInput([2, *tokens[:-1]]), inputs)
 
 
