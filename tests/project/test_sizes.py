@@ -26,6 +26,7 @@ PARAMETERS = {
     "update": "rlvr.update: an update without a config; each but the first three has a default",
     "verify": COMMAND,
     "audit": COMMAND,
+    "check_env": COMMAND,
     "evaluate_service": COMMAND,
     "export": COMMAND,
     "bench": COMMAND,
