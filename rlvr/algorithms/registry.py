@@ -34,7 +34,7 @@ from rlvr.algorithms.losses.preferences import Dpo, Ipo, Kto
 from rlvr.algorithms.losses.sapo import Sapo
 from rlvr.algorithms.specs import Algorithm
 from rlvr.algorithms.terms.distillation import Teacher
-from rlvr.algorithms.terms.observation import Observation
+from rlvr.algorithms.terms.observation import ObservationLoss
 from rlvr.core.plugins import describe_plugins, load_plugins
 from rlvr.core.registry import did_you_mean, load_object
 
@@ -79,7 +79,7 @@ for _spec in (
         source="GDPO, arXiv:2601.05242: several rewards, each normalized by itself; the rest is grpo_original",
     ),
     Algorithm(
-        "echo", GroupNormalizedAdvantage(), _TIGHT, "sequence_mean", (Observation(0.05),), drop_equal_groups=False,
+        "echo", GroupNormalizedAdvantage(), _TIGHT, "sequence_mean", (ObservationLoss(0.05),), drop_equal_groups=False,
         source="ECHO, arXiv:2605.24517: what the environment writes is predicted; the rest is grpo_original",
     ),
     Algorithm(

@@ -21,6 +21,7 @@ from rlvr.config.choices import get_at, list_given, set_at
 from rlvr.config.compose import CLI, SHIPPED_FILES, LoadedConfig
 from rlvr.config.schema import RunConfig
 from rlvr.core.variants import Variants
+from rlvr.envs.environment_references import is_reference
 from rlvr.envs.registry import known_environments
 from rlvr.envs.registry import options_of as environment_options
 from rlvr.reward import known_rewards, options_of
@@ -78,7 +79,7 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
         idle += [(f"reward.kwargs.{key}", f"the reward {config.reward.type} has no such option") for key in others]
         config = replace(config, reward=replace(config.reward, kwargs=_without(config.reward.kwargs, others)))
     environment = config.env.name
-    if environment in known_environments() and (
+    if (environment in known_environments() or is_reference(environment)) and (
         others := _kwargs_of_others(environment, config.env.kwargs, environment_options, known_environments())
     ):
         takes = ", ".join(sorted(environment_options(environment) or ()))

@@ -28,10 +28,16 @@ _CONTRACTS = {
 }
 
 
+def is_reference(name: str) -> bool:
+    """Whether a name is `KIND:...` of one of the `KINDS`."""
+    kind, colon, _ = name.partition(":")
+    return bool(colon) and kind in KINDS
+
+
 def find_reference(name: str) -> Callable[..., Any]:
     """The factory of a name with a colon, which takes the environment's options."""
     kind, _, rest = name.partition(":")
-    if kind in KINDS:
+    if is_reference(name):
         if not rest.strip():
             raise ValueError(f"environment {name!r}: nothing stands after the colon; give {kind}:NAME")
         return partial(load_path("environment", KINDS[kind]), rest)

@@ -290,6 +290,7 @@ NEEDED = {  # what a word needs beside it
     "algorithm.advantage=zero": ["algorithm.teacher_coef=1"],
     "algorithm.kl_": ["algorithm.kl_coef=0.1"],
     "evaluation.report=best": ["evaluation.every=1"],
+    "algorithm.importance_mode": ["algorithm.importance_cap=2"],
     "algorithm.entropy": ["algorithm.entropy_coef=0.1"],
     "training.critic.": ["algorithm.name=ppo_critic"],
 }

@@ -63,5 +63,5 @@ def test_every_requirement_is_pinned() -> None:
 def test_training_is_light() -> None:
     """What only one feature imports is an extra of its own, and what only tests import is in none."""
     assert sorted(re.split(r"\W", need)[0] for need in PROJECT["optional-dependencies"]["train"]) == [
-        "jinja2", "safetensors", "tokenizers", "torch", "transformers",
+        "jinja2", "matplotlib", "safetensors", "tokenizers", "torch", "transformers",
     ]  # fmt: skip

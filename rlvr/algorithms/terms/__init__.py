@@ -10,9 +10,9 @@ from rlvr.algorithms.terms.distillation import Teacher
 from rlvr.algorithms.terms.entropy import Entropy
 from rlvr.algorithms.terms.importance import Importance
 from rlvr.algorithms.terms.kl import Kl
-from rlvr.algorithms.terms.observation import Observation
+from rlvr.algorithms.terms.observation import ObservationLoss
 from rlvr.algorithms.terms.overlong import Overlong
 from rlvr.algorithms.terms.term import Term
 from rlvr.core.variants import Variants
 
-TERMS = Variants("algorithm.terms", Term, Kl, Entropy, Teacher, Importance, ClipCovariance, Overlong, Observation)
+TERMS = Variants("algorithm.terms", Term, Kl, Entropy, Teacher, Importance, ClipCovariance, Overlong, ObservationLoss)

@@ -24,7 +24,7 @@ from rlvr.core.variants import setting
 
 
 @dataclass(frozen=True)
-class Observation(Term):
+class ObservationLoss(Term):
     """`coef` weighs the cross-entropy of the tokens that the environment wrote after the policy's turns, reduced over
     them as the reduction says (ECHO, arXiv:2605.24517, with 0.05). Episodes of equal rewards have a gradient by it.
     """

@@ -49,7 +49,7 @@ class ServerFull(EpisodeError):
         self.most = most
 
 
-class SessionEnded(EpisodeError):
+class SessionEndError(EpisodeError):
     """The server closed the connection. A full server does, and what it said before may be lost."""
 
 
@@ -89,7 +89,7 @@ class OpenEnvServer:
                 opened[-1].ask("state", None)
         except ServerFull as full:
             return min(most, full.most or len(opened) - 1)
-        except SessionEnded:
+        except SessionEndError:
             return len(opened) - 1
         except EpisodeError:  # a server without a state answers with an error, in a session all the same
             return most
@@ -126,7 +126,7 @@ class OpenEnvConnection:
         except TimeoutError:
             raise EpisodeError(f"openenv: {self._name} did not answer {kind!r} within {self._seconds:g} s") from None
         except ConnectionClosed as error:
-            raise SessionEnded(f"openenv: {self._name} closed the session in {kind!r} ({error})") from error
+            raise SessionEndError(f"openenv: {self._name} closed the session in {kind!r} ({error})") from error
         except Exception as error:  # the network, an answer that is no JSON
             raise EpisodeError(f"openenv: {self._name} ended in {kind!r} ({type(error).__name__}: {error})") from error
         data = answer.get("data") if isinstance(answer, dict) else None
@@ -161,7 +161,7 @@ class _Sessions:
             connection = self.server.connect()
             try:
                 return connection, connection.ask("reset", given)
-            except (ServerFull, SessionEnded):
+            except (ServerFull, SessionEndError):
                 connection.close()
                 if time.monotonic() > deadline:
                     raise
@@ -345,7 +345,7 @@ def _list_tools(server: OpenEnvServer) -> list[Json]:
     try:
         observation = connection.ask("step", {"type": "list_tools"}).get("observation") or {}
         return [one for one in observation.get("tools") or [] if isinstance(one, dict) and "name" in one]
-    except (ServerFull, SessionEnded):
+    except (ServerFull, SessionEndError):
         raise
     except EpisodeError:  # an action that this environment does not have
         return []
