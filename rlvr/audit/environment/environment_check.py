@@ -26,6 +26,7 @@ from rlvr.audit.environment.contract_checks import (
     check_time,
     report_startup,
 )
+from rlvr.audit.environment.fresh_process import check_fresh_process
 from rlvr.audit.environment.leak_checks import check_choices, check_containment, check_prompts
 from rlvr.audit.environment.scripted_play import CheckedEnvironment, EpisodeHangs
 from rlvr.audit.environment.signal_checks import (
@@ -51,8 +52,11 @@ LONG_S = 10.0  # a check that takes longer is told of
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """How an environment is checked. `attack` also searches for surfaces that earn rewards, and tries texts that may
-    hang a verifier; `model` samples instead of words at random; `allow` are faults that are intended."""
+    """How an environment is checked. `allow` are faults that are intended.
+
+    `attack` also searches for surfaces that earn rewards, and tries texts that may hang a verifier; `model` samples
+    instead of words at random; without `fresh_process` nothing is compared with another process.
+    """
 
     reward: str | None = None
     reward_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -62,6 +66,7 @@ class CheckOptions:
     model: str | None = None
     reward_range: tuple[float, float] | None = None
     hang_s: float = 20.0
+    fresh_process: bool = True
     allow: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -130,6 +135,7 @@ def _run_checks(
         lambda: check_tasks(environment),
         lambda: _prepare(environment),
         lambda: check_episodes(environment),
+        *([lambda: check_fresh_process(environment)] if options.fresh_process else []),
         lambda: check_malformed(environment),
         lambda: check_references(environment),
         lambda: check_faults(environment, options.attack),
