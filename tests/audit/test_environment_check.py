@@ -18,6 +18,8 @@ from rlvr.audit.verifier_faults import HEAVY, find_faults
 from rlvr.chat.tool_calls import ToolCallFormat
 from rlvr.cli.main import run
 from rlvr.core.types import Task
+from rlvr.envs.groups import EnvGroupBuilder, GroupSource, RLDataset
+from rlvr.envs.prompt import PromptEnv
 from rlvr.reward import resolve_reward
 from tests.kit.broken_environments import ATTACKED, BROKEN, ELSEWHERE, HERE
 
@@ -163,6 +165,38 @@ def test_an_episode_that_hangs_leaves_the_other_checks_untried() -> None:
     report = find_faults_of("Hanging", replace(QUICK, hang_s=0.5))
     assert set(report.faults) == {"resource_bounds"}
     assert {one.state for one in report.results if one.name == "oracle_max"} == {CheckState.NOT_TRIED}
+
+
+TOKENIZER = TextTokenizer()
+
+
+class Duel(EnvGroupBuilder):
+    """The longer of two answers wins."""
+
+    async def make_envs(self) -> list[Any]:
+        return [PromptEnv(Task("duel", "Say much."), TOKENIZER) for _ in range(2)]
+
+    async def compute_group_rewards(self, trajectory_group: list[Any], env_group: Any) -> list[Any]:
+        lengths = [sum(len(turn.ac.tokens) for turn in one.transitions) for one in trajectory_group]
+        return [(float(length == max(lengths)), {}) for length in lengths]
+
+
+class Duels(RLDataset):
+    def get_batch(self, index: int) -> list[Duel]:
+        return [Duel()]
+
+    def __len__(self) -> int:
+        return 4
+
+
+def make_duels() -> GroupSource:
+    return GroupSource(Duels())
+
+
+def test_rewards_that_compare_a_group_are_no_fault() -> None:
+    report = check_environment(f"{__name__}:make_duels", {}, QUICK)
+    assert report.faults == {}, report.table()
+    assert {"canary_floor", "training_signal"} <= set(report.warnings)
 
 
 def test_a_call_beyond_its_limit_is_told() -> None:

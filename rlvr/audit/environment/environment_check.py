@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlvr.audit.environment.answer_texts import list_words
@@ -47,6 +47,7 @@ from rlvr.audit.environment.verifier_checks import (
     check_wrong_answers,
 )
 
+COMPARED = ("canary_floor", "floor_gap", "adversarial_floor", "training_signal", "gameability_gap")
 LONG_S = 10.0  # a check that takes longer is told of
 
 
@@ -165,6 +166,8 @@ def _run_checks(
         except EpisodeHangs as late:
             is_stuck = True
             found = [CheckResult("resource_bounds", CheckState.FAULT, str(late), 1, (str(late),))]
+        if environment.source.group_builder:
+            found = [_soften(one) for one in found]
         took = (time.perf_counter() - start) / max(1, len(found))
         results += [one.with_seconds(took) for one in found]
         if (took := time.perf_counter() - start) > LONG_S and found:
@@ -174,6 +177,13 @@ def _run_checks(
             why = "an episode hangs" if found[0].name == "resource_bounds" else "no episode can be played"
             return [*results, *(not_tried(name, why) for name in CHECKS if name not in known)]
     return results
+
+
+def _soften(one: CheckResult) -> CheckResult:
+    """A warning where rewards may compare the episodes of a group, which here all say the same."""
+    if one.state is not CheckState.FAULT or one.name not in COMPARED:
+        return one
+    return replace(one, state=CheckState.WARNING, text=f"{one.text} (or rewards compare the episodes of a group)")
 
 
 def _prepare(environment: CheckedEnvironment) -> list[CheckResult]:
