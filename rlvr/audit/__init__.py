@@ -1,4 +1,4 @@
-"""Measure verifiers: grade a file of completions, count mistakes on labelled rows, run the attack suite.
+"""Measure verifiers and environments: grade completions, count mistakes on labelled rows, attack, check.
 
 The commands:
 
@@ -6,4 +6,5 @@ The commands:
     rlvr audit --reward math --labelled builtin --against rlvr.audit.peers:math_verify
     rlvr audit --reward code --attack
     rlvr audit --env reasoning_gym
+    rlvr env check sorting
 """

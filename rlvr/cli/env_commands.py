@@ -124,7 +124,7 @@ def check_env(
 
     options = CheckOptions(
         reward, reward_options(reward_option or []), tasks, samples, attack, model, parse_range(reward_range),
-        hang_seconds, tuple(allow or ()),
+        hang_seconds, allow=tuple(allow or ()),
     )  # fmt: skip
     report = check_environment(environment, parse_options("env check", words or []), options, print_message)
     if json_file is not None:

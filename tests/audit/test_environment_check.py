@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from rlvr.audit.verifier_faults import HEAVY, find_faults
 from rlvr.chat.tool_calls import ToolCallFormat
 from rlvr.cli.main import run
 from rlvr.core.types import Task
+from rlvr.envs.groups import EnvGroupBuilder, GroupSource, RLDataset
+from rlvr.envs.prompt import PromptEnv
 from rlvr.reward import resolve_reward
-from tests.kit.broken_environments import ATTACKED, BROKEN, HERE
+from tests.kit.broken_environments import ATTACKED, BROKEN, ELSEWHERE, HERE
 
 SOUND: dict[str, dict[str, Any]] = {
     f"{HERE}:Sums": {},
@@ -30,7 +33,8 @@ SOUND: dict[str, dict[str, Any]] = {
     "small_tasks": {"families": ["sums", "records", "addresses"]},
     "tools": {"inner": f"{HERE}:Sums", "environment": f"{HERE}:_Desk"},
 }
-QUICK = CheckOptions(tasks=16, hang_s=2.0)
+QUICK = CheckOptions(tasks=16, hang_s=2.0, fresh_process=False)
+WHOLE = CheckOptions(tasks=16, hang_s=2.0)
 FEW = ("JudgedContains", "SharedRows", "AnswerInPrompt", "ClassState", "Cumulative", "Hanging", "KeepsEpisodes")
 
 
@@ -61,7 +65,7 @@ def test_a_planted_fault_is_found_by_its_name(name: str) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of what hostile answers leave open
 @pytest.mark.parametrize("name", sorted(set(BROKEN) - set(FEW)))
 def test_every_planted_fault_is_found_by_its_name(name: str) -> None:
-    report = find_faults_of(name)
+    report = find_faults_of(name, WHOLE if name in ELSEWHERE else QUICK)
     assert set(BROKEN[name]) & set(report.faults), report.table()
 
 
@@ -69,7 +73,7 @@ def test_every_planted_fault_is_found_by_its_name(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(ATTACKED))
 def test_a_search_finds_rewards_that_take_no_answer(name: str) -> None:
     assert not set(ATTACKED[name]) & set(find_faults_of(name).faults)
-    attacked = find_faults_of(name, CheckOptions(tasks=16, hang_s=5.0, attack=True))
+    attacked = find_faults_of(name, replace(QUICK, hang_s=5.0, attack=True))
     assert set(ATTACKED[name]) & set(attacked.faults), attacked.table()
 
 
@@ -137,7 +141,7 @@ def test_a_mistake_of_the_user_ends_with_2(arguments: list[str], said: str, caps
 
 
 def test_rewards_are_held_to_a_given_range() -> None:
-    report = check_environment("sorting", {}, CheckOptions(tasks=8, reward_range=parse_range("0,0.5")))
+    report = check_environment("sorting", {}, replace(QUICK, reward_range=parse_range("0,0.5")))
     assert "reward_well_formed" in report.faults
 
 
@@ -152,15 +156,47 @@ def test_a_model_samples_for_the_signal(tmp_path: Path) -> None:
     config = AutoConfig.for_model(**CONFIGS["llama"], vocab_size=len(tokenizer), **ends)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    report = check_environment("sorting", {}, CheckOptions(tasks=4, samples=2, model=str(tmp_path)))
+    report = check_environment("sorting", {}, replace(QUICK, tasks=4, samples=2, model=str(tmp_path)))
     (signal,) = [one for one in report.results if one.name == "training_signal"]
     assert "the model solves" in signal.text
 
 
 def test_an_episode_that_hangs_leaves_the_other_checks_untried() -> None:
-    report = find_faults_of("Hanging", CheckOptions(tasks=4, hang_s=0.5))
+    report = find_faults_of("Hanging", replace(QUICK, hang_s=0.5))
     assert set(report.faults) == {"resource_bounds"}
     assert {one.state for one in report.results if one.name == "oracle_max"} == {CheckState.NOT_TRIED}
+
+
+TOKENIZER = TextTokenizer()
+
+
+class Duel(EnvGroupBuilder):
+    """The longer of two answers wins."""
+
+    async def make_envs(self) -> list[Any]:
+        return [PromptEnv(Task("duel", "Say much."), TOKENIZER) for _ in range(2)]
+
+    async def compute_group_rewards(self, trajectory_group: list[Any], env_group: Any) -> list[Any]:
+        lengths = [sum(len(turn.ac.tokens) for turn in one.transitions) for one in trajectory_group]
+        return [(float(length == max(lengths)), {}) for length in lengths]
+
+
+class Duels(RLDataset):
+    def get_batch(self, index: int) -> list[Duel]:
+        return [Duel()]
+
+    def __len__(self) -> int:
+        return 4
+
+
+def make_duels() -> GroupSource:
+    return GroupSource(Duels())
+
+
+def test_rewards_that_compare_a_group_are_no_fault() -> None:
+    report = check_environment(f"{__name__}:make_duels", {}, QUICK)
+    assert report.faults == {}, report.table()
+    assert {"canary_floor", "training_signal"} <= set(report.warnings)
 
 
 def test_a_call_beyond_its_limit_is_told() -> None:

@@ -23,6 +23,7 @@ from rlvr.envs.prompt import PromptEnv, encode_prompt
 
 HERE, REWARDS = "tests.kit.broken_environments", "tests.kit.broken_rewards"
 BROKEN: dict[str, tuple[str, ...]] = {}
+ELSEWHERE = ("Hashed", "SetOrder")  # broken in another process alone
 
 
 def breaks(*checks: str) -> Callable[[Any], Any]:
@@ -159,6 +160,24 @@ class ShuffledHeldout(Sums):
         tasks = super().heldout(None)
         random.shuffle(tasks)
         return tasks[:count]
+
+
+@breaks("seed_control")
+class Hashed(Sums):
+    """Python's hash of a text is another one in each process."""
+
+    def train(self, seed: int, index: int, level: str) -> Task:
+        draw = random.Random(hash(f"{seed}/{index}"))
+        return self.make_task(2 * draw.randrange(40) + 1001, draw.randrange(900) + 100)
+
+
+@breaks("seed_control")
+class SetOrder(Sums):
+    """The order of a set of words is another one in each process."""
+
+    def make_task(self, a: int, b: int) -> Task:
+        things = " ".join({"apples", "pears", "plums", "cherries", "figs", "quinces"})
+        return replace(super().make_task(a, b), prompt=f"With {things}: what is {a} + {b}?")
 
 
 @breaks("oracle_max")

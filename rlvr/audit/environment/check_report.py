@@ -31,12 +31,15 @@ CHECKS = {
         "contract", "no held-out task is trained on", "the same by id, by prompt, and by prompt and row"
     ),
     "seed_control": CheckSpec(
-        "contract", "a seed and an index give one task", "tasks drawn again, backwards", "runtime.seed_control"
+        "contract",
+        "a seed and an index give one task",
+        "tasks drawn again, backwards, and in another process",
+        "runtime.seed_control",
     ),
     "episode_determinism": CheckSpec(
         "contract",
         "the same turns give the same episode",
-        "references, random words, and calls of tools, twice: observations, rewards, verdict",
+        "references, random words, and calls of tools, twice and in another process",
         "runtime.episode_determinism",
     ),
     "episode_isolation": CheckSpec(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlvr.audit.environment.answer_texts import list_words
@@ -26,6 +26,7 @@ from rlvr.audit.environment.contract_checks import (
     check_time,
     report_startup,
 )
+from rlvr.audit.environment.fresh_process import check_fresh_process
 from rlvr.audit.environment.leak_checks import check_choices, check_containment, check_prompts
 from rlvr.audit.environment.scripted_play import CheckedEnvironment, EpisodeHangs
 from rlvr.audit.environment.signal_checks import (
@@ -46,13 +47,17 @@ from rlvr.audit.environment.verifier_checks import (
     check_wrong_answers,
 )
 
+COMPARED = ("canary_floor", "floor_gap", "adversarial_floor", "training_signal", "gameability_gap")
 LONG_S = 10.0  # a check that takes longer is told of
 
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """How an environment is checked. `attack` also searches for surfaces that earn rewards, and tries texts that may
-    hang a verifier; `model` samples instead of words at random; `allow` are faults that are intended."""
+    """How an environment is checked. `allow` are faults that are intended.
+
+    `attack` also searches for surfaces that earn rewards, and tries texts that may hang a verifier; `model` samples
+    instead of words at random; without `fresh_process` nothing is compared with another process.
+    """
 
     reward: str | None = None
     reward_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -62,6 +67,7 @@ class CheckOptions:
     model: str | None = None
     reward_range: tuple[float, float] | None = None
     hang_s: float = 20.0
+    fresh_process: bool = True
     allow: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -130,6 +136,7 @@ def _run_checks(
         lambda: check_tasks(environment),
         lambda: _prepare(environment),
         lambda: check_episodes(environment),
+        *([lambda: check_fresh_process(environment)] if options.fresh_process else []),
         lambda: check_malformed(environment),
         lambda: check_references(environment),
         lambda: check_faults(environment, options.attack),
@@ -159,6 +166,8 @@ def _run_checks(
         except EpisodeHangs as late:
             is_stuck = True
             found = [CheckResult("resource_bounds", CheckState.FAULT, str(late), 1, (str(late),))]
+        if environment.source.group_builder:
+            found = [_soften(one) for one in found]
         took = (time.perf_counter() - start) / max(1, len(found))
         results += [one.with_seconds(took) for one in found]
         if (took := time.perf_counter() - start) > LONG_S and found:
@@ -168,6 +177,13 @@ def _run_checks(
             why = "an episode hangs" if found[0].name == "resource_bounds" else "no episode can be played"
             return [*results, *(not_tried(name, why) for name in CHECKS if name not in known)]
     return results
+
+
+def _soften(one: CheckResult) -> CheckResult:
+    """A warning where rewards may compare the episodes of a group, which here all say the same."""
+    if one.state is not CheckState.FAULT or one.name not in COMPARED:
+        return one
+    return replace(one, state=CheckState.WARNING, text=f"{one.text} (or rewards compare the episodes of a group)")
 
 
 def _prepare(environment: CheckedEnvironment) -> list[CheckResult]:

@@ -151,6 +151,7 @@ class CheckedEnvironment:
     hang_s: float = 20.0
     seen: list[PlayedEpisode] = field(default_factory=list[PlayedEpisode])
     search: dict[str, PlayedEpisode] = field(default_factory=dict[str, PlayedEpisode])  # by the task's id
+    asked: int = 24  # tasks
     heldout_s: float = 0.0  # that a held-out task takes to make
     _judged_s: float = 0.0
 
@@ -176,7 +177,9 @@ class CheckedEnvironment:
             bound = bound.plus_environment(source.environment_weight)
         bound.start()
         start = time.perf_counter()
-        environment = cls(name, dict(kwargs), made, bound, tokenizer, [], list(made.heldout(tasks)), hang_s)
+        environment = cls(
+            name, dict(kwargs), made, bound, tokenizer, [], list(made.heldout(tasks)), hang_s, asked=tasks
+        )
         environment.heldout_s = (time.perf_counter() - start) / max(1, len(environment.heldout))
         drawn = [environment.draw(place) for place in range(tasks)] if source.levels else []
         environment.train = list({(task.id, task.prompt_text): task for task in drawn}.values())
