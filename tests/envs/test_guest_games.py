@@ -111,13 +111,13 @@ def test_another_player_makes_legal_moves_from_a_list() -> None:
     ("name", "said"),
     [
         (DICE, "3"),
-        ("Blackjack-v0", "hit stand"),
-        ("2048-v0-ultra-easy", "up left down right"),
-        ("Minesweeper-v0", "[0,0] [3,3] [5,2]"),
+        ("Blackjack-v0", "hit; stand"),
+        ("2048-v0-ultra-easy", "up; left; down; right"),
+        ("Minesweeper-v0", "[0 0]; [3 3]; [5 2]"),
     ],
 )
 def test_episodes_of_textarena_do_not_disturb_each_other(name: str, said: str) -> None:
-    turns = said.split() * 5
+    turns = said.split("; ") * 5
     alone = play_alone(arena(name, processes=1), 5, turns)
     assert play_at_once(arena(name, processes=1), 5, turns) == alone
     assert play_at_once(arena(name, processes=3), 5, turns) == alone

@@ -42,8 +42,8 @@ _loaded: dict[str, Any] = {}
 _model_calls: ContextVar[list[str]] = ContextVar("model_calls")  # of the scorer that runs
 
 
-class Asked(BaseException):
-    """The solver asks the model; no code of a task should catch this."""
+class SolverStop(BaseException):
+    """Ends a solver where it asks the model; no code of a task should catch this."""
 
 
 def find(config: dict[str, Any]) -> Any:
@@ -96,7 +96,7 @@ async def solve(task: Any, place: int, answer: str | None) -> tuple[Any, list[di
             raise Refusal("it gives the model tools; expected one turn without tools")
         asked.append([read_message(message) for message in state.messages])
         if answer is None:
-            raise Asked
+            raise SolverStop
         state.output = ModelOutput.from_content(MODEL, answer)
         state.messages.append(state.output.message)
         return state
@@ -105,7 +105,7 @@ async def solve(task: Any, place: int, answer: str | None) -> tuple[Any, list[di
         for solver in (task.setup, task.solver):
             if solver is not None:
                 state = await solver(state, generate)
-    except Asked:
+    except SolverStop:
         return state, asked[0]
     except Exception as error:
         raise explain("the solver", error) from error
