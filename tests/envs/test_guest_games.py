@@ -155,7 +155,7 @@ def test_an_environment_of_gem_adds_the_rewards_of_its_steps() -> None:
     [
         ("raise", r"arena_games\.py:\d+: KeyError: 'lost'"),
         ("nan", "no JSON"),
-        ("nothing", "is over, and gave no reward"),
+        ("nothing", "is over, and gave the reward None"),
         ("exit", "ended with exit code 3"),
         ("hang", "took longer than 2 seconds"),
     ],

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -79,16 +81,22 @@ def serve_games(make: Callable[[dict[str, Any]], Game]) -> None:
 
     async def begin(session: int, config: dict[str, Any], seed: int) -> dict[str, Any]:
         key = json.dumps(config, sort_keys=True)
-        if key not in tried:  # the first of its kind loads modules and data, which may draw random numbers too
-            with _Session.of_seed(seed).own_random():
-                trial = make(config)
-                trial.reset(seed)
-                trial.close()
-            tried.add(key)
-        opened = sessions[session] = _Session.of_seed(seed)
-        with opened.own_random():
-            opened.game = make(config)
-            text, info = opened.game.reset(seed)
+        try:
+            if key not in tried:  # the first of its kind loads modules and data, which may draw random numbers too
+                with _Session.of_seed(seed).own_random():
+                    trial = make(config)
+                    trial.reset(seed)
+                    trial.close()
+                tried.add(key)
+            opened = sessions[session] = _Session.of_seed(seed)
+            with opened.own_random():
+                opened.game = make(config)
+                text, info = opened.game.reset(seed)
+        except LookupError as error:
+            if missing := re.search(r"nltk\.download\('([^']+)'\)", str(error)):
+                command = f"`{sys.executable} -m nltk.downloader {missing[1]}`"
+                raise Refusal(f"the game needs words that are not here; {command}") from error
+            raise
         return describe_step(text, 0.0, False, info)
 
     async def step(session: int, action: str) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import copy
 import difflib
 import importlib
 import random
-import re
 import sys
 from typing import Any
 
@@ -51,8 +50,6 @@ class TextArenaGame:
         except (SyntaxError, ImportError) as error:
             version = ".".join(map(str, sys.version_info[:2]))
             raise Refusal(f"{name} cannot be loaded by Python {version}: {type(error).__name__}: {error}") from error
-        except LookupError as error:
-            raise explain_lookup(name, error) from error
 
     @property
     def _innermost(self) -> Any:
@@ -70,8 +67,6 @@ class TextArenaGame:
                 break
             except AssertionError as error:
                 refused = error
-            except LookupError as error:
-                raise explain_lookup(self.name, error) from error
         else:
             raise Refusal(f"{self.name} is no game for {players} ({refused}); {self._say_opponent()}")
         return self._observe()[0], {}
@@ -87,9 +82,10 @@ class TextArenaGame:
         if not over:
             return text, 0.0, False, {}
         rewards, info = self._env.close()
-        if not rewards or rewards.get(POLICY) is None:
-            raise Refusal(f"{self.name} is over, and gave no reward")
-        return text, rewards[POLICY], True, info.get(POLICY) or {}
+        reward = (rewards or {}).get(POLICY)
+        if not isinstance(reward, (bool, int, float)):  # some games swap it with the text of an invalid move
+            raise Refusal(f"{self.name} is over, and gave the reward {reward!r:.80}, expected a number")
+        return text, reward, True, info.get(POLICY) or {}
 
     def _observe(self) -> tuple[str, bool]:
         """What the policy reads when it is its turn, and whether the game is over; the others play until then."""
@@ -127,13 +123,6 @@ class TextArenaGame:
 
     def close(self) -> None:
         return
-
-
-def explain_lookup(name: str, error: LookupError) -> LookupError | Refusal:
-    """What a game without its lists of words says, in one line."""
-    if missing := re.search(r"nltk\.download\('([^']+)'\)", str(error)):
-        return Refusal(f"{name} needs words that are not here; `{sys.executable} -m nltk.downloader {missing[1]}`")
-    return error
 
 
 if __name__ == "__main__":
