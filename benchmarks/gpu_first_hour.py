@@ -79,18 +79,23 @@ def main(words: list[str] | None = None) -> int:
         return _measure_here(setting, MEASUREMENTS[given.in_process], given.limit)
     if not given.dry_run and not _has_gpu():
         parser.error("torch sees no CUDA device here; --dry-run tries everything on the processor")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a measurement ends with this process
-    rows: list[HourRow] = []
-    for name, one in MEASUREMENTS.items():
-        if given.only and name not in given.only:
-            continue
-        row = None if name in given.again else _read_row(given.out, name, setting)
-        if row is None:
-            command = [sys.executable, "-m", "benchmarks.gpu_first_hour", *_words_of(given), "--in-process", name]
-            row = _run_limited(command, setting, one, one.limit_s * given.limit)
-        rows.append(row)
-        print(row.format(), flush=True)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a measurement ends with this process
+    try:
+        chosen = [one for one in MEASUREMENTS.values() if not given.only or one.name in given.only]
+        rows = [_measure(given, setting, one) for one in chosen]
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return int(any(row.state in (FAILED, LATE) for row in rows))
+
+
+def _measure(given: argparse.Namespace, setting: HourSettings, one: Measurement) -> HourRow:
+    """The row of one measurement, which is kept if it was done before, and printed."""
+    row = None if one.name in given.again else _read_row(given.out, one.name, setting)
+    if row is None:
+        command = [sys.executable, "-m", "benchmarks.gpu_first_hour", *_words_of(given), "--in-process", one.name]
+        row = _run_limited(command, setting, one, one.limit_s * given.limit)
+    print(row.format(), flush=True)
+    return row
 
 
 def _words_of(given: argparse.Namespace) -> list[str]:

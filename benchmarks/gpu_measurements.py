@@ -68,7 +68,7 @@ class HourSettings:
 
     def build_model(self, family: str, name: str) -> Path:
         """A folder with random weights of a family's model, written once."""
-        config = {**TINY, "model_type": family} if self.is_dry else KNOWN_MODELS[FAMILIES[family]]
+        config = {**TINY, "model_type": family} if self.is_dry else dict(KNOWN_MODELS[FAMILIES[family]])
         words = [f"w{i}" for i in range(config["vocab_size"] - SPECIAL)]
         return build_folder(self.folder / "models" / name, config, "words", words)
 
@@ -411,7 +411,8 @@ def measure_memory(setting: HourSettings) -> dict[str, Any]:
         facts[f"{step} training"] = take_peak()
     if on_gpu:
         facts["reserved"] = torch.cuda.max_memory_reserved()
-        facts["context and libraries"] = torch.cuda.device_memory_used() - torch.cuda.memory_reserved()
+        free, total = torch.cuda.mem_get_info()  # of other processes too
+        facts["context and libraries"] = total - free - torch.cuda.memory_reserved()
     sizes = read_shape(model.module.config.to_dict())
     if sizes is not None:
         plan = estimate_memory(sizes, EngineLimits(), dtype=setting.dtype, row_tokens=prompt + new, rows=len(data))
@@ -450,7 +451,7 @@ def measure_colocated(setting: HourSettings) -> dict[str, Any]:
         for name, lora in (("adapter", LoraConfig(rank=16)), ("all weights", None)):
             trainer = make_client(setting, load(setting), name.replace(" ", "-"), lora=lora)
             vocabulary = trainer._engine.model.vocabulary
-            client = sample_from_vllm(trainer, VllmOptions([url]), has_adapter=lora is not None, keep=2)
+            client: Any = sample_from_vllm(trainer, VllmOptions([url]), has_adapter=lora is not None, keep=2)
             asked = draw_prompts(SamplingShape("", groups, prompt, prompt, 8, new), vocabulary)
             parts: dict[str, list[float]] = {"publish_s": [], "sample_s": [], "train_s": []}
             try:
@@ -462,12 +463,11 @@ def measure_colocated(setting: HourSettings) -> dict[str, Any]:
                     futures = [sampler.sample(ModelInput(row), 8, how) for row in asked]
                     answers = [(row, s) for row, f in zip(asked, futures, strict=True) for s in f.result().sequences]
                     marks.append(time.perf_counter())
-                    data = [
-                        Datum.from_trajectory(
-                            Trajectory("", row, "", s.tokens, s.logprobs, advantage=(-1.0) ** i), 1.0 / len(answers)
-                        )
+                    trained = [
+                        Trajectory("", row, "", s.tokens, s.logprobs or [], advantage=(-1.0) ** i)
                         for i, (row, s) in enumerate(answers)
                     ]
+                    data = [Datum.from_trajectory(row, 1.0 / len(answers)) for row in trained]
                     client.forward_backward(data, "ppo").result()
                     client.optim_step(replace(ADAM, learning_rate=1e-6)).result()
                     marks.append(time.perf_counter())

@@ -445,6 +445,17 @@ def reasoning_gym_audit() -> str:
     return "\n\n".join(parts)
 
 
+def environment_checks() -> str:
+    """The checks of `rlvr env check`."""
+    from rlvr.audit.environment.check_report import CHECKS
+
+    rows = [
+        [spec.group, f"`{name}`", spec.what, spec.how, spec.openenv and f"`{spec.openenv}`"]
+        for name, spec in CHECKS.items()
+    ]
+    return _table(["group", "check", "in a sound environment", "tried", "OpenEnv's name"], rows)
+
+
 def algorithms_study() -> str:
     """The tables and conclusions of `python -m benchmarks.algorithm_study`, from its committed results."""
     from benchmarks.algorithm_report import format_results
@@ -492,7 +503,7 @@ PARTS: dict[str, Callable[..., str]] = {
         results, algorithms, advantages, reductions, loss, preferences, gae, critic_loss, kl_penalty, options,
         capabilities, rewards, environments, settings, service_settings, engine_server_settings, spellings, sections,
         configs, foreign_words, refused_words, models, memory, known_models, published, cluster_settings,
-        reasoning_gym_audit, algorithms_study, study_differences, side_by_side, api,
+        reasoning_gym_audit, environment_checks, algorithms_study, study_differences, side_by_side, api,
     )
 }  # fmt: skip
 

@@ -34,6 +34,7 @@ def penalize_length(trajectories: Sequence[Trajectory], algorithm: Algorithm, ma
     for t in trajectories:
         t.penalty = t.length_penalty = 0.0
         t.token_penalties = []
-    for term in algorithm.terms:
-        if term.is_known_when_judged:
-            term.penalize(trajectories, algorithm, max_tokens, lambda trajectory: None)
+    for one, part in algorithm.split(trajectories):
+        for term in one.terms:
+            if term.is_known_when_judged:
+                term.penalize(part, one, max_tokens, lambda trajectory: None)

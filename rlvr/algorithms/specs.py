@@ -7,7 +7,7 @@ trajectory that folds into its advantage, so splitting a batch never changes a g
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from rlvr.algorithms.advantages import (
     Advantage,
     RunningBaseline,
     Threshold,
+    count_sampled,
     has_mixed_returns,
     has_mixed_rewards,
 )
@@ -25,7 +26,7 @@ from rlvr.algorithms.losses.loss import Loss
 from rlvr.algorithms.terms import TERMS
 from rlvr.algorithms.terms.term import Term
 from rlvr.core.registry import did_you_mean
-from rlvr.core.types import Trajectory, group_by
+from rlvr.core.types import Task, Trajectory, group_by
 
 T = TypeVar("T", bound=Term)
 EQUAL_BY = ("return", "reward")
@@ -54,6 +55,9 @@ class Algorithm:
       overlong are a group with signal. `reward`: what the verifiers gave, as in DAPO, whose dynamic sampling asks for
       right and wrong completions (arXiv:2503.14476, eq. 11). A KL in the reward never counts.
     - `mask_truncated`: completions that ran out of tokens are not learned from (DAPO's overlong filtering).
+    - `for_tasks`: other specs for some tasks, by the value that a task has under `task_key`: in its `meta`, or its
+      `level`. Each judges and filters its own groups; how much a token counts follows from its reduction over the
+      completions of the whole optimizer step, so specs that are all the same are as one.
     """
 
     name: str
@@ -65,6 +69,8 @@ class Algorithm:
     equal_by: str = "return"
     mask_truncated: bool = False
     source: str = ""
+    task_key: str = "source"
+    for_tasks: tuple[tuple[str, Algorithm], ...] = ()
 
     def __post_init__(self) -> None:
         for field, variants in (("advantage", ADVANTAGES), ("loss", LOSSES)):
@@ -88,11 +94,37 @@ class Algorithm:
                 )
         for part in (self.loss, self.advantage, *self.terms):
             part.check(self)
+        for one in self.every if self.for_tasks else ():
+            kind = "loss" if one.loss.needs_whole_step else "advantage"
+            if one.loss.needs_whole_step or one.advantage.takes_critic or one.advantage.keeps_baseline:
+                raise ValueError(
+                    f"algorithm.for_tasks: {one.name!r} has the {kind} {getattr(one, kind).name!r}, which is computed "
+                    f"over a whole step or from step to step; use another {kind}, or one algorithm for all tasks"
+                )
         if self.drop_equal_groups and not self.has_group_baseline:
             raise ValueError(
                 f"algorithm.drop_equal_groups=true with the advantage {self.advantage.name!r} would drop groups that "
                 "have a gradient though their rewards are equal; set it to false"
             )
+
+    @property
+    def every(self) -> tuple[Algorithm, ...]:
+        """This spec, and those for some tasks."""
+        return (self, *(one for _, one in self.for_tasks))
+
+    def of_task(self, task: Task | None) -> Algorithm:
+        """The spec for a task."""
+        if not self.for_tasks or task is None:
+            return self
+        value = task.level if self.task_key == "level" else task.meta.get(self.task_key, "")
+        return dict(self.for_tasks).get(str(value), self)
+
+    def split(self, trajectories: Sequence[Trajectory]) -> list[tuple[Algorithm, list[Trajectory]]]:
+        """The trajectories that each spec learns from, in their order."""
+        if not self.for_tasks:
+            return [(self, list(trajectories))]
+        parts = [(one, [t for t in trajectories if self.of_task(t.task) is one]) for one in self.every]
+        return [(one, part) for one, part in parts if part]
 
     def term(self, kind: type[T]) -> T | None:
         """The term of that class, if the algorithm has one."""
@@ -151,7 +183,7 @@ class Algorithm:
     @property
     def needs_reference(self) -> bool:
         """Whether log-probs under the policy as RL began are needed."""
-        return self.loss.compares_completions or any(term.needs_reference for term in self.terms)
+        return self.loss.compares_completions or any(term.needs_reference for one in self.every for term in one.terms)
 
     @property
     def has_group_baseline(self) -> bool:
@@ -161,7 +193,7 @@ class Algorithm:
     @property
     def has_teacher(self) -> bool:
         """Whether the policy learns from it even if no reward is read."""
-        return any(term.teaches for term in self.terms)
+        return any(term.teaches for one in self.every for term in one.terms)
 
     @property
     def has_gradient_at_zero(self) -> bool:
@@ -172,7 +204,7 @@ class Algorithm:
     @property
     def has_penalty(self) -> bool:
         """Whether a penalty is subtracted from the reward before the advantage."""
-        return any(term.is_penalty for term in self.terms)
+        return any(term.is_penalty for one in self.every for term in one.terms)
 
     def select(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline | None = None) -> list[Trajectory]:
         """Set every `advantage`; return the trajectories that the loss's denominators count.
@@ -207,6 +239,8 @@ class Algorithm:
         completions cost. With any other baseline, or a teacher, a group has signal if a token has an advantage, so ask
         after the update.
         """
+        if (own := self.of_task(group[0].task if group else None)) is not self:
+            return own.has_signal(group)
         if self.loss.is_paired:
             return self._has_pair([t for t in group if t.reward is not None])
         if self.has_group_baseline and (self.drop_equal_groups or not self.has_teacher):
@@ -224,17 +258,25 @@ class Algorithm:
             sides[self.advantage.accepts(parts[0])].add(tuple(tuple(t.response_tokens) for t in parts))
         return bool(sides[True] and sides[False]) and len(sides[True] | sides[False]) > 1
 
-    def weigh(self, selected: Sequence[Trajectory], max_tokens: int) -> list[tuple[Trajectory, float]]:
+    def weigh(
+        self, selected: Sequence[Trajectory], max_tokens: int, counted: Sequence[Trajectory] = ()
+    ) -> list[tuple[Trajectory, float]]:
         """The trajectories of one optimizer step that have a gradient, each with its reduction weight.
 
-        Those without are skipped; their tokens still count in the denominators.
+        Those without are skipped; their tokens still count in the denominators, and so do those of all the others that
+        are `counted`, by default the selected alone.
         """
         if not selected:
             return []
-        reduce = REDUCTIONS[self.reduction]
-        weights = reduce(selected, max_tokens)
+        own, counted = {id(t) for t in selected}, counted or selected
+
+        def reduce(count: Callable[[Trajectory], int]) -> list[float]:
+            of_all = REDUCTIONS[self.reduction](counted, max_tokens, count)
+            return [weight for t, weight in zip(counted, of_all, strict=True) if id(t) in own]
+
+        weights = reduce(count_sampled)
         for term in self.terms:
-            term.weigh_step(selected, weights, lambda trajectories, count: reduce(trajectories, max_tokens, count))
+            term.weigh_step(selected, weights, reduce)
         rows = [(t, w) for t, w in zip(selected, weights, strict=True) if t.num_action_tokens]
         if self.has_gradient_at_zero:
             return rows

@@ -100,42 +100,84 @@ def update(
     `adam(n)` gives the parameters of the batch's n-th optimizer step. `check` is called with the statistics before the
     first optimizer step, and may raise.
     """
-    config = loss_config(algorithm, client, inputs.temperature)
-    selected, prepared = _select(client, algorithm, batch, config, inputs)
-    statistics = UpdateStatistics(algorithm, prepared.measured)
+    parts = [_Part.of(client, one, own, inputs) for one, own in algorithm.split(batch)]
+    selected = [t for part in parts for t in part.selected]
+    statistics = UpdateStatistics(algorithm, {k: v for part in parts for k, v in part.prepared.measured.items()})
     substeps = list(_split(algorithm, selected, passes, inputs.key))
     if inputs.critic is not None:
-        batches = [_weigh_for_critic(algorithm, part, inputs.max_tokens) for _, part in substeps]
+        batches = [_weigh_for_critic(algorithm, step, inputs.max_tokens) for _, step in substeps]
         statistics.critic = inputs.critic.learn(rows for rows in batches if rows)
         if inputs.critic.alone:
             return statistics
-    for epoch, part in substeps:
-        rows, equal = algorithm.loss.keep_comparable(algorithm.weigh(part, inputs.max_tokens))
-        statistics.equal_pairs += equal if epoch == 0 else 0
-        if not rows:
+    for epoch, step in substeps:
+        calls: list[tuple[_Part, Rows, list[Datum]]] = []
+        for part in parts:
+            loss, own = part.algorithm.loss, [t for t in step if id(t) in part.ids]
+            rows, equal = loss.keep_comparable(part.algorithm.weigh(own, inputs.max_tokens, step))
+            statistics.equal_pairs += equal if epoch == 0 else 0
+            if rows:
+                calls.append((part, rows, [part.make_datum(t, weight) for t, weight in rows]))
+        if not calls:
             continue
-        data = [make_datum(algorithm, t, weight, prepared.old_logprobs(t)) for t, weight in rows]
         if passes.target_kl and statistics.updates:
-            if algorithm.loss.needs_whole_step:
-                output = _score(client, [t for t, _ in rows], config)
-            else:
-                output = client.forward(data, algorithm.loss.name, config).result()
-            statistics.record_divergence(Tokens.of([t for t, _ in rows], data, output).approx_kl)
+            statistics.record_divergence(_measure_kl(client, calls))
             if statistics.approx_kl > passes.target_kl:
                 return statistics
-        divergence = None
-        if inputs.is_given:
-            divergence = algorithm.loss.estimate_divergence(
-                [t for t, _ in rows],
-                is_mean=algorithm.reduction == "sequence_mean",
-                context=getattr(client.get_tokenizer(), "model_max_length", None),
-                before=lambda others: compute_sampler_logprobs(others, inputs.reference, inputs.temperature),
-                now=lambda others: compute_current_logprobs(client, others, config),
-            )
-        output = _forward_backward(client, algorithm, rows, data, config, divergence).result()
-        statistics.add(rows, data, output, again=epoch > 0)
+        sent = [part.send(client, rows, data, inputs) for part, rows, data in calls]
+        for number, ((part, rows, data), output) in enumerate(zip(calls, sent, strict=True)):
+            statistics.add(rows, data, output.result(), joined=number > 0, again=epoch > 0, algorithm=part.algorithm)
         _step(client, statistics, adam, check)
     return statistics
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one algorithm learns from in an update: with `Algorithm.for_tasks` there are several."""
+
+    algorithm: Algorithm
+    selected: list[Trajectory]
+    prepared: Preparation
+    config: dict[str, float]
+    ids: frozenset[int]
+
+    @classmethod
+    def of(
+        cls, client: TrainingClient, algorithm: Algorithm, batch: Sequence[Trajectory], inputs: UpdateInputs
+    ) -> _Part:
+        config = loss_config(algorithm, client, inputs.temperature)
+        selected, prepared = _select(client, algorithm, batch, config, inputs)
+        return cls(algorithm, selected, prepared, config, frozenset(map(id, selected)))
+
+    def make_datum(self, trajectory: Trajectory, weight: float) -> Datum:
+        return make_datum(self.algorithm, trajectory, weight, self.prepared.old_logprobs(trajectory))
+
+    def send(
+        self, client: TrainingClient, rows: Rows, data: list[Datum], inputs: UpdateInputs
+    ) -> Future[ForwardBackwardOutput]:
+        """Add the gradient of its rows."""
+        divergence = None
+        if inputs.is_given:
+            divergence = self.algorithm.loss.estimate_divergence(
+                [t for t, _ in rows],
+                is_mean=self.algorithm.reduction == "sequence_mean",
+                context=getattr(client.get_tokenizer(), "model_max_length", None),
+                before=lambda others: compute_sampler_logprobs(others, inputs.reference, inputs.temperature),
+                now=lambda others: compute_current_logprobs(client, others, self.config),
+            )
+        return _forward_backward(client, self.algorithm, rows, data, self.config, divergence)
+
+
+def _measure_kl(client: TrainingClient, calls: Sequence[tuple[_Part, Rows, list[Datum]]]) -> float:
+    """The divergence of the policy now from the one that sampled, over the rows of an optimizer step."""
+    tokens: list[Tokens] = []
+    for part, rows, data in calls:
+        trajectories = [t for t, _ in rows]
+        if part.algorithm.loss.needs_whole_step:
+            output = _score(client, trajectories, part.config)
+        else:
+            output = client.forward(data, part.algorithm.loss.name, part.config).result()
+        tokens.append(Tokens.of(trajectories, data, output))
+    return sum(one.approx_kl * len(one.now) for one in tokens) / sum(len(one.now) for one in tokens)
 
 
 def _split(
@@ -185,6 +227,8 @@ def update_streamed(
     for term in algorithm.terms:
         if term.needs_whole_batch:
             raise ValueError(f"{term.key(term.switch)} needs the whole batch at once; use update")
+    if algorithm.for_tasks:
+        raise ValueError("algorithm.for_tasks needs the whole batch at once; use update")
     if inputs.critic is not None:
         raise ValueError(f"the critic of algorithm.advantage={algorithm.advantage.name} learns from the whole batch")
     config = loss_config(algorithm, client, inputs.temperature)

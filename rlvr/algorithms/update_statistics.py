@@ -70,6 +70,23 @@ def _gather_observed(data: Sequence[Datum], output: ForwardBackwardOutput) -> tu
     return np.concatenate(logprobs).astype(np.float64), np.concatenate(weights).astype(np.float64)
 
 
+def _find_ratios(
+    algorithm: Algorithm,
+    rows: Sequence[tuple[Trajectory, float]],
+    data: Sequence[Datum],
+    tokens: Tokens,
+    output: ForwardBackwardOutput,
+) -> Array:
+    """The ratio that the loss clips, of each sampled token: its own, or that of the whole completion."""
+    ratios: list[Array] = []
+    for (trajectory, _), datum, out in zip(rows, data, output.loss_fn_outputs, strict=True):
+        ratio = algorithm.loss.sequence_ratio(out, datum.loss_fn_inputs)
+        if ratio is None:
+            return np.exp(tokens.now - _gather_input(rows, data, "logprobs"))
+        ratios.append(np.full(trajectory.num_action_tokens, ratio))
+    return np.concatenate(ratios)
+
+
 class Differences:
     """Running sums over tokens: of d = p - q, |d|, d^2, exp(d) - 1 - d, and of q if given."""
 
@@ -112,13 +129,10 @@ class UpdateStatistics:
     """Running sums over the optimizer steps of one update; a step is one forward-backward pass or several joined."""
 
     def __init__(self, algorithm: Algorithm, measured: Mapping[str, float] | None = None) -> None:
-        bounds = algorithm.loss.config()
         self.algorithm = algorithm
-        self.low, self.high = bounds.get("clip_low_threshold", 0.0), bounds.get("clip_high_threshold", math.inf)
-        self.dual = bounds.get(DUAL_CLIP, math.inf)
         self.updates = self.trajectories = self.tokens = 0
         self.loss = 0.0  # a mean over the optimizer steps, as is what each term adds to it
-        self.term_losses = {term.name: 0.0 for term in algorithm.terms}
+        self.term_losses = {term.name: 0.0 for one in algorithm.every for term in one.terms}
         self.clipped = {"low": 0, "high": 0}
         self.ratio_max = 1.0
         self.grad_norm = 0.0
@@ -159,15 +173,19 @@ class UpdateStatistics:
         *,
         joined: bool = False,
         again: bool = False,
+        algorithm: Algorithm | None = None,
     ) -> None:
         """Add a forward-backward pass, before its optimizer step.
 
         `joined`: it belongs to the same optimizer step as the pass before; `again`: an earlier epoch trained on the
-        same tokens.
+        same tokens; `algorithm`: the spec for these tasks, if there are several.
         """
+        algorithm = algorithm or self.algorithm
+        bounds = algorithm.loss.config()
+        lowest, highest = bounds.get("clip_low_threshold", 0.0), bounds.get("clip_high_threshold", math.inf)
         tokens = Tokens.of([t for t, _ in rows], data, output)
         delta = tokens.now - tokens.sampled
-        advantage, ratio = tokens.advantage, self._ratio(rows, data, tokens, output)
+        advantage, ratio = tokens.advantage, _find_ratios(algorithm, rows, data, tokens, output)
         if not joined:
             self.updates += 1
             self._last, self._of_terms, self._target_divergence = Differences(), {}, None
@@ -178,33 +196,19 @@ class UpdateStatistics:
             self._first.add(delta)
         if not again:
             self._epoch.add(delta, tokens.sampled)
-        bounds = np.full(len(delta), True)
-        down, up = (bounds, bounds) if self.algorithm.loss.clips_at_any_advantage else (advantage < 0, advantage > 0)
-        self.clipped["low"] += int(((ratio < self.low) & down).sum())
-        self.clipped["high"] += int(((ratio > self.high) & up | (ratio > self.dual) & down).sum())
+        each = np.full(len(delta), True)
+        down, up = (each, each) if algorithm.loss.clips_at_any_advantage else (advantage < 0, advantage > 0)
+        self.clipped["low"] += int(((ratio < lowest) & down).sum())
+        beyond = ratio > bounds.get(DUAL_CLIP, math.inf)
+        self.clipped["high"] += int(((ratio > highest) & up | beyond & down).sum())
         self.ratio_max = max(self.ratio_max, float(np.exp(delta).max()))
-        self._losses(rows, data, tokens, output, joined)
+        self._losses(algorithm, rows, data, tokens, output, joined)
         for name in output.metrics.keys() - CUSTOM_METRICS if self.algorithm.loss.needs_whole_step else ():
             self._own.setdefault(name, []).append(output.metrics[name])
 
-    def _ratio(
-        self,
-        rows: Sequence[tuple[Trajectory, float]],
-        data: Sequence[Datum],
-        tokens: Tokens,
-        output: ForwardBackwardOutput,
-    ) -> Array:
-        """The ratio that the loss clips, of each sampled token: its own, or that of the whole completion."""
-        ratios: list[Array] = []
-        for (trajectory, _), datum, out in zip(rows, data, output.loss_fn_outputs, strict=True):
-            ratio = self.algorithm.loss.sequence_ratio(out, datum.loss_fn_inputs)
-            if ratio is None:
-                return np.exp(tokens.now - _gather_input(rows, data, "logprobs"))
-            ratios.append(np.full(trajectory.num_action_tokens, ratio))
-        return np.concatenate(ratios)
-
     def _losses(
         self,
+        algorithm: Algorithm,
         rows: Sequence[tuple[Trajectory, float]],
         data: Sequence[Datum],
         tokens: Tokens,
@@ -220,7 +224,7 @@ class UpdateStatistics:
             return before + (value - (0.0 if joined else before)) / self.updates
 
         self.loss = join(self.loss, output.metrics["loss:sum"])
-        for term in self.algorithm.terms:
+        for term in algorithm.terms:
             added, values = term.measure(trained)
             self.term_losses[term.name] = join(self.term_losses[term.name], added)
             if values is not None:

@@ -24,12 +24,16 @@ SECONDS = 3.0  # time limit of an attack; programs that wait for it take nearly 
 
 
 def reward_options(given: Sequence[str]) -> dict[str, Any]:
-    """Parse `key=value` texts; a value is JSON (true, 3, [1]) if it parses as such, else text."""
+    return parse_options("--reward-option", given)
+
+
+def parse_options(what: str, given: Sequence[str]) -> dict[str, Any]:
+    """Parse `key=value` texts; a value is JSON (true, 3, [1]) if it parses as such, else text. `what` is for errors."""
     options: dict[str, Any] = {}
     for text in given:
         key, equals, value = text.partition("=")
         if not equals or not key.isidentifier():
-            raise ValueError(f"--reward-option {text!r}: expected key=value")
+            raise ValueError(f"{what} {text!r}: expected key=value")
         try:
             options[key] = json.loads(value)
         except ValueError:

@@ -18,8 +18,9 @@ import random
 import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
@@ -75,11 +76,13 @@ _WORDS = re.compile(r"[^\W\d_]+(?:[ .'-][^\W\d_]+)*")
 class FaultSearch:
     """What was seen, by the fault's name, and the faults that these rows allow to look for.
 
-    Without an accepted true row there are no probes, and a reference that is a word has no other sign.
+    Without an accepted true row there are no probes, and a reference that is a word has no other sign. `probes` has
+    the number of probes by the fault of accepting them.
     """
 
     seen: dict[str, list[str]]
     tried: set[str]
+    probes: Counter[str] = field(default_factory=Counter[str])
 
     @property
     def not_tried(self) -> list[str]:
@@ -147,11 +150,13 @@ def find_faults(
     slow_s: float = SLOW_S,
     measured: Sequence[Score] = (),
     trial: TrialProcess | None = None,
+    heavy: bool = True,
 ) -> FaultSearch:
     """Look for all of `FAULTS`; a probe that takes `slow_s` seconds may be slow.
 
     `measured`: the verdicts that the rows had before, in their order, if any; others now are `unstable`. With a
-    `trial` process, heavy probes at which the reward hangs or ends there are `slow`, and are not tried here.
+    `trial` process, heavy probes at which the reward hangs or ends there are `slow`, and are not tried here. Without
+    `heavy` there are none of these.
     """
     search = FaultSearch({}, {"unstable", "order", "company"})
 
@@ -168,11 +173,12 @@ def find_faults(
     references = list(dict.fromkeys(_final(row) for row in accepted))
     hanging = set[str]()
     for place, row in enumerate(accepted[:MAX_TASKS]):
-        probes = _make_probes(row, shared, place < MAX_HEAVY) + _list_answers(row, references)
+        probes = _make_probes(row, shared, heavy and place < MAX_HEAVY) + _list_answers(row, references)
         pairs = _make_pairs(row, references)
         search.tried.update((name for name, _ in (*probes, *pairs)), ("no_verdict", "slow", "leak", "refuses_long"))
         if trial is not None and place < MAX_HEAVY:
             probes = [probe for probe in probes if not _hangs(trial, row, probe[1], hanging, add)]
+        search.probes.update(name for name, _ in (*probes, *pairs))
         for name, text in probes:
             score, seconds = _time(reward, make_case(row, text))
             if score.outcome is Outcome.PASSED:
@@ -326,8 +332,8 @@ def _make_pairs(row: dict[str, Any], references: Sequence[str]) -> list[tuple[st
         pairs.append(("percent", (f"{final}%", f"{float(final) * 100:.15g}%")))
     for other in _other_answers(final, references)[:1]:
         pairs += [("among", (f"{final}{sign}{other}", f"{other}{sign}{final}")) for sign in (" or ", ", ")]
-    others = [other for other in references if _differ(final, other)]
-    if others and (second := next((other for other in others if _differ(others[0], other)), None)):
+    others = [other for other in references if exclude_each_other(final, other)]
+    if others and (second := next((other for other in others if exclude_each_other(others[0], other)), None)):
         pairs.append(("other", (others[0], second)))
     return [(name, (response.replace(final, one), response.replace(final, two))) for name, (one, two) in pairs]
 
@@ -340,7 +346,7 @@ def _other_answers(final: str, references: Sequence[str]) -> list[str]:
     return [other for other in others if other != final]
 
 
-def _differ(one: str, two: str) -> bool:
+def exclude_each_other(one: str, two: str) -> bool:
     """Whether no verifier may take one for the other: two numbers, or words none of which is in the other."""
     if _is_number(one) and _is_number(two):
         return float(one) != float(two)
@@ -369,7 +375,7 @@ def _alter(final: str) -> list[tuple[str, str]]:
         others.append(("separators", final.replace(".", "")))
     elif abs(value) >= 1000:
         others.append(("separators", f"{int(value):,}".replace(",", ".")))
-    kinds += [(name, number) for name, number in others if float(number) != value]
+    kinds += [(name, number) for name, number in others if number.count(".") > 1 or float(number) != value]
     if value:
         kinds.append(("sign", f"{-value:g}"))
     return [*kinds, ("junk", "nan"), ("junk", "inf")]

@@ -1,13 +1,20 @@
-"""`rlvr env`: environments of other projects here, and ours there."""
+"""`rlvr env`: begin an environment and check it, install those of other projects, and serve ours to them."""
 
 from __future__ import annotations
 
 import shlex
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-env_app = typer.Typer(help="Install environments of other projects beside ours, and serve ours to them.")
+from rlvr.cli.grading_commands import RewardOptions
+from rlvr.runs.user_messages import mask_secrets, print_message
+
+env_app = typer.Typer(
+    help="Begin an environment and check it, install those of other projects, and serve ours to them.",
+    no_args_is_help=True,
+)
 
 
 @env_app.command("list")
@@ -53,6 +60,80 @@ def install_kind(
         print(f"installed: {locate(kind)}")
 
 
+@env_app.command("init")
+def init_package(
+    folder: Annotated[str, typer.Argument(metavar="NAME", help="A new folder; its name is that of the environment.")],
+    *,
+    contract: Annotated[
+        str, typer.Option("--contract", help="game (reset, step), tools (reset, methods) or rows (tasks, a reward).")
+    ] = "game",
+) -> None:
+    """Write a package with an environment of your own, its test and its README.
+
+    rlvr env init my-game
+    """
+    from rlvr.envs.environment_package import write_package
+
+    for path in write_package(folder, contract):
+        print(path)
+    print(f"next: pip install -e {shlex.quote(folder)} && pytest {shlex.quote(folder)}")
+
+
+@env_app.command("check")
+def check_env(
+    environment: Annotated[str, typer.Argument(metavar="REF", help="A name, package.module:Class or a reference.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value ...]", help="Options of the environment (env.kwargs).")
+    ] = None,
+    reward: Annotated[
+        str | None, typer.Option("--reward", help="The verifier; default: the environment's own.")
+    ] = None,
+    reward_option: RewardOptions = None,
+    attack: Annotated[
+        bool, typer.Option("--attack", help="Also search for rewards without answers, and try texts that may hang.")
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Who samples for the signal; default: words at random.")
+    ] = None,
+    tasks: Annotated[int, typer.Option("--tasks", help="Tasks that are answered.")] = 24,
+    samples: Annotated[int, typer.Option("--samples", help="Completions of each task for the signal.")] = 8,
+    reward_range: Annotated[
+        str | None, typer.Option("--reward-range", help="LOW,HIGH that rewards must keep; default: not checked.")
+    ] = None,
+    hang_seconds: Annotated[float, typer.Option("--hang-seconds", help="When an episode counts as hanging.")] = 20.0,
+    allow: Annotated[
+        list[str] | None, typer.Option("--allow", help="A fault that is intended, such as floor_gap; repeatable.")
+    ] = None,
+    show: Annotated[int, typer.Option("--show", help="Examples of each fault.")] = 2,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the whole report to this JSON file.")] = None,
+) -> None:
+    """Check an environment: its contract, its verifier, leaks, its signal, and with --attack how it is gamed.
+
+    rlvr env check sorting digits=4
+
+    rlvr env check my_game:Game --attack --json report.json
+
+    The exit code is 1 if a fault was found that is not allowed.
+    """
+    import json
+
+    from rlvr.audit.commands import parse_options, reward_options
+    from rlvr.audit.environment.environment_check import CheckOptions, check_environment, parse_range
+    from rlvr.core.files import write_atomic
+    from rlvr.tracking import readable_lines
+
+    options = CheckOptions(
+        reward, reward_options(reward_option or []), tasks, samples, attack, model, parse_range(reward_range),
+        hang_seconds, tuple(allow or ()),
+    )  # fmt: skip
+    report = check_environment(environment, parse_options("env check", words or []), options, print_message)
+    if json_file is not None:
+        write_atomic(json_file, json.dumps(report.as_json(), indent=2))
+    typer.echo(readable_lines(mask_secrets(report.table(show))))
+    if report.faults:
+        raise typer.Exit(1)
+
+
 @env_app.command("serve")
 def serve_tasks(
     name: Annotated[str, typer.Argument(metavar="NAME", help="An environment, as env.name in a config.")],
@@ -61,9 +142,7 @@ def serve_tasks(
     ] = None,
     *,
     reward: Annotated[str | None, typer.Option("--reward", help="By default that of the environment.")] = None,
-    reward_option: Annotated[
-        list[str] | None, typer.Option("--reward-option", help="An option of the reward: key=value; may be repeated.")
-    ] = None,
+    reward_option: RewardOptions = None,
     host: Annotated[str, typer.Option("--host", help="A loopback address.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 takes any free port.")] = 5005,
 ) -> None:
@@ -71,10 +150,11 @@ def serve_tasks(
 
     rlvr env serve rpn_arithmetic complexity=[1,2]
     """
+    from rlvr.audit.commands import parse_options, reward_options
     from rlvr.envs import resolve_environment
     from rlvr.envs.ecosystems.guest_process import GUESTS
     from rlvr.reward import resolve_reward
-    from rlvr.runs.user_messages import name_missing_extra, print_message
+    from rlvr.runs.user_messages import name_missing_extra
 
     with name_missing_extra("serving tasks", "serve"):
         from rlvr.envs.ecosystems.task_server import TaskServer
@@ -83,8 +163,8 @@ def serve_tasks(
         raise ValueError(
             f"--host {host} can be reached from other machines, and this server has no keys; give 127.0.0.1"
         )
-    source = resolve_environment(name, **_read_options(options or []))
-    judge = resolve_reward(reward or source.reward, **_read_options(reward_option or []))
+    source = resolve_environment(name, **parse_options("env serve", options or []))
+    judge = resolve_reward(reward or source.reward, **reward_options(reward_option or []))
     server = TaskServer(name, source, judge)
     with bind_socket(host, port) as listening:
         url = server_url(listening)
@@ -95,19 +175,3 @@ def serve_tasks(
             print_message("    --env.agent.harness.id rlvr_chat --env.agent.runtime.type subprocess")
 
         run_server(server.app, listening, on_ready=tell)
-
-
-def _read_options(given: list[str]) -> dict[str, Any]:
-    """Options `key=value`, whose values are YAML, as in a config."""
-    import yaml
-
-    options: dict[str, Any] = {}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not equals or not key.isidentifier():
-            raise ValueError(f"{text!r} is no option; expected key=value, such as heldout=100")
-        try:
-            options[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ValueError(f"{key}={value}: the value is no YAML ({error})") from error
-    return options

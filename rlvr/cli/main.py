@@ -9,6 +9,7 @@
     rlvr push runs/arithmetic OWNER/REPO --private
     rlvr verify completions.jsonl --reward code --out verdicts.jsonl
     rlvr audit --reward code --attack
+    rlvr env check sorting
     rlvr record --model ./my-model --out traffic.jsonl
     rlvr rows traffic.jsonl
     rlvr serve engine --model ./my-model --port 8000
@@ -75,8 +76,8 @@ _COMMANDS = {
 for _group, _members in _COMMANDS.items():
     for _name, _command in _members.items():
         app.command(_name, rich_help_panel=_group)(_command)
+app.add_typer(env_app, name="env", rich_help_panel="Environments")
 app.add_typer(serve_app, name="serve", rich_help_panel="Servers")
-app.add_typer(env_app, name="env", rich_help_panel="Agents")
 
 
 @app.callback(invoke_without_command=True)

@@ -7,10 +7,10 @@ composed values into a `RunConfig`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from rlvr.algorithms.registry import resolve_algorithm
+from rlvr.algorithms.registry import find_algorithm, resolve_algorithm
 from rlvr.algorithms.specs import Algorithm
 from rlvr.clients.client_options import ClientOptions, ModelOptions
 from rlvr.clients.registry import check_client
@@ -69,6 +69,10 @@ class AlgorithmOptions:
 
     `advantage` and `loss` are another variant, by `name`, or other options of the spec's own. A term of `terms` is
     added if its switch, the option that the table lists first, is given, and taken away if that is 0.
+
+    `for_tasks` are other algorithms for some tasks, `{code: dapo, chat: {kl_coef: 0.01}}`: by the value that a task has
+    under `task_key` in its `meta` (or by its `level`) the name of a spec, or keys of this section in their short form,
+    which change the spec that they name, or this one.
     """
 
     name: str = "grpo"
@@ -79,11 +83,30 @@ class AlgorithmOptions:
     drop_equal_groups: bool | None = None
     equal_by: str | None = None
     mask_truncated: bool | None = None
+    task_key: str = "source"
+    for_tasks: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def resolve(self) -> Algorithm:
-        given = list_given(self)
-        flat = {_FLAT_OF.get(key, key.removesuffix(".name")): value for key, value in given.items() if key != "name"}
-        return resolve_algorithm(self.name, **flat)
+        own = {key: value for key, value in list_given(self).items() if key not in ("name", "task_key", "for_tasks")}
+        flat = {_FLAT_OF.get(key, key.removesuffix(".name")): value for key, value in own.items()}
+        spec = resolve_algorithm(self.name, **flat)
+        others = tuple((str(value), _resolve_other(spec, value, other)) for value, other in self.for_tasks.items())
+        return replace(spec, task_key=self.task_key, for_tasks=others) if others else spec
+
+
+def _resolve_other(spec: Algorithm, value: str, given: Any) -> Algorithm:
+    """The spec that an entry of `algorithm.for_tasks` names or changes."""
+    options = {"name": given} if isinstance(given, str) else given
+    if not isinstance(options, dict) or not options:
+        raise ValueError(
+            f"algorithm.for_tasks.{value}={given!r}: expected the name of an algorithm, or its keys: {{kl_coef: 0.01}}"
+        )
+    changes = dict[str, Any](options)
+    try:
+        base = find_algorithm(str(changes.pop("name"))) if "name" in changes else spec
+        return base.with_flat(changes)
+    except ValueError as error:
+        raise ValueError(f"algorithm.for_tasks.{value}: {error}") from None
 
 
 _FLAT_OF = {key.partition(".")[2]: flat.partition(".")[2] for flat, key in FLAT.items()}

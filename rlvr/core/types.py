@@ -13,7 +13,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class StopReason(str, Enum):
@@ -338,8 +340,8 @@ class TrajectoryBatch:
         return group_by(self.trajectories, lambda t: t.group_id)
 
 
-def group_by(items: Iterable[Trajectory], of: Callable[[Trajectory], str]) -> dict[str, list[Trajectory]]:
-    groups: dict[str, list[Trajectory]] = {}
+def group_by(items: Iterable[T], of: Callable[[T], str]) -> dict[str, list[T]]:
+    groups: dict[str, list[T]] = {}
     for item in items:
         groups.setdefault(of(item), []).append(item)
     return groups

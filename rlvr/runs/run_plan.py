@@ -19,6 +19,7 @@ from rlvr.algorithms.capabilities import check_supported
 from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.losses.custom import FunctionLoss
 from rlvr.algorithms.optimizers import AdamW
+from rlvr.algorithms.specs import Algorithm
 from rlvr.algorithms.terms.importance import Importance
 from rlvr.clients.custom_loss import try_custom_loss
 from rlvr.clients.registry import resolve_client
@@ -57,6 +58,7 @@ from rlvr.runs.run_tasks import check_completions, check_demonstrations, count_t
 from rlvr.training.compatibility import check_compatibility, check_temperatures
 from rlvr.training.evaluate import heldout_split
 
+LOOKED_AT = 256  # training tasks, to see which algorithm they have
 PROMPT = 512  # tokens, where `training.max_prompt_tokens` does not say
 
 
@@ -69,11 +71,12 @@ def plan(assembly: Assembly) -> dict[str, str]:
     _check_optimizers(assembly)
     check_demonstrations(config, source)
     if t.mode == "rlvr":
-        check_compatibility(algorithm, config.rollout, t)
-        check_supported(algorithm, assembly.spec.capabilities)
+        for one in algorithm.every:
+            check_compatibility(one, config.rollout, t)
+            check_supported(one, assembly.spec.capabilities)
         check_temperatures(t, assembly.spec.capabilities)
         check_teacher(assembly)
-        for term in algorithm.terms:
+        for term in (term for one in algorithm.every for term in one.terms):
             term.check_turns(source.max_turns)
         is_own = not LOSSES.is_built_in(algorithm.loss.name) and not algorithm.loss.needs_whole_step
         if isinstance(algorithm.loss, FunctionLoss) or (is_own and assembly.spec.capabilities.is_remote):
@@ -111,9 +114,8 @@ def plan(assembly: Assembly) -> dict[str, str]:
         lines["cores"] = str(share)
     if t.mode == "rlvr":
         lines |= {
-            "algorithm": f"{algorithm.name}: {algorithm.advantage.name}, loss {algorithm.loss.name}"
-            f"{algorithm.loss.remark(algorithm)}, {algorithm.reduction}"
-            + "".join(f", {text}" for term in algorithm.terms if (text := term.describe())),
+            "algorithm": _describe_algorithm(algorithm),
+            **_describe_others(assembly),
             **({"teacher": str(config.teacher)} if algorithm.has_teacher else {}),
             "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} completions = "
             f"{t.steps * completions:,} completions, at most {tokens:,} tokens"
@@ -172,12 +174,45 @@ def _check_optimizers(assembly: Assembly) -> None:
         )
 
 
+def _describe_algorithm(algorithm: Algorithm) -> str:
+    return (
+        f"{algorithm.name}: {algorithm.advantage.name}, loss {algorithm.loss.name}{algorithm.loss.remark(algorithm)}, "
+        f"{algorithm.reduction}" + "".join(f", {text}" for term in algorithm.terms if (text := term.describe()))
+    )
+
+
+def _describe_others(assembly: Assembly) -> dict[str, str]:
+    """The algorithms for some tasks; ValueError if no task that was looked at has the key."""
+    algorithm = assembly.algorithm
+    if not algorithm.for_tasks:
+        return {}
+    levels = assembly.source.levels
+    tasks = [
+        assembly.source.train(assembly.config.seed, i, level)
+        for level in levels
+        for i in range(max(1, LOOKED_AT // len(levels)))
+    ]
+    has_key = algorithm.task_key == "level" or any(algorithm.task_key in task.meta for task in tasks)
+    found = [algorithm.of_task(task) for task in tasks]
+    lines = {
+        f"  {algorithm.task_key}={value}": f"{_describe_algorithm(one)}; {sum(other is one for other in found)} of "
+        f"{len(tasks)} tasks that were looked at"
+        for value, one in algorithm.for_tasks
+    }
+    if not has_key:
+        raise ValueError(
+            f"algorithm.task_key={algorithm.task_key}: none of {len(tasks)} tasks has that key in its meta "
+            f"(the first has {', '.join(sorted(tasks[0].meta)) or 'none'}); choose one that tasks have, or `level`"
+        )
+    return lines
+
+
 def check_teacher(assembly: Assembly) -> None:
     """ValueError if the run needs a teacher that it does not name, or that cannot score its completions."""
     if not assembly.has_teacher:
         return
     config = assembly.config
-    options, teacher = config.teacher, next(t for t in assembly.algorithm.terms if t.teaches)
+    options, teacher = config.teacher, next(t for one in assembly.algorithm.every for t in one.terms if t.teaches)
     if not (options.model or options.url):
         raise ValueError(
             f"{teacher.key(teacher.switch)}={teacher.strength:g} without a teacher; give teacher.model (a run, a model "

@@ -22,7 +22,11 @@ def estimate_signal(baseline: Evaluation, algorithm: Algorithm, options: Trainin
     completions do not need groups of unequal rewards.
     """
     is_binary = all(math.isclose(r.reward, r.passed / r.judged, abs_tol=1e-9) for r in baseline.results)
-    is_needed = algorithm.has_group_baseline and not algorithm.has_teacher and options.completions == "sampled"
+    is_needed = (
+        all(one.has_group_baseline for one in algorithm.every)
+        and not algorithm.has_teacher
+        and options.completions == "sampled"
+    )
     if not (baseline.results and is_binary and is_needed) or options.is_control:
         return math.nan
     return expect_signal([(r.passed, r.judged) for r in baseline.results], options.group_size)

@@ -199,6 +199,8 @@ def _check_streaming(algorithm: Algorithm, options: TrainingOptions) -> None:
         wrong.append(
             f"algorithm.loss={algorithm.loss.name} gets all rows of an optimizer step in one call (use num_substeps)"
         )
+    if algorithm.for_tasks:
+        wrong.append("algorithm.for_tasks weighs the completions of a whole step (use num_substeps)")
     if algorithm.reduction == "token_mean":
         wrong.append("algorithm.reduction=token_mean divides by the tokens of the whole batch (use constant)")
     if algorithm.advantage.takes_critic:

@@ -56,11 +56,12 @@ class Trainer:
         self.reference: SamplingClient | None = None  # the loop sets it if `algorithm.needs_reference`
         self.critic: TrainingClient | None = None  # the loop sets it if the algorithm has one
         if parts.options.mode == "rlvr":
-            check_compatibility(parts.algorithm, parts.params, parts.options)
-            check_supported(parts.algorithm, parts.client.capabilities)
             check_temperatures(parts.options, parts.client.capabilities)
-            for text in list_advice(parts.algorithm, parts.params):
-                monitor.warn(text)
+            for algorithm in parts.algorithm.every:
+                check_compatibility(algorithm, parts.params, parts.options)
+                check_supported(algorithm, parts.client.capabilities)
+                for text in list_advice(algorithm, parts.params):
+                    monitor.warn(text)
 
     def accept(self, step: int, batch: TrajectoryBatch) -> None:
         """Check a batch against the error budget, and let the curriculum see its verdicts."""
@@ -159,7 +160,7 @@ class Trainer:
         completions |= measure_signal(collected.all, self.parts.algorithm)
         if self.parts.algorithm.has_penalty:
             completions["penalty"] = mean([t.penalty for t in last_of_rollouts(TrajectoryBatch(collected.batch))])
-        for term in self.parts.algorithm.terms:
+        for term in (term for one in self.parts.algorithm.every for term in one.terms):
             completions |= term.measure_batch(collected.batch)
         if self.options.temperature_end is not None:
             completions["rollout/temperature"] = self.collector.params(step).temperature

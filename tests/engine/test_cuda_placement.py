@@ -169,7 +169,8 @@ def test_a_pretended_gpu_refuses_tensors_of_both_places(name: str, mix: Callable
 def step_fused(x: torch.Tensor, step: torch.Tensor) -> None:
     """AdamW's fused kernel, with its count of steps in `step`."""
     moments = [[torch.zeros_like(x)] for _ in range(3)]
-    torch._fused_adamw_(
+    fused: Any = torch.ops.aten._fused_adamw_.default
+    fused(
         [x], *moments, [], [step], lr=0.1, beta1=0.9, beta2=0.9, weight_decay=0.0, eps=1e-8, amsgrad=False,
         maximize=False,
     )  # fmt: skip

@@ -120,13 +120,13 @@ def test_the_commands_of_an_install(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "mine").mkdir()
     *_, fill = list_commands("verifiers", ["some/wordle@0.2", "./mine"], "http://127.0.0.1:9/simple")
     assert fill[fill.index("verifiers[ta]==0.4.0") :] == [
-        *("verifiers[ta]==0.4.0", "wordle==0.2", str(tmp_path / "mine")),
+        *("verifiers[ta]==0.4.0", "uv", "wordle==0.2", str(tmp_path / "mine")),
         *("--extra-index-url", "http://127.0.0.1:9/simple"),
         *("--extra-index-url", "https://hub.primeintellect.ai/some/simple/"),
     ]
     with pytest.raises(ValueError, match="gem has no index of owners"):
         list_commands("gem", ["some/game"])
     assert run(["env", "install", "verifiers", "--dry-run"]) == 0
-    assert "about 600 MB" in capsys.readouterr().out and not list(tmp_path.glob("verifiers*"))
+    assert "about 660 MB" in capsys.readouterr().out and not list(tmp_path.glob("verifiers*"))
     assert run(["env", "install", "verifier"]) == 2 and "did you mean 'verifiers'" in capsys.readouterr().err
     assert run(["env", "list"]) == 0 and capsys.readouterr().out.count("not installed") == len(INSTALLS)

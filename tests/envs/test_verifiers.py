@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
+import subprocess
+import threading
 import time
 from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +19,17 @@ import pytest
 pytest.importorskip("starlette", reason="the extra [serve] is not installed")
 pytest.importorskip("transformers", reason="the extra [train] is not installed")
 
+from rlvr.cli.main import run
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.core.messages import SamplingParams
 from rlvr.core.types import Outcome, Trajectory
-from rlvr.envs.ecosystems.installs import is_complete, locate
+from rlvr.envs.ecosystems.guest_process import GUESTS
+from rlvr.envs.ecosystems.installs import find_python, is_complete, locate
+from rlvr.envs.ecosystems.task_server import TaskServer
 from rlvr.envs.registry import resolve_environment
 from rlvr.reward import resolve_reward
 from rlvr.rollout import open_groups, rollout, score
+from rlvr.web.server import BackgroundServer, bind_socket, server_url
 from tests.kit.code_rows import chat_tokenizer
 from tests.kit.open_server import TOOLS_TEMPLATE
 
@@ -62,7 +71,7 @@ def play(source: Any, said: Sequence[str], tasks: Any = None) -> list[Trajectory
 
 def fail(source: Any, *said: str) -> str:
     """Why an episode has no reward."""
-    (played,) = play(source, said)
+    *_, played = play(source, said)
     verdict = played.scores["environment"]
     assert played.reward is None and verdict.outcome is Outcome.ERROR
     return verdict.detail or ""
@@ -215,3 +224,77 @@ def test_a_game_of_textarena(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert won.reward == 1.0 and won.metadata["agent/turns"] == 2 and won.metadata["branches"] == 1
     assert "Enter your guess to begin" in TEXT.decode(won.prompt_tokens)
     source._guest.close()
+
+
+RUN = """
+env: {name: "verifiers:give-letter", kwargs: {taskset: {letters: ab}, rules: {max_concurrent: 32}}}
+model:
+  tokenizer: characters
+  device: cpu
+  config: {model_type: gpt2, n_embd: 16, n_layer: 1, n_head: 2, n_positions: 32}
+rollout: {max_tokens: 2}
+training: {steps: 2, prompts_per_step: 4, group_size: 4}
+evaluation: {tasks: 3, samples: 2}
+engine: {threads: 1}
+run: {name: letters}
+"""
+
+
+def test_a_run_trains_and_evaluates(folder: Path) -> None:
+    (folder / "letters.yaml").write_text(RUN)
+    assert run(["train", "--config=letters.yaml"]) == 0
+    metrics = [json.loads(line) for line in (folder / "runs/letters/metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in metrics if row["phase"] == "rl"]
+    assert [row["env/all/stop/finished"] for row in steps] == [1.0, 1.0]
+    assert all(0 <= row["env/all/agent/reward/right"] <= 1 for row in steps)
+    assert "final" in json.loads((folder / "runs/letters/summary.json").read_text())
+
+
+def test_the_eval_of_verifiers_plays_tasks_of_ours(tmp_path: Path) -> None:
+    """The unmodified `vf-eval`, with `rlvr env serve` behind its taskset and an endpoint that always says 7."""
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{n}: seven?", "answer": "7" if n % 2 else "8"}) + "\n" for n in range(30))
+    )
+    source = resolve_environment("dataset", path=str(tmp_path / "rows.jsonl"), reward="exact_match")
+    listening, port = bind_socket("127.0.0.1", 0), start_endpoint("7")
+    with BackgroundServer(TaskServer("dataset", source, resolve_reward("exact_match")).app, listening):
+        words = [
+            "rlvr-tasks", "--env.taskset.url", server_url(listening), "--env.agent.harness.id", "rlvr_chat",
+            "--env.agent.runtime.type", "subprocess", "-n", "3", "-m", "policy", "--client.base-url",
+            f"http://127.0.0.1:{port}/v1", "--no-push", "--no-rich", "-o", "outputs",
+        ]  # fmt: skip
+        program = Path(find_python("verifiers")).with_name("vf-eval")
+        env = {**os.environ, "PYTHONPATH": str(GUESTS)}
+        done = subprocess.run([program, *words], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (path,) = (tmp_path / "outputs").glob("*/traces.jsonl")
+    episodes = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(episodes) == 3 and all(episode["ok"] for episode in episodes)
+    for episode in episodes:
+        (trace,) = episode["traces"]
+        right = int(episode["task"]["data"]["prompt"].split(":")[0]) % 2
+        assert trace["rewards"]["reward"]["score"] == right
+        assert trace["info"]["judgement"]["outcome"] == ("passed" if right else "failed")
+
+
+def start_endpoint(says: str) -> int:
+    """The port of an endpoint of chat completions with one answer."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": says}}
+            body = {"id": "1", "object": "chat.completion", "created": 1, "model": "policy", "choices": [choice]}
+            raw = json.dumps(body).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, *words: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server.server_address[1]

@@ -128,7 +128,7 @@ QUICK_PAGES = (
 )
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the tinker SDK leaves its connections to the collector
 def test_every_code_block_of_a_page_does_what_it_says(page: str, world: Path) -> None:
-    if page == "docs/verify/reasoning-gym.md":
+    if page == "docs/train/environments.md":
         pytest.importorskip("reasoning_gym", reason="the extra [reasoning-gym] is not installed")
     run_page(page)
     gc.collect()

@@ -80,14 +80,8 @@ def test_observations_of_an_environment_of_one_turn_are_refused(
     """There are no tokens of the environment to learn from; nothing is trained."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(FILE)
-    words = [
-        "--config=run.yaml",
-        "client=mock",
-        "env.name=toy",
-        "training.steps=1",
-        "rollout.max_tokens=2",
-        "algorithm.name=echo",
-    ]
+    words = ["--config=run.yaml", "client=mock", "env.name=toy", "reward.type=keyword_contains", *WORDS[4:-2]]
+    words += ["reward.kwargs.keywords=[a]", "evaluation.tasks=2", "evaluation.samples=1", "algorithm.name=echo"]
     assert run(["train", *words]) == 2
     assert "algorithm.observation_coef=0.05 has no effect" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

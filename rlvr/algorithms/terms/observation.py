@@ -51,7 +51,7 @@ class Observation(Term):
             )
 
     def weigh_step(self, selected: Sequence[Trajectory], weights: Sequence[float], reduce: Reduce) -> None:
-        own = reduce(selected, lambda t: t.num_observation_tokens)
+        own = reduce(lambda t: t.num_observation_tokens)
         for t, weight, observed in zip(selected, weights, own, strict=True):
             t.observation_weight = observed / weight if weight and t.num_observation_tokens else 0.0
 

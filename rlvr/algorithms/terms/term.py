@@ -12,8 +12,8 @@ from rlvr.algorithms.part import Part, SpecView
 from rlvr.core.protocols import Feature
 from rlvr.core.types import Trajectory
 
-Reduce = Callable[[Sequence[Trajectory], Callable[[Trajectory], int]], list[float]]
-"""The weights of an algorithm's reduction, with the tokens that a function counts."""
+Reduce = Callable[[Callable[[Trajectory], int]], list[float]]
+"""The weights of an algorithm's reduction for the rows of a step, with the tokens that a function counts."""
 Logprobs = Callable[[Trajectory], Sequence[float] | None]
 
 

@@ -33,8 +33,8 @@ class Install:
 
 
 INSTALLS = {
-    "verifiers": Install(
-        "0.4.0", ("verifiers[ta]==0.4.0",), (3, 11), (3, 14), 600, "https://hub.primeintellect.ai/{owner}/simple/"
+    "verifiers": Install(  # some of its harnesses are started by uv
+        "0.4.0", ("verifiers[ta]==0.4.0", "uv"), (3, 11), (3, 14), 660, "https://hub.primeintellect.ai/{owner}/simple/"
     ),
     "openenv": Install("0.10.0", ("openenv==0.10.0",), (3, 10), None, 480),
     "inspect": Install("0.3.285", ("inspect-ai==0.3.285",), (3, 11), None, 330),

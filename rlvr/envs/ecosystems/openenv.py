@@ -10,6 +10,7 @@ episode, never a zero.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import time
 import urllib.error
@@ -401,6 +402,8 @@ def openenv_source(
     task; `prompt` stands before what the episode says. At most `max_concurrent` sessions are used, fewer where the
     server has fewer. A request may take `seconds`.
     """
+    if importlib.util.find_spec("websockets") is None:
+        raise ValueError("openenv: websockets is not installed; it needs the extra: pip install 'rlvr[openenv]'")
     check_number("openenv: seconds", seconds, 0, above=True)
     check_integer("openenv: max_concurrent", max_concurrent, 1)
     server = OpenEnvServer(url, seconds)

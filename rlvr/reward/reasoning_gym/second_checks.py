@@ -3,7 +3,7 @@
     confirm("puzzle24", "1 + 2 + 3 + 18", "(4 - 1) * (3 + 5)")     # -> "its numbers are not compared with ..."
 
 A check compares with the library's own answer, and reads no more than numbers and words. `UNSOUND` are families where
-that cannot help. `docs/verify/reasoning-gym.md` has the audit.
+that cannot help. `docs/train/environments.md` has the audit.
 """
 
 from __future__ import annotations

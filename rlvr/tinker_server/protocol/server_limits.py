@@ -30,8 +30,8 @@ class ServerLimits:
     at most `answer_cells` log-probs. Samples are cancelled after `session_seconds`
     without a heartbeat. While training requests wait, sampling takes `sampling_seconds` at a stretch at most.
     `owner_share` is the part of the rows and of the weights in memory that one owner may use. The KV cache takes
-    `cache_share` of the memory that is free when the models are loaded, 0 for as much as it needs;
-    `engine.cache_tokens` overrides it.
+    `cache_share` of the memory that is free when the models are loaded, 0 for what a run's takes (as much as it needs,
+    on a GPU 0.7 of what is free); `engine.cache_tokens` overrides it.
 
     Adapters: `live_policies` are in memory, per model, of at most `live_bytes` with their optimizers (null is
     `live_share` of the memory that is free when the models are loaded); one that is unused for `idle_seconds` is

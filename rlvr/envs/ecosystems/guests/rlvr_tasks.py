@@ -37,7 +37,7 @@ class RlvrTask(vf.Task[RlvrTaskData, vf.State, RlvrTaskConfig]):
     async def reward(self, task: RlvrTaskData, trace: vf.Trace) -> float:
         body = {"ref": task.ref, "answer": trace.last_reply}
         verdict = await asyncio.to_thread(call, f"{self.config.url}/score", json.dumps(body).encode())
-        trace.info["verdict"] = verdict
+        trace.info["judgement"] = verdict
         if verdict["value"] is None:
             raise RuntimeError(f"the verifier could not judge: {verdict['reason']} {verdict['detail']}")
         for name, value in verdict["parts"].items():

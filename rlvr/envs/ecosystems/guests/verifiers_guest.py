@@ -36,10 +36,8 @@ try:
 except ImportError as error:
     MISSING = f"{sys.executable} cannot load verifiers ({error})"
 
-BUNDLED_PACKAGES = {"textarena": "verifiers[ta]", "openenv": "verifiers[openenv]", "harbor": "verifiers[harbor]"}
 
-
-class Opened:
+class LoadedEnvironment:
     """One environment with its configuration. Its tasks are read as far as they are needed."""
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -68,14 +66,14 @@ class Opened:
             await self._serving.aclose()
 
 
-_opened: dict[str, Opened] = {}
+_loaded: dict[str, LoadedEnvironment] = {}
 
 
-def find(config: dict[str, Any]) -> Opened:
+def find(config: dict[str, Any]) -> LoadedEnvironment:
     key = json.dumps(config, sort_keys=True)
-    if key not in _opened:
-        _opened[key] = Opened(config)
-    return _opened[key]
+    if key not in _loaded:
+        _loaded[key] = LoadedEnvironment(config)
+    return _loaded[key]
 
 
 def load(config: dict[str, Any]) -> Any:
@@ -133,7 +131,7 @@ def find_module(name: str) -> Any:
         module = loaders.import_taskset(name)
     except ModuleNotFoundError as error:
         if "not found (tried to import" in str(error) and is_missing(package):
-            raise Refusal(name_alternatives(name, package)) from error
+            raise Refusal(describe_alternatives(name, package)) from error
         raise Refusal(f"{name!r} needs a package that is not installed: {error.__cause__ or error}") from error
     except ImportError as error:
         raise Refusal(f"{name!r} cannot be imported: {error}") from error
@@ -142,7 +140,7 @@ def find_module(name: str) -> Any:
     except importlib.metadata.PackageNotFoundError:
         return module
     if version not in ("", "latest", installed):
-        raise Refusal(f"{name!r}: version {installed} of {package} is installed; `{hint(name)}`")
+        raise Refusal(f"{name!r}: version {installed} of {package} is installed; `{write_command(name)}`")
     return module
 
 
@@ -151,7 +149,7 @@ def is_missing(package: str) -> bool:
     return not any(loaders.importlib.util.find_spec(name) for name in (f"verifiers.v1.tasksets.{module}", module))
 
 
-def name_alternatives(name: str, package: str) -> str:
+def describe_alternatives(name: str, package: str) -> str:
     bundled = sorted(one.name for one in pkgutil.iter_modules(verifiers.v1.tasksets.__path__))
     needs_verifiers = (
         one.name for one in importlib.metadata.distributions()
@@ -162,11 +160,11 @@ def name_alternatives(name: str, package: str) -> str:
     meant = f" (did you mean {near[0]!r}?)" if near else ""
     return (
         f"{name!r}: there is no taskset {package!r}{meant}; verifiers has {', '.join(bundled)}, and "
-        f"{', '.join(installed) or 'none'} are installed beside it; `{hint(name)}` installs a package"
+        f"{', '.join(installed) or 'none'} are installed beside it; `{write_command(name)}` installs a package"
     )
 
 
-def hint(name: str) -> str:
+def write_command(name: str) -> str:
     return f"rlvr env install verifiers {name if '/' in name else 'OWNER/' + name}"
 
 
@@ -277,7 +275,7 @@ def find_place(trace: str | None) -> str:
 
 
 async def close() -> None:
-    for opened in _opened.values():
+    for opened in _loaded.values():
         try:
             await opened.close()
         except Exception as error:

@@ -1,0 +1,555 @@
+"""Environments that are broken in the ways that real ones are: each has a fault that `rlvr env check` is to name.
+
+`BROKEN` has them by name, with the checks of which one has to find the fault. Most are sums of two numbers: what is
+broken stands in the class itself. The games follow Gym's contract, the tool environments TRL's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from rlvr.core import rng
+from rlvr.core.messages import ModelInput
+from rlvr.core.protocols import StepResult, TaskSource
+from rlvr.core.types import Task
+from rlvr.envs.prompt import PromptEnv, encode_prompt
+
+HERE, REWARDS = "tests.kit.broken_environments", "tests.kit.broken_rewards"
+BROKEN: dict[str, tuple[str, ...]] = {}
+
+
+def breaks(*checks: str) -> Callable[[Any], Any]:
+    """Plant a fault: one of these checks has to find it."""
+
+    def plant(environment: Any) -> Any:
+        BROKEN[environment.__name__] = checks
+        return environment
+
+    return plant
+
+
+# Rows: sums of two numbers -------------------------------------------------------------------------------------------
+
+
+class Sums(TaskSource):
+    """What is a + b? The sound one: a is odd in training and even where held out."""
+
+    levels: tuple[str, ...] = ("",)
+    reward = f"{REWARDS}:exact"
+
+    def make_task(self, a: int, b: int) -> Task:
+        return Task(f"sum-{a}-and-{b}", f"What is {a} + {b}?", {"answer": str(a + b)})
+
+    def train(self, seed: int, index: int, level: str) -> Task:
+        key = rng.key("broken", seed, index)
+        return self.make_task(2 * rng.integer(40, key, 0) + 1001, rng.integer(900, key, 1) + 100)
+
+    def heldout(self, count: int | None) -> list[Task]:
+        return [self.make_task(2 * n + 1000, 137 + 7 * n) for n in range(60)][:count]
+
+    def env(self, task: Task, tokenizer: Any) -> Any:
+        return PromptEnv(task, tokenizer)
+
+    def demonstration(self, task: Task, key: int) -> str | list[str] | None:
+        return task.meta["answer"]
+
+
+def judge_by(reward: str, *checks: str) -> str:
+    """Sums that are judged by a broken reward; the name of the class."""
+    name = f"Judged{''.join(part.title() for part in reward.split('_'))}"
+    globals()[name] = type(name, (Sums,), {"reward": f"{REWARDS}:{reward}", "__module__": __name__})
+    BROKEN[name] = checks
+    return name
+
+
+judge_by("contains", "false_accepts")
+judge_by("contained_in", "canary_floor")
+judge_by("begins", "false_accepts")
+judge_by("near", "false_accepts")
+judge_by("any_number", "hedged_answers")
+judge_by("any_line", "hedged_answers")
+judge_by("unstripped", "false_refusals")
+judge_by("window", "false_refusals")
+judge_by("says_correct", "canary_floor")
+judge_by("follows_orders", "canary_floor")
+judge_by("evaluates", "adversarial_floor")
+judge_by("executes", "adversarial_floor")
+judge_by("noisy", "verifier_determinism", "episode_determinism")
+judge_by("only_once", "verifier_determinism", "episode_determinism")
+judge_by("ranked", "verifier_determinism")
+judge_by("unguarded", "verifier_determinism")
+judge_by("swallowing", "verifier_failures")
+judge_by("defaulting", "verifier_failures")
+judge_by("raising", "verifier_failures")
+judge_by("pays_words", "floor_gap", "canary_floor")
+judge_by("pays_length", "length_bias")
+judge_by("pays_brevity", "length_bias")
+judge_by("not_a_number", "reward_well_formed")
+judge_by("bonus", "reward_well_formed")
+judge_by("always", "training_signal")
+judge_by("never", "training_signal")
+
+
+@breaks("reward_well_formed")
+class OutOfRange(Sums):
+    reward = f"{REWARDS}:unbounded"
+    reward_range = (0.0, 1.0)
+
+
+@breaks("startup")
+class ResetRaises(Sums):
+    def env(self, task: Task, tokenizer: Any) -> Any:
+        class Failing(PromptEnv):
+            async def initial_observation(self) -> Any:
+                raise FileNotFoundError("/data/levels.json")
+
+        return Failing(task, tokenizer)
+
+
+@breaks("startup")
+class NoTasks(Sums):
+    levels = ()
+
+    def heldout(self, count: int | None) -> list[Task]:
+        return []
+
+
+@breaks("splits_disjoint")
+class SharedPrompts(Sums):
+    def heldout(self, count: int | None) -> list[Task]:
+        tasks = [self.train(0, n, "") for n in range(60)]
+        return [replace(task, id=f"test-{task.id}") for task in tasks][:count]
+
+
+@breaks("splits_disjoint")
+class SharedRows(Sums):
+    def heldout(self, count: int | None) -> list[Task]:
+        fresh = super().heldout(None)
+        return [self.train(0, n, "") if n % 8 == 3 else task for n, task in enumerate(fresh)][:count]
+
+
+@breaks("task_ids")
+class OneId(Sums):
+    def make_task(self, a: int, b: int) -> Task:
+        return replace(super().make_task(a, b), id="sum")
+
+
+@breaks("task_ids")
+class FewIds(Sums):
+    def make_task(self, a: int, b: int) -> Task:
+        return replace(super().make_task(a, b), id=f"sum-{a % 10}")
+
+
+@breaks("seed_control")
+class GlobalDraws(Sums):
+    def train(self, seed: int, index: int, level: str) -> Task:
+        return self.make_task(2 * random.randrange(40) + 1001, random.randrange(900) + 100)
+
+
+@breaks("seed_control")
+class ShuffledHeldout(Sums):
+    def heldout(self, count: int | None) -> list[Task]:
+        tasks = super().heldout(None)
+        random.shuffle(tasks)
+        return tasks[:count]
+
+
+@breaks("oracle_max")
+class Units(Sums):
+    """The references have a unit that the answers have not."""
+
+    def demonstration(self, task: Task, key: int) -> str:
+        return f"{task.meta['answer']} apples"
+
+
+@breaks("oracle_max")
+class WrongRows(Sums):
+    """A fifth of the answers are wrong."""
+
+    def demonstration(self, task: Task, key: int) -> str:
+        return str(eval(task.prompt_text[8:-1]))
+
+    def make_task(self, a: int, b: int) -> Task:
+        return replace(super().make_task(a, b), meta={"answer": str(a + b + (b % 5 == 0))})
+
+
+@breaks("floor_gap")
+class PaysForm(Sums):
+    """Most of the reward is for the tags around the answer."""
+
+    reward = f"{REWARDS}:pays_form"
+
+    def demonstration(self, task: Task, key: int) -> str:
+        return f"<answer>{task.meta['answer']}</answer>"
+
+
+@breaks("floor_gap")
+class Imbalanced(Sums):
+    """Nearly every answer is no."""
+
+    def make_task(self, a: int, b: int) -> Task:
+        answer = "yes" if (a * b) % 17 == 0 else "no"
+        return Task(f"divides-{a}-{b}", f"Does 17 divide {a} times {b}?", {"answer": answer})
+
+
+@breaks("no_solution_leakage")
+class AnswerInPrompt(Sums):
+    def make_task(self, a: int, b: int) -> Task:
+        return replace(super().make_task(a, b), prompt=f"What is {a} + {b}? (Expected answer: {a + b}.) Explain.")
+
+
+@breaks("no_solution_leakage")
+class AnswerAtEnd(Sums):
+    def make_task(self, a: int, b: int) -> Task:
+        return replace(super().make_task(a, b), prompt=f"What is {a} + {b}?\n{a + b}")
+
+
+@breaks("no_solution_leakage")
+class AnswerInSystem(Sums):
+    def make_task(self, a: int, b: int) -> Task:
+        task = super().make_task(a, b)
+        system = {"role": "system", "content": f"Grade with care. {a + b} earns a point."}
+        return replace(task, prompt=[system, {"role": "user", "content": str(task.prompt)}])
+
+
+@breaks("no_solution_leakage")
+class AnswerEncoded(Sums):
+    def make_task(self, a: int, b: int) -> Task:
+        token = base64.b64encode(str(a + b).encode()).decode()
+        return replace(super().make_task(a, b), prompt=f"[{token}] What is {a} + {b}?")
+
+
+@breaks("id_leakage")
+class AnswerInId(Sums):
+    def make_task(self, a: int, b: int) -> Task:
+        return replace(super().make_task(a, b), id=f"{a}-{b}-{a + b}")
+
+
+@breaks("id_leakage")
+class AnswerInHex(Sums):
+    def make_task(self, a: int, b: int) -> Task:
+        return replace(super().make_task(a, b), id=f"{a * 1000 + b}x{str(a + b).encode().hex()}")
+
+
+@breaks("near_duplicates")
+class Paraphrased(Sums):
+    """Held-out prompts are training prompts with another last word."""
+
+    def make_task(self, a: int, b: int) -> Task:
+        first, second = f"Box {a * 31 % 977} holds {a} red marbles", f"box {b * 17 % 991} holds {b} of them"
+        text = f"{first} and {second}, so how many are in both boxes?"
+        return Task(f"marbles-{a}-{b}", text, {"answer": str(a + b)})
+
+    def heldout(self, count: int | None) -> list[Task]:
+        tasks = [self.train(0, n, "") for n in range(60)]
+        return [replace(t, id=f"{t.id}-b", prompt=str(t.prompt).replace("boxes?", "together?")) for t in tasks][:count]
+
+
+@breaks("near_duplicates")
+class Repeated(Sums):
+    """Rows that stand in the file several times."""
+
+    def __init__(self) -> None:
+        self.size = lambda level: 120  # type: ignore[assignment]
+
+    def train(self, seed: int, index: int, level: str) -> Task:
+        return replace(super().train(0, index % 120 % 40, level), id=f"row-{index % 120}")
+
+
+class Choices(Sums):
+    """Four choices; the right one is at a place that a draw tells."""
+
+    def draw_place(self, a: int, b: int) -> int:
+        return rng.integer(4, rng.key("choice", a, b))
+
+    def write_options(self, a: int, b: int) -> list[str]:
+        options = [str(a + b + more) for more in (10, -10, 1, 2)]
+        options[self.draw_place(a, b)] = str(a + b)
+        return options
+
+    def make_task(self, a: int, b: int) -> Task:
+        lines = [f"{letter}. {text}" for letter, text in zip("ABCD", self.write_options(a, b), strict=True)]
+        prompt = "\n".join([f"What is {a} + {b}? Give a letter.", *lines])
+        return Task(f"choice-{a}-{b}", prompt, {"answer": "ABCD"[self.draw_place(a, b)]})
+
+
+@breaks("choice_bias")
+class OftenThird(Choices):
+    def draw_place(self, a: int, b: int) -> int:
+        return 2 if rng.integer(10, rng.key("third", a, b)) < 5 else super().draw_place(a, b)
+
+
+@breaks("choice_bias")
+class RightIsLongest(Choices):
+    def write_options(self, a: int, b: int) -> list[str]:
+        place = self.draw_place(a, b)
+        return [f"exactly {text}" if n == place else text for n, text in enumerate(super().write_options(a, b))]
+
+
+# Episodes ------------------------------------------------------------------------------------------------------------
+
+
+class Turnwise(Sums):
+    """Sums whose episodes are of `episode`, which gives the reward."""
+
+    reward = "environment"
+    max_turns = 3
+
+    def demonstration(self, task: Task, key: int) -> None:
+        return None
+
+
+class SumEpisode(PromptEnv):
+    """One turn: is it the sum?"""
+
+    async def step(self, action: list[int], *, extra: Any = None) -> StepResult:
+        said = self._tokenizer.decode(action, skip_special_tokens=True).strip()
+        return StepResult(float(said == self.task.meta["answer"]), True)
+
+
+@breaks("episode_isolation")
+class SharedEpisode(Turnwise):
+    """One object for all episodes, which the last one that begins takes over."""
+
+    def __init__(self) -> None:
+        self._episode: Any = None
+
+    def env(self, task: Task, tokenizer: Any) -> Any:
+        source = self
+
+        class Reused(SumEpisode):
+            async def initial_observation(self) -> Any:
+                source._episode = task
+                return await super().initial_observation()
+
+            async def step(self, action: list[int], *, extra: Any = None) -> StepResult:
+                self.task = source._episode
+                seen = ModelInput([*encode_prompt(self.task, tokenizer), *action, *tokenizer.encode(" Again?")])
+                self._asked = getattr(self, "_asked", 0) + 1
+                return StepResult(0.0, self._asked > 1, None if self._asked > 1 else seen)
+
+        return Reused(task, tokenizer)
+
+
+@breaks("resource_bounds")
+class Endless(Turnwise):
+    def env(self, task: Task, tokenizer: Any) -> Any:
+        class Asking(PromptEnv):
+            async def step(self, action: list[int], *, extra: Any = None) -> StepResult:
+                return StepResult(0.0, False, ModelInput([*encode_prompt(task, tokenizer), *action]))
+
+        return Asking(task, tokenizer)
+
+
+@breaks("resource_bounds")
+class Hanging(Turnwise):
+    def env(self, task: Task, tokenizer: Any) -> Any:
+        class Waiting(SumEpisode):
+            async def step(self, action: list[int], *, extra: Any = None) -> StepResult:
+                await asyncio.sleep(3600)
+                return StepResult(0.0, True)
+
+        return Waiting(task, tokenizer)
+
+
+@breaks("memory_growth")
+class KeepsEpisodes(Sums):
+    """Every episode stays in a list, with its board."""
+
+    kept: ClassVar[list[Any]] = []
+
+    def env(self, task: Task, tokenizer: Any) -> Any:
+        episode = PromptEnv(task, tokenizer)
+        self.kept.append((episode, bytearray(20_000)))
+        return episode
+
+
+class PaidEpisode(SumEpisode):
+    async def step(self, action: list[int], *, extra: Any = None) -> StepResult:
+        done = await super().step(action, extra=extra)
+        return replace(done, reward=0.5 * done.reward)
+
+
+@breaks("reward_attribution")
+class PaidTwice(Sums):
+    """The episode pays for the right answer, and so does the verifier."""
+
+    environment_weight = 1.0
+
+    def env(self, task: Task, tokenizer: Any) -> Any:
+        return PaidEpisode(task, tokenizer)
+
+
+@breaks("reward_attribution")
+class Undeclared(Sums):
+    def env(self, task: Task, tokenizer: Any) -> Any:
+        return PaidEpisode(task, tokenizer)
+
+
+class _Game:
+    """Gym's contract: name the numbers from a first one on."""
+
+    vocabulary = ("0", "1", "2", "3", "4", "5")
+    max_turns = 4
+
+    def reset(self, seed: int) -> str:
+        self.next, self.turn = seed % 3, 0
+        return f"from {self.next}"
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        right = action.strip() == str(self.next)
+        self.next, self.turn = self.next + 1, self.turn + 1
+        return "go on", 0.25 * right, self.turn == 3 or not right
+
+
+@breaks("reward_attribution")
+class Cumulative(_Game):
+    """The last reward is the sum of those before, which were given already."""
+
+    def reset(self, seed: int) -> str:
+        self.sum = 0.0
+        return super().reset(seed)
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        said, reward, done = super().step(action)
+        if done and reward:
+            return said, self.sum, True
+        self.sum += reward
+        return said, reward, done
+
+
+@breaks("episode_determinism")
+class Unseeded(_Game):
+    def reset(self) -> str:  # type: ignore[override]
+        return super().reset(random.randrange(1000))
+
+
+@breaks("episode_determinism")
+class Clock(_Game):
+    def step(self, action: str) -> tuple[str, float, bool]:
+        said, reward, done = super().step(action)
+        return f"{said} at {time.time_ns()}", reward, done
+
+
+@breaks("episode_determinism")
+class Counting(_Game):
+    """The number of episodes so far changes the next one."""
+
+    episodes = 0
+
+    def reset(self, seed: int) -> str:
+        type(self).episodes += 1
+        return super().reset(seed + self.episodes)
+
+
+@breaks("episode_isolation")
+class ClassState(_Game):
+    """The state is the class's, and every episode's."""
+
+    board: ClassVar[dict[str, int]] = {}
+
+    def reset(self, seed: int) -> str:
+        self.board["next"] = seed % 3
+        return f"from {seed % 3}"
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        right = action.strip() == str(self.board["next"])
+        self.board["next"] += 1
+        return f"next {self.board['next']}", 0.25 * right, self.board["next"] > 5
+
+
+@breaks("malformed_turns")
+class NumbersOnly(_Game):
+    def step(self, action: str) -> tuple[str, float, bool]:
+        return super().step(str(int(action)))
+
+
+@breaks("malformed_turns")
+class FirstWord(_Game):
+    def step(self, action: str) -> tuple[str, float, bool]:
+        return super().step(action.split()[0])
+
+
+@breaks("reward_well_formed")
+class DividesByTurns(_Game):
+    def step(self, action: str) -> tuple[str, float, bool]:
+        said, reward, done = super().step(action)
+        return said, reward / reward if reward else float("nan"), done
+
+
+HISTORY: list[str] = []
+
+
+@breaks("memory_growth")
+class KeepsHistory(_Game):
+    def step(self, action: str) -> tuple[str, float, bool]:
+        HISTORY.append("frame " * 1000 + str(len(HISTORY)))
+        return super().step(action)
+
+
+# Tools ---------------------------------------------------------------------------------------------------------------
+
+
+class _Desk:
+    """TRL's contract: an episode with a tool."""
+
+    def reset(self, prompt: Any, answer: str, **row: Any) -> None:
+        self.answer = answer
+
+    def add(self, a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+
+class TellingDesk(_Desk):
+    def read_state(self) -> str:
+        """Read the state of the episode."""
+        return f"turn 1, target {self.answer}"
+
+
+class ExportingDesk(_Desk):
+    def reset(self, prompt: Any, answer: str, **row: Any) -> None:
+        super().reset(prompt, answer, **row)
+        os.environ["DESK_EXPECTED"] = answer
+
+
+def _open_desk(name: str) -> Any:
+    from rlvr.envs.tools.tool_source import ToolSource
+
+    return ToolSource(inner=f"{HERE}:Sums", environment=f"{HERE}:{name}")
+
+
+@breaks("oracle_containment")
+def tool_tells() -> Any:
+    return _open_desk("TellingDesk")
+
+
+@breaks("oracle_containment")
+def variable_tells() -> Any:
+    return _open_desk("ExportingDesk")
+
+
+@breaks("oracle_containment")
+class SchemaTells(Sums):
+    """The description of a tool has the answer of the task."""
+
+    def complete_prompt(self, task: Task, tokenizer: Any) -> Task:
+        description = f"Submit a number. Only {task.meta['answer']} is taken."
+        tool = {"name": "submit", "description": description, "parameters": {"type": "object", "properties": {}}}
+        return replace(task, template_arguments={"tools": [{"type": "function", "function": tool}]})
+
+
+# Only a search finds these -------------------------------------------------------------------------------------------
+
+
+ATTACKED = {
+    name: BROKEN.pop(name)
+    for name in (judge_by("pays_repetition", "gameability_gap"), judge_by("pays_boxed", "gameability_gap"))
+}
