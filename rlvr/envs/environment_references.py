@@ -20,6 +20,9 @@ KINDS = {
     "trl": "rlvr.envs.ecosystems.trl:trl_source",
     "openenv": "rlvr.envs.ecosystems.openenv:openenv_source",
     "reasoning_gym": "rlvr.envs.procedural:ReasoningGym",
+    "textarena": "rlvr.envs.ecosystems.guest_games:textarena_source",
+    "gem": "rlvr.envs.ecosystems.guest_games:gem_source",
+    "inspect": "rlvr.envs.ecosystems.inspect_tasks:InspectSource",
     "verifiers": "rlvr.envs.ecosystems.verifiers_env:VerifiersSource",
 }
 _CONTRACTS = {

@@ -96,6 +96,7 @@ class GuestProcess:
     def _start(self) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        kept.setdefault("PYTHONHASHSEED", "0")  # sets of texts have one order in all processes
         kept["PATH"] = os.pathsep.join([os.path.dirname(self._command[0]), kept.get("PATH", os.defpath)])
         try:
             self._process = subprocess.Popen(
@@ -152,9 +153,11 @@ class GuestProcess:
             self.kill()
 
 
-def find_guest(python: str, script: str) -> GuestProcess:
-    """The one process of an interpreter and a script in the current folder."""
-    return _make_guest(python, script, os.getcwd())
+def find_guest(python: str, script: str, number: int = 0) -> GuestProcess:
+    """The process of an interpreter and a script in the current folder; of further ones, the one of this number."""
+    return _find_guest(python, script, os.getcwd(), number)
 
 
-_make_guest = functools.cache(GuestProcess)
+@functools.cache
+def _find_guest(python: str, script: str, folder: str, number: int) -> GuestProcess:
+    return GuestProcess(python, script, folder)

@@ -1,0 +1,158 @@
+"""Games of TextArena (`textarena:GAME`) and environments of GEM (`gem:ID`), unmodified, as episodes of text.
+
+    env: {name: "textarena:TicTacToe-v0", kwargs: {opponent: ["[0]", "[1]", "[2]"]}}
+    env: {name: "gem:game:GuessTheNumber-v0-easy"}
+
+They run in an interpreter of their own (`rlvr.envs.ecosystems.installs`). A few processes play all episodes, each with
+its own state of the random numbers, so an episode follows from its seed. A call that is late ends its process: the
+episodes there are errors, never zeros, and the next ones are played by a new process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import string
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlvr.core.types import Task
+from rlvr.envs.ecosystems.guest_process import GuestError, GuestProcess, find_guest
+from rlvr.envs.ecosystems.installs import find_python
+from rlvr.envs.gym.gym_session import Gym, GymSession, Observation
+from rlvr.envs.gym.gym_source import GymSource
+from rlvr.envs.limited_calls import EpisodeError
+from rlvr.envs.tools.environment_class import call_user_code
+from rlvr.reward.reward_options import check_integer, check_number
+
+START_SECONDS = 300.0  # for a process to begin, with its imports
+_MARGIN = 30.0  # what is added where a process may have to be ended
+_numbers = itertools.count(1)  # of sessions: no two processes have the same
+
+
+class GuestGym(Gym):
+    """Sessions in the process with the fewest of them. `config` is what a session of the guest is made from; a call may
+    take `seconds`."""
+
+    vocabulary = tuple(string.printable[:-2])  # for model.tokenizer=characters; a game may write others too
+
+    def __init__(self, name: str, guests: Sequence[GuestProcess], config: Mapping[str, Any], seconds: float) -> None:
+        self.name, self.config, self.seconds = name, dict(config), seconds
+        self._counts = dict.fromkeys(guests, 0)
+        self._lock = threading.Lock()
+
+    def open(self) -> GymSession:
+        return _GuestSession(self)
+
+    def take(self) -> GuestProcess:
+        with self._lock:
+            guest = min(self._counts, key=lambda one: self._counts[one])
+            self._counts[guest] += 1
+        return guest
+
+    def give_back(self, guest: GuestProcess) -> None:
+        with self._lock:
+            self._counts[guest] -= 1
+
+
+class _GuestSession(GymSession):
+    def __init__(self, gym: GuestGym) -> None:
+        self._gym, self._number, self._what = gym, next(_numbers), gym.name
+        self._guest: GuestProcess | None = None
+
+    async def _call(self, method: str, limit: float, **params: Any) -> Any:
+        guest = self._guest
+        assert guest is not None
+
+        def call() -> Any:
+            try:
+                return guest.call(method, params, limit)
+            except GuestError as error:
+                raise EpisodeError(f"{self._what}: {error}") from error
+
+        return await call_user_code(self._what, limit + _MARGIN, call)
+
+    async def reset(self, task: Task) -> Observation:
+        self._what, self._guest = f"{self._gym.name}: task {task.id!r}", self._gym.take()
+        await self._call("ready", START_SECONDS)
+        given = await self._call(
+            "begin", self._gym.seconds, session=self._number, config=self._gym.config, seed=task.meta["seed"]
+        )
+        return Observation.of_reset((given["observation"], given["info"]), self._what)
+
+    async def step(self, action: str) -> Observation:
+        text = action.encode("utf-8", "replace").decode()
+        return Observation.of_step(
+            await self._call("step", self._gym.seconds, session=self._number, action=text), self._what
+        )
+
+    async def close(self) -> None:
+        if self._guest is not None:
+            try:
+                await self._call("end", self._gym.seconds, session=self._number)
+            finally:
+                self._gym.give_back(self._guest)
+                self._guest = None
+
+
+def textarena_source(
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    opponent: Sequence[str] | None = None,
+    seeds: Mapping[str, Any] | None = None,
+    max_turns: int = 100,
+    seconds: float = 60.0,
+    processes: int = 2,
+    python: str | None = None,
+) -> GymSource:
+    """The game of TextArena `name`, made with `options`; `NAME@MODULE` is one that a module in the current folder
+    registers.
+
+    The policy is player 0, and its reward is that of the end. Other players choose at random among the legal moves in
+    `opponent`, a list of texts. The tasks are those of the environment `seeds`, with these options. An episode has at
+    most `max_turns` turns of the policy; a game that is not over by then gives 0. A call may take `seconds`;
+    `processes` play the episodes, of the interpreter `python`.
+    """
+    if isinstance(opponent, str):
+        raise ValueError(
+            f"textarena: opponent={opponent!r:.80} is not supported (an episode has one reward, so a policy cannot "
+            'play against itself); give a list of texts, such as ["[0]", "[1]"]'
+        )
+    if opponent is not None and not (opponent and all(isinstance(text, str) for text in opponent)):
+        raise ValueError(f"textarena: opponent={opponent!r:.80}, expected a list of texts")
+    config = {"name": name, "options": options, "opponent": list(opponent or [])}
+    return _make_source("textarena", config, seeds, (max_turns, processes, seconds), python)
+
+
+def gem_source(
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    seeds: Mapping[str, Any] | None = None,
+    max_turns: int = 100,
+    seconds: float = 60.0,
+    processes: int = 2,
+    python: str | None = None,
+) -> GymSource:
+    """The environment of GEM `name`, made with `options`; `NAME@MODULE` is one that a module in the current folder
+    registers.
+
+    The reward is what its steps give, added up. The tasks are those of the environment `seeds`, with these options. An
+    episode has at most `max_turns` turns. A call may take `seconds`; `processes` play the episodes, of the interpreter
+    `python`.
+    """
+    return _make_source("gem", {"name": name, "options": options}, seeds, (max_turns, processes, seconds), python)
+
+
+def _make_source(
+    kind: str, config: dict[str, Any], seeds: Any, limits: tuple[int, int, float], python: str | None
+) -> GymSource:
+    max_turns, processes, seconds = limits
+    check_integer(f"{kind}: processes", processes, 1)
+    check_number(f"{kind}: seconds", seconds, 0, above=True)
+    if config["options"] is not None and not isinstance(config["options"], Mapping):
+        raise ValueError(f"{kind}: options={config['options']!r:.80}, expected a mapping of the game's options")
+    config["options"] = dict(config["options"] or {})
+    path = find_python(kind, python)
+    guests = [find_guest(path, f"{kind}_guest.py", number) for number in range(processes)]
+    gym = GuestGym(f"{kind}:{config['name']}", guests, config, seconds)
+    return GymSource(kind, gym, max_turns, "seeds", seeds)
