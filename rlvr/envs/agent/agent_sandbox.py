@@ -160,6 +160,10 @@ class SandboxLauncher:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
+    @property
+    def readable(self) -> list[str]:
+        return list(self._readable)
+
     def check(self) -> None:
         """ValueError if this system cannot build the sandbox, or the command could not be read in it."""
         python = os.path.realpath(sys.executable)
@@ -209,7 +213,11 @@ class SandboxLauncher:
             "processes": processes or self.sandbox.processes, "scratch": self.sandbox.scratch,
             "environment": environment, "command": list(command or self.command), "task": task, "prompt": prompt,
         }  # fmt: skip
-        raw = marshal.dumps(config)
+        return self.open(config)
+
+    def open(self, config: Mapping[str, Any]) -> socket.socket:
+        """Send a config to a new sandbox; the socket of its reports."""
+        raw = marshal.dumps(dict(config))
         ours, theirs = socket.socketpair()
         try:
             with theirs:
