@@ -20,6 +20,7 @@ KINDS = {
     "trl": "rlvr.envs.ecosystems.trl:trl_source",
     "openenv": "rlvr.envs.ecosystems.openenv:openenv_source",
     "reasoning_gym": "rlvr.envs.procedural:ReasoningGym",
+    "harbor": "rlvr.envs.ecosystems.harbor:harbor_source",
     "verifiers": "rlvr.envs.ecosystems.verifiers_env:VerifiersSource",
 }
 _CONTRACTS = {

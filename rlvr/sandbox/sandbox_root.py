@@ -1,5 +1,5 @@
-"""A sandboxed command's root: read-only binds, four devices, a `/proc` of its own processes, and one writable `/tmp`, with
-further writable places for a session of commands.
+"""A sandboxed command's root: read-only binds, four devices, a `/proc` of its own processes, and one writable `/tmp`,
+with further writable places for a session of commands.
 
 Runs in pid 1 of new namespaces (`rlvr.sandbox.sandboxed_command`). Standard library only.
 """
@@ -46,7 +46,7 @@ def bind(source: int, target: str, is_device: bool = False) -> None:
 
 
 def mount_writable(root: str, places: Sequence[str], size: int) -> None:
-    """Mount parts of one new folder in memory, which has `size` bytes, at these places. It can be reached only there."""
+    """Mount parts of one new folder in memory, of `size` bytes, at these places: it is reached only there."""
     options = f"size={size},nr_inodes={max(1_000, size // BYTES_A_FILE)},mode=755"
     mounts.mount("tmpfs", f"{root}/tmp", "tmpfs", mounts.NOSUID | mounts.NODEV, options)
     parts = [f"{root}/tmp/{number}" for number in range(len(places))]

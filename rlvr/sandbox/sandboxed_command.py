@@ -285,6 +285,8 @@ def write_files(files: list[tuple[str, bool, bytes]], user: int | None) -> None:
         for one in reversed(missing):
             os.mkdir(one, 0o755)
             take_over(one, user)
+        if path.endswith("/"):
+            continue
         with open(path, "wb") as file:
             file.write(data)
         os.chmod(path, 0o755 if is_program else 0o644)

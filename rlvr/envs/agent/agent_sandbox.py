@@ -164,7 +164,7 @@ class SandboxLauncher:
     def readable(self) -> list[str]:
         return list(self._readable)
 
-    def check(self) -> None:
+    def check(self, otherwise: str = ", or leave env.kwargs.sandbox out") -> None:
         """ValueError if this system cannot build the sandbox, or the command could not be read in it."""
         python = os.path.realpath(sys.executable)
         needed = [*self._readable, *_list_program(python)]
@@ -178,7 +178,7 @@ class SandboxLauncher:
             raise ValueError(
                 f"agent: this system cannot build the sandbox: {why:.500}; it needs Linux 5.12 or newer with user "
                 "namespaces (in a container: --security-opt seccomp=unconfined --security-opt apparmor=unconfined; on "
-                "Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0), or leave env.kwargs.sandbox out"
+                f"Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0){otherwise}"
             )
         made, *unreadable = os.fsdecode(output).split("\0")
         if int(made) >= _TRIAL_PROCESSES + 8:

@@ -1,10 +1,10 @@
 """A session of sandboxed commands: they run one after the other over the same folders in memory.
 
-    session = CommandSession.open(launcher, places, files, environment)
+    session = CommandSession.open(launcher, limits, places, files, environment)
     session.run(["/bin/bash", "-c", "ls"], "/app", seconds=10.0).output
 
-What a command leaves are its files: all its processes end with it. No command sees the private places before `run` gives
-them files. Nothing of it is on a disk, and closing the session leaves nothing.
+What a command leaves are its files: all its processes end with it. No command sees the private places before `run`
+gives them files. Nothing of it is on a disk, and closing the session leaves nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlvr.envs.agent.agent_sandbox import SandboxLauncher
+from rlvr.envs.agent.agent_sandbox import AgentSandbox, SandboxLauncher
 from rlvr.envs.limited_calls import EpisodeError
 
 GRACE_SECONDS = 30.0  # beside a command's own: the machine may be busy
@@ -62,10 +62,14 @@ class CommandSession:
 
     @classmethod
     def open(
-        cls, launcher: SandboxLauncher, places: Places, files: Sequence[File], environment: Mapping[str, str]
+        cls,
+        launcher: SandboxLauncher,
+        limits: AgentSandbox,
+        places: Places,
+        files: Sequence[File],
+        environment: Mapping[str, str],
     ) -> CommandSession:
-        """Build the sandbox with these files; EpisodeError if that fails."""
-        limits = launcher.sandbox
+        """Build the sandbox with these files; a path that ends in / is an empty folder. EpisodeError if that fails."""
         try:
             channel = launcher.open(
                 {
