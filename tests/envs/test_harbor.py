@@ -88,7 +88,8 @@ def test_commands_share_the_folder_and_the_tests_give_the_reward(tmp_path: Path)
 def test_episodes_share_nothing(tmp_path: Path) -> None:
     played = play(write_task(tmp_path), "ls /app /tmp /root; touch /app/mine /tmp/mine /root/mine", "ls", size=2)
     assert [t.reward for t in played] == [0.0, 0.0]
-    assert all(t.response.partition("</tool_call>")[2].count("mine") == 2 for t in played), "a second call, and its own"
+    first = [t.response.partition("\nmine")[0] for t in played]
+    assert all("/root:" in listing for listing in first), "no folder of the three had it at the beginning"
 
 
 ATTACKS = {

@@ -190,7 +190,12 @@ class _Copied:
         if (self._context / ".dockerignore").exists():
             raise NeedsImage("its environment has a .dockerignore")
         place = PurePosixPath(os.path.normpath(PurePosixPath(self.workdir) / target))
-        found = [path for source in sources for path in sorted(self._context.glob(source.strip("/") or "."))]
+        found: list[Path] = []
+        for source in sources:
+            pattern = os.path.normpath(source.lstrip("/") or ".")
+            if pattern.startswith(".."):
+                raise NeedsImage(f"its Dockerfile copies {source}, which is outside of environment/")
+            found += [self._context] if pattern == "." else sorted(self._context.glob(pattern))
         if not found and self._context.is_dir():
             raise NeedsImage(f"its Dockerfile copies {', '.join(sources)}, which environment/ does not have")
         into = len(found) > 1 or target.endswith("/") or str(place) == self.workdir
