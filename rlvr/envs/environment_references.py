@@ -21,6 +21,7 @@ KINDS = {
     "openenv": "rlvr.envs.ecosystems.openenv:openenv_source",
     "reasoning_gym": "rlvr.envs.procedural:ReasoningGym",
     "harbor": "rlvr.envs.ecosystems.harbor:harbor_source",
+    "nemo_gym": "rlvr.envs.ecosystems.nemo_gym:nemo_gym_source",
     "verifiers": "rlvr.envs.ecosystems.verifiers_env:VerifiersSource",
 }
 _CONTRACTS = {
