@@ -83,7 +83,10 @@ def start(config: dict[str, Any], user: int | None, output: int, failure: int) -
             bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(kind, (bound, bound))
         mounts.drop_privileges(user, spaces=False)
-        os.chdir(config.get("folder", "/tmp"))
+        try:
+            os.chdir(config.get("folder", "/tmp"))
+        except OSError:  # a command before this one has removed or closed it
+            os.chdir("/")
         for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(config["command"][0], config["command"], config["environment"])
@@ -255,6 +258,7 @@ def run_session(config: dict[str, Any], channel: socket.socket, second: bool) ->
         message = marshal.loads(requests.read(int.from_bytes(size, "little")))
         if "files" in message:
             for place in config["private"]:
+                os.chmod(place, 0o755)  # without a second user id it is the commands' as well
                 mounts.wipe(place)
             write_files(message["files"], None)
             for folder in message["open_folders"]:
