@@ -23,6 +23,8 @@ KINDS = {
     "textarena": "rlvr.envs.ecosystems.guest_games:textarena_source",
     "gem": "rlvr.envs.ecosystems.guest_games:gem_source",
     "inspect": "rlvr.envs.ecosystems.inspect_tasks:InspectSource",
+    "harbor": "rlvr.envs.ecosystems.harbor:harbor_source",
+    "nemo_gym": "rlvr.envs.ecosystems.nemo_gym:nemo_gym_source",
     "verifiers": "rlvr.envs.ecosystems.verifiers_env:VerifiersSource",
 }
 _CONTRACTS = {

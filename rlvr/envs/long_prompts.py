@@ -15,7 +15,7 @@ from rlvr.chat.chat_template import has_template, render_chat
 from rlvr.chat.turns import join_turns
 from rlvr.core import rng
 from rlvr.core.messages import ModelInput
-from rlvr.core.protocols import Env, ExternalEnv, InitialObservationOverflow, StepResult, TaskSource
+from rlvr.core.protocols import ClosableEnv, Env, ExternalEnv, InitialObservationOverflow, StepResult, TaskSource
 from rlvr.core.types import Task
 from rlvr.envs.prompt import encode_prompt, encode_texts
 from rlvr.envs.wrapped_source import WrappedSource
@@ -253,3 +253,7 @@ class TruncatedEnv:
         return replace(
             result, next_observation=ModelInput(tokens[len(self._cut) :] if goes_on else tokens[-self._limit :])
         )
+
+    async def close(self) -> None:
+        if isinstance(self._env, ClosableEnv):
+            await self._env.close()

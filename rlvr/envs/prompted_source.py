@@ -16,7 +16,7 @@ from rlvr.chat.chat_template import has_template, list_variables, render_chat, t
 from rlvr.chat.turns import join_turns
 from rlvr.core import rng
 from rlvr.core.futures import run_to_end
-from rlvr.core.protocols import Env, TaskSource
+from rlvr.core.protocols import ClosableEnv, Env, TaskSource
 from rlvr.core.types import Task
 from rlvr.envs.prompt import PromptExample, PromptOptions, PromptWriter, build_turns, encode_prompt
 from rlvr.envs.wrapped_source import WrappedSource
@@ -279,5 +279,9 @@ def _observe(source: TaskSource, task: Task, tokenizer: Any) -> list[int] | None
 
 
 async def _begin(env: Env) -> list[int] | None:
-    given = await env.initial_observation()
+    try:
+        given = await env.initial_observation()
+    finally:
+        if isinstance(env, ClosableEnv):
+            await env.close()
     return given[0].to_ints() if isinstance(given, tuple) else None

@@ -1,4 +1,5 @@
-"""A sandboxed command's root: read-only binds, four devices, a `/proc` of its own processes, and one writable `/tmp`.
+"""A sandboxed command's root: read-only binds, four devices, a `/proc` of its own processes, and one writable `/tmp`,
+with further writable places for a session of commands.
 
 Runs in pid 1 of new namespaces (`rlvr.sandbox.sandboxed_command`). Standard library only.
 """
@@ -17,6 +18,7 @@ from rlvr.sandbox import mounts
 SOCKET = "/run/recorder"
 # Not /dev/zero: a shared mapping of it is memory that no limit counts.
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+OPEN = ("/tmp", "/dev/shm")  # writable for every user
 ETC = {
     "passwd": "root:x:0:0::/:/bin/false\nagent:x:1:1::/tmp:/bin/sh\n",
     "group": "root:x:0:\nagent:x:1:\n",
@@ -43,8 +45,23 @@ def bind(source: int, target: str, is_device: bool = False) -> None:
     mounts.check(_libc.syscall(ctypes.c_long(MOUNT_SETATTR), *arguments), f"mount_setattr on {target} (Linux 5.12)")
 
 
-def build(readable: Sequence[str], recorder: str, scratch: int) -> None:
-    """Make it the root of this mount namespace, with `recorder` (a Unix socket, or "") at `SOCKET`."""
+def mount_writable(root: str, places: Sequence[str], size: int) -> None:
+    """Mount parts of one new folder in memory, of `size` bytes, at these places: it is reached only there."""
+    options = f"size={size},nr_inodes={max(1_000, size // BYTES_A_FILE)},mode=755"
+    mounts.mount("tmpfs", f"{root}/tmp", "tmpfs", mounts.NOSUID | mounts.NODEV, options)
+    parts = [f"{root}/tmp/{number}" for number in range(len(places))]
+    for part, place in sorted(zip(parts, places, strict=True), key=lambda pair: pair[1] == "/tmp"):  # it hides the rest
+        os.makedirs(root + place, exist_ok=True)
+        os.mkdir(part)
+        os.chmod(part, 0o1777 if place in OPEN else 0o755)
+        mounts.mount(part, root + place, "", mounts.BIND)
+
+
+def build(
+    readable: Sequence[str], recorder: str, scratch: int, writable: Sequence[str] = (), private: Sequence[str] = ()
+) -> None:
+    """Make it the root of this mount namespace, with `recorder` (a Unix socket, or "") at `SOCKET`. The places
+    `writable` share the bytes of `/tmp`; `private` ones, of pid 1's user, have as many of their own."""
     root = next(path for path in ("/mnt", "/tmp", "/dev") if os.path.isdir(path))
     mounts.mount("none", "/", "", mounts.REC | mounts.PRIVATE)
     places = {path: path for path in (*readable, *DEVICES)}
@@ -53,10 +70,11 @@ def build(readable: Sequence[str], recorder: str, scratch: int) -> None:
     # Opened first: the new root may hide them.
     sources = {place: os.open(path, os.O_PATH | os.O_CLOEXEC) for place, path in places.items()}
     mounts.mount("tmpfs", root, "tmpfs", mounts.NOSUID | mounts.NODEV, "size=1m,nr_inodes=4k,mode=755")
-    for name in ("tmp", "proc", "dev/shm"):
+    for name in ("tmp", "proc"):
         os.makedirs(f"{root}/{name}")
-    options = f"size={scratch},nr_inodes={max(1_000, scratch // BYTES_A_FILE)},mode=1777"
-    mounts.mount("tmpfs", f"{root}/tmp", "tmpfs", mounts.NOSUID | mounts.NODEV, options)
+    if private:
+        mount_writable(root, private, scratch)
+    mount_writable(root, (*OPEN, *writable), scratch)
     for place, source in sources.items():
         bind(source, root + place, place in DEVICES)
     for name, text in ETC.items():
@@ -66,9 +84,6 @@ def build(readable: Sequence[str], recorder: str, scratch: int) -> None:
             os.write(descriptor, text.encode())
             os.close(descriptor)
     os.symlink("/proc/self/fd", f"{root}/dev/fd")
-    os.mkdir(f"{root}/tmp/.shm")
-    os.chmod(f"{root}/tmp/.shm", 0o1777)
-    mounts.mount(f"{root}/tmp/.shm", f"{root}/dev/shm", "", mounts.BIND)
     flags = mounts.RDONLY | mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
     with suppress(OSError):  # refused where the outer /proc is masked, as in a container: there is none then
         mounts.mount("proc", f"{root}/proc", "proc", flags, "subset=pid")

@@ -8,7 +8,8 @@ writable `/tmp`, passes the bytes of one TCP port to the Unix socket of the reco
 user id where root may map one, and reads its output. When the command ends, pid 1 ends all that came from it, reports,
 and the namespaces go with it. They also go when the other end of the socket is closed, or the parent ends.
 
-The report is a line of JSON, the result file, and the end of the output. Standard library only.
+The report is a line of JSON, the result file, and the end of the output. A config with `writable` begins a session: its
+commands come as further messages, see the same folders, and have a report each. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import ctypes
 import fcntl
 import json
 import marshal
+import math
 import os
 import resource
 import select
@@ -44,6 +46,8 @@ MAX_CONNECTIONS = 128
 TASK, PROMPT, RESULT = "/tmp/task.json", "/tmp/prompt.txt", "/tmp/result.json"
 PR_SET_PDEATHSIG = 1
 CAP_DAC_READ_SEARCH, CAP_KILL, CAP_SYS_PTRACE = 2, 5, 19  # of pid 1, over the command's user: read, end, measure
+OVER_COMMAND = 1 << CAP_KILL | 1 << CAP_DAC_READ_SEARCH | 1 << CAP_SYS_PTRACE
+CAP_SETGID, CAP_SETUID = 6, 7  # of a session's pid 1: it starts further commands
 SOCKET_BYTES = 208 << 10  # that the buffers of one may hold
 LOOK_SECONDS = 0.05  # between two sums of the memory of all processes
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -61,7 +65,7 @@ def listen() -> socket.socket:
 
 def start(config: dict[str, Any], user: int | None, output: int, failure: int) -> int:
     """Fork the command. What keeps it from beginning goes to the descriptor `failure`."""
-    given = os.open(PROMPT, os.O_RDONLY)
+    given = os.open(config.get("input", PROMPT), os.O_RDONLY)
     child = os.fork()
     if child:
         os.close(given)
@@ -79,6 +83,10 @@ def start(config: dict[str, Any], user: int | None, output: int, failure: int) -
             bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(kind, (bound, bound))
         mounts.drop_privileges(user, spaces=False)
+        try:
+            os.chdir(config.get("folder", "/tmp"))
+        except OSError:  # a command before this one has removed or closed it
+            os.chdir("/")
         for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(config["command"][0], config["command"], config["environment"])
@@ -88,7 +96,7 @@ def start(config: dict[str, Any], user: int | None, output: int, failure: int) -
         os._exit(127)
 
 
-def watch(config: dict[str, Any], command: int, output: int, listening: socket.socket) -> dict[str, Any]:
+def watch(config: dict[str, Any], command: int, output: int, listening: socket.socket | None) -> dict[str, Any]:
     """Pass bytes on until the command ends; how it ended, and the end of its output."""
     poller, said = select.poll(), bytearray()
     wakes, wakened = os.pipe()
@@ -96,10 +104,11 @@ def watch(config: dict[str, Any], command: int, output: int, listening: socket.s
         os.set_blocking(descriptor, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
-    relay = Relay(poller, listening, sandbox_root.SOCKET, MAX_CONNECTIONS) if config["socket"] else None
+    relay = Relay(poller, listening, sandbox_root.SOCKET, MAX_CONNECTIONS) if config["socket"] and listening else None
     poller.register(wakes, select.POLLIN)
     poller.register(output, select.POLLIN)
     used, look = "", time.monotonic() + LOOK_SECONDS
+    deadline = time.monotonic() + config.get("seconds", math.inf)
     while True:
         for descriptor, _ in poller.poll(LOOK_SECONDS * 1000):
             if descriptor == output:
@@ -114,10 +123,15 @@ def watch(config: dict[str, Any], command: int, output: int, listening: socket.s
         if code is None and time.monotonic() > look:
             used = "memory" if holds_more_than(config["memory"]) else ""
             look = time.monotonic() + LOOK_SECONDS
+        if code is None and time.monotonic() > deadline:
+            used = "time"
         if code is not None or used:
             end_all()
             while read_output(output, said):
                 pass
+            signal.set_wakeup_fd(-1)
+            os.close(wakes)
+            os.close(wakened)
             return {"code": code or 0, "used": used, "output": bytes(said[-MAX_RESULT:])}
 
 
@@ -225,24 +239,97 @@ def send(channel: socket.socket, report: dict[str, Any], result: bytes = b"", ou
     channel.sendall(json.dumps(head).encode() + b"\n" + result + output)
 
 
+def run_session(config: dict[str, Any], channel: socket.socket, second: bool) -> None:
+    """Pid 1 of a session: run commands one after the other over the same folders, until the channel is closed.
+
+    A message that has `files` empties the private places first, which no process can see then, and writes them there.
+    """
+    listen().close()
+    sandbox_root.build(config["readable"], "", config["scratch"], config["writable"], config["private"])
+    user = mounts.SECOND if second else None
+    for place in config["writable"]:
+        take_over(place, user)
+    write_files(config["files"], user)
+    command_filter.deny_for_command()
+    drop_to(OVER_COMMAND | 1 << CAP_SETGID | 1 << CAP_SETUID if second else 0)
+    send(channel, {})
+    requests = channel.makefile("rb")
+    while size := requests.read(8):
+        message = marshal.loads(requests.read(int.from_bytes(size, "little")))
+        if "files" in message:
+            for place in config["private"]:
+                os.chmod(place, 0o755)  # without a second user id it is the commands' as well
+                mounts.wipe(place)
+            write_files(message["files"], None)
+            for folder in message["open_folders"]:
+                os.makedirs(folder)
+                os.chmod(folder, 0o777)
+        ended = run_command({**config, **message, "socket": "", "input": "/dev/null"}, user, None)
+        state, result = "missing", b""
+        for path in message.get("results", ()):
+            state, result = read_result(path)
+            if state != "missing":
+                break
+        said = ended.pop("output", b"")
+        send(channel, {**ended, "result": state}, result, said)
+
+
+def take_over(path: str, user: int | None) -> None:
+    if user is not None:
+        os.chown(path, user, user)
+
+
+def write_files(files: list[tuple[str, bool, bytes]], user: int | None) -> None:
+    """Write (path, whether it is a program, bytes), with the folders above, as that user's."""
+    for path, is_program, data in files:
+        missing, folder = [], os.path.dirname(path)
+        while not os.path.isdir(folder):
+            missing.append(folder)
+            folder = os.path.dirname(folder)
+        for one in reversed(missing):
+            os.mkdir(one, 0o755)
+            take_over(one, user)
+        if path.endswith("/"):
+            continue
+        with open(path, "wb") as file:
+            file.write(data)
+        os.chmod(path, 0o755 if is_program else 0o644)
+        take_over(path, user)
+
+
+def run_command(config: dict[str, Any], user: int | None, listening: socket.socket | None) -> dict[str, Any]:
+    """Start a command and wait until it has ended; how it ended."""
+    output, written = os.pipe()
+    failed, failure = os.pipe()
+    command = start(config, user, written, failure)
+    for descriptor in (written, failure):
+        os.close(descriptor)
+    if listening is not None:  # a session starts more of them
+        drop_to(OVER_COMMAND if user is not None else 0)
+    try:
+        if why := os.read(failed, 2000):  # ends when the command begins
+            return {"refused": f"the command cannot be started: {why.decode(errors='replace')}"}
+        return watch(config, command, output, listening)
+    finally:
+        os.close(failed)
+        os.close(output)
+
+
 def run_inside(config: dict[str, Any], channel: socket.socket, second: bool) -> None:
     """Pid 1."""
+    if "writable" in config:
+        run_session(config, channel, second)
+        return
     listening = listen()
     sandbox_root.build(config["readable"], config["socket"], config["scratch"])
     for path, text in ((TASK, config["task"]), (PROMPT, config["prompt"])):
         with open(path, "wb") as file:
             file.write(text)
     command_filter.deny_for_command()
-    output, written = os.pipe()
-    failed, failure = os.pipe()
-    command = start(config, mounts.SECOND if second else None, written, failure)
-    for descriptor in (written, failure):
-        os.close(descriptor)
-    drop_to(1 << CAP_KILL | 1 << CAP_DAC_READ_SEARCH | 1 << CAP_SYS_PTRACE if second else 0)
-    if why := os.read(failed, 2000):  # ends when the command begins
-        send(channel, {"refused": f"the command cannot be started: {why.decode(errors='replace')}"})
+    ended = run_command(config, mounts.SECOND if second else None, listening)
+    if "refused" in ended:
+        send(channel, ended)
         return
-    ended = watch(config, command, output, listening)
     state, result = read_result(RESULT)
     said = ended.pop("output")
     send(channel, {**ended, "result": state}, result, said)

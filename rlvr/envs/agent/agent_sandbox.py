@@ -160,7 +160,11 @@ class SandboxLauncher:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    def check(self) -> None:
+    @property
+    def readable(self) -> list[str]:
+        return list(self._readable)
+
+    def check(self, otherwise: str = ", or leave env.kwargs.sandbox out") -> None:
         """ValueError if this system cannot build the sandbox, or the command could not be read in it."""
         python = os.path.realpath(sys.executable)
         needed = [*self._readable, *_list_program(python)]
@@ -174,7 +178,7 @@ class SandboxLauncher:
             raise ValueError(
                 f"agent: this system cannot build the sandbox: {why:.500}; it needs Linux 5.12 or newer with user "
                 "namespaces (in a container: --security-opt seccomp=unconfined --security-opt apparmor=unconfined; on "
-                "Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0), or leave env.kwargs.sandbox out"
+                f"Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0){otherwise}"
             )
         made, *unreadable = os.fsdecode(output).split("\0")
         if int(made) >= _TRIAL_PROCESSES + 8:
@@ -209,7 +213,11 @@ class SandboxLauncher:
             "processes": processes or self.sandbox.processes, "scratch": self.sandbox.scratch,
             "environment": environment, "command": list(command or self.command), "task": task, "prompt": prompt,
         }  # fmt: skip
-        raw = marshal.dumps(config)
+        return self.open(config)
+
+    def open(self, config: Mapping[str, Any]) -> socket.socket:
+        """Send a config to a new sandbox; the socket of its reports."""
+        raw = marshal.dumps(dict(config))
         ours, theirs = socket.socketpair()
         try:
             with theirs:

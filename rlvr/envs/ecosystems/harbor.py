@@ -1,0 +1,278 @@
+"""Task folders of Harbor and Terminal-Bench (`harbor:FOLDER`), played without Docker where a task needs no image.
+
+    env: {name: "harbor:./tasks", kwargs: {max_turns: 8, controls: true}}
+
+The policy has one tool, `bash`. Its commands run in a sandbox (`rlvr.envs.agent.command_session`) without a network,
+over the folders of the task in memory; what they leave are files, and every process ends with its command. When the
+episode is over, `tests/test.sh` runs over the same folders, with `/tests` and `/logs` that no command of the policy saw
+or could write to, and a home of its own. A reward that is missing or broken is an error of the episode, and no zero.
+
+Tests that run the policy's program run it with their own rights, as in Harbor: it could write the reward.
+Left out on purpose: images, services, a network, and tasks of several steps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlvr.core.episode_slots import EpisodeSlots
+from rlvr.core.types import Task
+from rlvr.envs.agent.agent_sandbox import AgentSandbox, SandboxLauncher
+from rlvr.envs.agent.command_session import CommandSession, Ended, Places, PrivateFiles
+from rlvr.envs.ecosystems.harbor_tasks import PRIVATE, HarborTask, NeedsImage, find_task_folders, read_task
+from rlvr.envs.limited_calls import CallError, EpisodeError, run_ending_call
+from rlvr.envs.row_source import HELDOUT_FRACTION, RowSource, choose_heldout
+from rlvr.envs.tools.environment_class import ToolEnvironment, ToolSession
+from rlvr.envs.tools.tool import Tool, ToolProblem
+from rlvr.envs.tools.tool_source import ToolSource
+from rlvr.reward.reward_options import check_integer, check_number
+
+_SHELL = "/bin/bash"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_VERIFIER, _HOME = "/logs/verifier", "/logs/home"
+_REWARDS = (f"{_VERIFIER}/reward.json", f"{_VERIFIER}/reward.txt")
+_MOST_NAMED = 20  # of the tasks that are left out
+_USED = {"time": "it took longer than {seconds:g} s", "memory": "it used more memory than it may"}
+
+
+def bash(command: str) -> str:
+    """Run a command with bash and read its output. Files stay for the next command; processes end with their own."""
+    raise ToolProblem("the episode has not begun")
+
+
+class HarborTools(ToolEnvironment):
+    """Plays task folders. A command may take `call_seconds`; of rewards with names, `reward_key` is the one."""
+
+    has_reward = True
+
+    def __init__(
+        self, limits: AgentSandbox, call_seconds: float, max_concurrent: int, reward_key: str = "reward"
+    ) -> None:
+        self.limits, self.call_seconds, self.reward_key = limits, call_seconds, reward_key
+        self.slots = EpisodeSlots(max_concurrent)
+        self.tools = [replace(Tool.of(bash, has_own_limit=True), ends_late_calls=True)]
+        self._launcher = SandboxLauncher([_SHELL], limits)
+        self._launcher.check("")
+
+    def open(self) -> ToolSession:
+        return _FolderSession(self)
+
+    def begin(self, task: HarborTask) -> CommandSession:
+        """A sandbox with the files of a task."""
+        own = [f"{path}/bin" for path in self.limits.readable]
+        variables = {
+            "PATH": ":".join([*own, _PATH]), "HOME": "/root", "TMPDIR": "/tmp", "LANG": "C.UTF-8", **task.environment
+        }  # fmt: skip
+        places = Places([one for one in task.writable if not self._is_readable(one)], PRIVATE)
+        files = [(f"{task.workdir}/", False, b""), *task.read_sources()]
+        limits = replace(self.limits, memory=task.memory or self.limits.memory)
+        return CommandSession.open(self._launcher, limits, places, files, variables)
+
+    def _is_readable(self, place: str) -> bool:
+        return any(f"{path}/".startswith(f"{place}/") for path in self._launcher.readable)
+
+    def verify(self, task: HarborTask, session: CommandSession) -> float:
+        """The reward that a task's tests write; EpisodeError if they write none."""
+        files = PrivateFiles(task.read_folder("tests"), (_VERIFIER, _HOME), _REWARDS)
+        own = {"HOME": _HOME, "TMPDIR": _HOME, **task.verifier_environment}
+        ended = session.run([_SHELL, "/tests/test.sh"], task.workdir, task.verifier_seconds, files, own)
+        what = f"harbor: task {task.folder.name!r}: tests/test.sh"
+        if ended.used:
+            raise EpisodeError(f"{what}: {_USED[ended.used].format(seconds=task.verifier_seconds)}")
+        if ended.result_fault:
+            raise EpisodeError(
+                f"{what} wrote no reward ({ended.result_fault}); it ended with {ended.code}: {ended.output[-500:]}"
+            )
+        return read_reward(ended.result, self.reward_key, what)
+
+    def play(self, task: HarborTask, with_solution: bool) -> float:
+        """The reward of a control: the task's own solution, or nothing done."""
+        session = self.begin(task)
+        try:
+            if with_solution:
+                files = task.read_folder("solution")
+                if not files:
+                    raise EpisodeError(f"harbor: task {task.folder.name!r} has no solution/solve.sh")
+                seconds, own = task.agent_seconds, task.solution_environment
+                command = [_SHELL, "/solution/solve.sh"]
+                ended = session.run(command, task.workdir, seconds, PrivateFiles(files), own)
+                if ended.used:
+                    said = _USED[ended.used].format(seconds=seconds)
+                    raise EpisodeError(f"harbor: task {task.folder.name!r}: solution/solve.sh: {said}")
+            return self.verify(task, session)
+        finally:
+            session.close()
+
+
+class _FolderSession(ToolSession):
+    def __init__(self, environment: HarborTools) -> None:
+        self._environment, self.slots = environment, environment.slots
+        self._session: CommandSession | None = None
+        self._task: HarborTask | None = None
+        self._seconds_left = 0.0
+        self._failure: EpisodeError | None = None
+
+    async def reset(self, task: Task) -> str:
+        def begin() -> None:
+            self._task = read_task(Path(task.meta["folder"]))
+            self._session = self._environment.begin(self._task)
+            self._seconds_left = self._task.agent_seconds
+
+        await self._call(begin, f"harbor: task {task.id!r}")
+        return ""
+
+    def list_tools(self) -> Sequence[Tool]:
+        return [replace(tool, function=self._bash) for tool in self._environment.tools]
+
+    def _bash(self, command: str) -> str:
+        assert self._session and self._task
+        if self._failure:
+            raise ToolProblem("the environment has failed")
+        if self._seconds_left <= 0:
+            raise ToolProblem("the time of the task is over")
+        if "\0" in command:
+            raise ToolProblem("a command cannot have a null character")
+        seconds = min(self._environment.call_seconds, self._seconds_left)
+        began = time.monotonic()
+        try:
+            ended = self._session.run([_SHELL, "-c", command], self._task.workdir, seconds)
+        except EpisodeError as failure:
+            self._failure = failure
+            raise ToolProblem("the environment has failed") from failure
+        finally:
+            self._seconds_left -= time.monotonic() - began
+        return _describe(ended, seconds)
+
+    async def get_reward(self) -> float:
+        task, session = self._task, self._session
+        assert task and session
+        if self._failure:
+            raise self._failure
+        return await self._call(lambda: self._environment.verify(task, session), f"harbor: {task.folder.name!r}")
+
+    async def close(self) -> None:
+        if self._session:
+            self._session.close()
+
+    @staticmethod
+    async def _call(function: Any, what: str) -> Any:
+        try:
+            return await run_ending_call(function, None, EpisodeError)
+        except CallError as error:
+            raise EpisodeError(f"{what}: {error}") from error
+
+
+def _describe(ended: Ended, seconds: float) -> str:
+    """What the policy reads of a command."""
+    why = _USED[ended.used].format(seconds=seconds) if ended.used else f"exit code {ended.code}" if ended.code else ""
+    lead = f"{ended.output}\n" if ended.output and not ended.output.endswith("\n") else ended.output
+    return f"{lead}[{why}]" if why else ended.output
+
+
+def read_reward(raw: bytes, key: str, what: str) -> float:
+    """The number in a reward file: alone, or by name in an object of JSON. EpisodeError for anything else."""
+    try:
+        given = json.loads(raw)
+        if isinstance(given, dict):
+            if key not in given and len(given) != 1:
+                raise EpisodeError(
+                    f"{what} wrote the rewards {', '.join(given) or '(none)'}; say which one counts: "
+                    "env.kwargs.reward_key=NAME"
+                )
+            given = given.get(key, next(iter(given.values())))
+        if isinstance(given, bool) or not math.isfinite(given):
+            raise ValueError
+        return float(given)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise EpisodeError(f"{what} wrote the reward {raw[:80]!r}, expected a finite number") from None
+
+
+@dataclass(frozen=True)
+class Control:
+    """What a task's own solution is given, and what doing nothing is; `fault`: why the task is not fit to train on."""
+
+    oracle: float = math.nan
+    nop: float = math.nan
+    fault: str = ""
+
+
+def run_controls(tools: HarborTools, tasks: Sequence[HarborTask]) -> list[Control]:
+    """Play the solution of each task, and nothing, and compare."""
+
+    def compare(task: HarborTask) -> Control:
+        try:
+            oracle, nop = tools.play(task, with_solution=True), tools.play(task, with_solution=False)
+        except EpisodeError as failure:
+            return Control(fault=str(failure))
+        fault = "" if oracle > nop else f"its solution is given {oracle:g}, and doing nothing {nop:g}"
+        return Control(oracle, nop, fault)
+
+    with ThreadPoolExecutor(min(4, tools.slots.most)) as pool:
+        return list(pool.map(compare, tasks))
+
+
+class HarborTasks(RowSource):
+    """The tasks that can run here; `left_out` says of the others why not."""
+
+    def __init__(self, name: str, tasks: Sequence[HarborTask], left_out: Mapping[str, str], heldout: float) -> None:
+        self.left_out = left_out
+        if not tasks:
+            raise ValueError(f"{name}: no task can run without Docker. {self._list_left_out()}")
+        rows = [Task(one.folder.name, one.instruction, {"folder": str(one.folder)}) for one in tasks]
+        held = choose_heldout(rows, heldout, name) if len(rows) > 1 else []
+        chosen = {task.id for task in held}
+        data = f"{len(rows):,} task folders; {len(left_out):,} others need an image or a network and are left out"
+        super().__init__(name, [task for task in rows if task.id not in chosen], held, "environment", data=data)
+
+    def _list_left_out(self) -> str:
+        named = [f"{name}: {why}" for name, why in list(self.left_out.items())[:_MOST_NAMED]]
+        more = len(self.left_out) - len(named)
+        return "; ".join(named) + (f"; and {more:,} more" if more else "")
+
+    def advice(self) -> list[str]:
+        said = [f"{len(self.left_out):,} tasks of {self.name} are left out: {self._list_left_out()}"]
+        return (said if self.left_out else []) + super().advice()
+
+
+def harbor_source(
+    folder: str,
+    heldout_fraction: float = HELDOUT_FRACTION,
+    max_turns: int = 16,
+    call_seconds: float = 60.0,
+    max_concurrent: int = 8,
+    sandbox: Mapping[str, Any] | None = None,
+    reward_key: str = "reward",
+    controls: bool = False,
+) -> ToolSource:
+    """The tasks of Harbor in `folder`, one or a folder of them; those that need an image or a network are left out.
+
+    A command may take `call_seconds`, and all of an episode the task's `[agent] timeout_sec`. `sandbox` are limits:
+    `memory` (a task's `memory_mb` goes before it), `processes`, `scratch` (bytes of files, in memory) and `readable`
+    (folders with further programs in `bin`). With `controls` the solution of each task and an episode that does nothing
+    are played first, and tasks whose solution gets no more are left out.
+    """
+    name = f"harbor:{folder}"
+    check_number("harbor: call_seconds", call_seconds, 0, above=True)
+    check_integer("harbor: max_concurrent", max_concurrent, 1)
+    tools = HarborTools(AgentSandbox.of(sandbox or {}), call_seconds, max_concurrent, reward_key)
+    tasks: list[HarborTask] = []
+    left_out: dict[str, str] = {}
+    for one in find_task_folders(Path(folder).expanduser().resolve()):
+        try:
+            tasks.append(read_task(one))
+        except NeedsImage as reason:
+            left_out[one.name] = str(reason)
+    if controls:
+        results = run_controls(tools, tasks)
+        left_out |= {task.folder.name: one.fault for task, one in zip(tasks, results, strict=True) if one.fault}
+        tasks = [task for task, one in zip(tasks, results, strict=True) if not one.fault]
+    source = HarborTasks(name, tasks, left_out, heldout_fraction)
+    seconds = max(task.agent_seconds for task in tasks)
+    return ToolSource(source, max_turns=max_turns, seconds=seconds, call_seconds=call_seconds, environment=tools)

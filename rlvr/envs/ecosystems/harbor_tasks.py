@@ -1,0 +1,265 @@
+"""Reads task folders of Harbor (Terminal-Bench), and says of each whether it can run without an image of its own.
+
+    NAME/instruction.md, task.toml, environment/Dockerfile, tests/test.sh, solution/solve.sh
+
+A task runs here if its Dockerfile begins from a plain base image, whose place the system's own programs take, and only
+copies files of `environment/`. `read_task` raises `NeedsImage`, with the reason, for all others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rlvr.envs.agent.command_session import File
+
+WORKDIR = "/app"
+AGENT_SECONDS, VERIFIER_SECONDS = 600.0, 600.0  # where task.toml has none
+PRIVATE = ("/tests", "/logs", "/solution")  # which no command of the policy sees
+ALWAYS_WRITABLE = ("/app", "/root", "/home", "/opt", "/srv", "/var")
+_SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr", "tmp")
+_PLAIN = re.compile(
+    r"(docker\.io/)?(library/)?(ubuntu|debian|python|bash|buildpack-deps)(:[\w.-]+)?|ghcr\.io/[\w-]+/t-bench/(ubuntu|python)"
+    r"[\w.:-]*"
+)
+_IGNORED = ("CMD", "LABEL", "EXPOSE", "MAINTAINER", "USER", "SHELL", "STOPSIGNAL")
+_DOWNLOADS = re.compile(
+    r"(?:^|[;&|(]|\b(?:sudo|then|do|if)\b)\s*(apt|apt-get|apk|curl|wget|uvx?|pip3?|pipx|npm|npx|git\s+clone|"
+    r"python3? -m pip)\b(?!\s+(?:--version|-V)\b)",
+    re.MULTILINE,
+)
+
+
+class NeedsImage(Exception):
+    """Why a task cannot run here."""
+
+
+@dataclass(frozen=True)
+class HarborTask:
+    """A task folder that can run here. `sources` are files of `environment/` by their place in the sandbox."""
+
+    folder: Path
+    instruction: str
+    workdir: str
+    sources: Mapping[str, Path]
+    environment: Mapping[str, str]
+    agent_seconds: float
+    verifier_seconds: float
+    verifier_environment: Mapping[str, str]
+    solution_environment: Mapping[str, str]
+    memory: int | None
+
+    @property
+    def writable(self) -> list[str]:
+        """The folders at the top that its commands may write to."""
+        places = (*self.sources, f"{self.workdir}/")
+        return sorted({*ALWAYS_WRITABLE, *("/" + place.split("/")[1] for place in places)})
+
+    def read_sources(self) -> list[File]:
+        return [_read_file(place, path) for place, path in self.sources.items()]
+
+    def read_folder(self, name: str) -> list[File]:
+        """The files of `tests` or `solution`, at the place of that name."""
+        folder = self.folder / name
+        return [_read_file(f"/{name}/{path.relative_to(folder)}", path) for path in _list_files(folder)]
+
+
+def find_task_folders(folder: Path) -> list[Path]:
+    """The folder itself if it is a task, else the tasks in it; ValueError if there are none."""
+    if not folder.is_dir():
+        raise ValueError(f"harbor: there is no folder {str(folder)!r}; give one task folder, or a folder of them")
+    if (folder / "task.toml").is_file():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob("*/task.toml"))
+    if not found:
+        raise ValueError(f"harbor: {str(folder)!r} has no task.toml, and no folder in it has one")
+    return found
+
+
+def read_task(folder: Path) -> HarborTask:
+    """NeedsImage if the task cannot run here, ValueError if the folder is no task."""
+    try:
+        config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+        agent, verifier, environment, solution = (
+            _read_table(config, name) for name in ("agent", "verifier", "environment", "solution")
+        )
+        if config.get("steps") or (folder / "steps").is_dir():
+            raise NeedsImage("it has several steps")
+        _check_environment(folder, environment)
+        _check_verifier(folder, verifier)
+        instruction = (folder / "instruction.md").read_text(encoding="utf-8").strip()
+        dockerfile = folder / "environment" / "Dockerfile"
+        copied = _Copied(folder / "environment")
+        if dockerfile.is_file():
+            copied.read(dockerfile.read_text(encoding="utf-8"))
+        else:
+            copied.copy(["."], ".")
+        workdir = str(environment.get("workdir") or copied.workdir)
+        _check_place(workdir)
+        return HarborTask(
+            folder, instruction, workdir, copied.sources, {**copied.variables, **_read_variables(environment)},
+            _read_seconds(agent, AGENT_SECONDS), _read_seconds(verifier, VERIFIER_SECONDS), _read_variables(verifier),
+            _read_variables(solution), _read_memory(environment),
+        )  # fmt: skip
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"harbor: the task {folder} cannot be read ({error})") from error
+
+
+def _check_environment(folder: Path, environment: Mapping[str, Any]) -> None:
+    reasons = {
+        f"it runs in the image {environment.get('docker_image')!r}": environment.get("docker_image"),
+        f"it needs {environment.get('gpus')} GPUs": environment.get("gpus"),
+        "it needs a network": environment.get("allow_internet")
+        or environment.get("allowed_hosts")
+        or environment.get("network_mode", "no-network") not in ("no-network", "none"),
+        "it needs MCP servers": environment.get("mcp_servers"),
+        "it has a health check, so a service": environment.get("healthcheck"),
+        f"it runs on {environment.get('os')}": str(environment.get("os", "linux")).lower() != "linux",
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise NeedsImage(reason)
+    for name in ("docker-compose.yaml", "docker-compose.yml"):
+        if (folder / "environment" / name).exists():
+            raise NeedsImage(f"it has services (environment/{name})")
+
+
+def _check_verifier(folder: Path, verifier: Mapping[str, Any]) -> None:
+    if (mode := verifier.get("environment_mode", "shared")) != "shared":
+        raise NeedsImage(f"its tests run in an image of their own (verifier.environment_mode={mode!r})")
+    if (path := verifier.get("import_path")) is not None:
+        raise NeedsImage(f"it has a verifier of its own ({path!r})")
+    script = folder / "tests" / "test.sh"
+    if not script.is_file():
+        raise ValueError(f"harbor: the task {folder} has no tests/test.sh")
+    text = "\n".join(line for line in script.read_text(encoding="utf-8").splitlines() if not _is_comment(line))
+    if found := _DOWNLOADS.search(text):
+        raise NeedsImage(f"its tests download what they need (tests/test.sh uses {found[1]})")
+
+
+class _Copied:
+    """What a Dockerfile puts where. NeedsImage for whatever is more than files."""
+
+    def __init__(self, context: Path) -> None:
+        self._context, self.workdir = context, WORKDIR
+        self.sources: dict[str, Path] = {}
+        self.variables: dict[str, str] = {}
+        self._has_base = False
+
+    def read(self, text: str) -> None:
+        text = "\n".join(line for line in text.splitlines() if not _is_comment(line))
+        for line in re.sub(r"\\\s*\n", " ", text).splitlines():
+            word, _, rest = line.strip().partition(" ")
+            if word:
+                self._take(word.upper(), rest.strip())
+
+    def _take(self, word: str, rest: str) -> None:
+        if word in _IGNORED:
+            return
+        if word == "FROM":
+            if self._has_base or not _PLAIN.fullmatch(rest):
+                raise NeedsImage(f"its Dockerfile has no plain base image (FROM {rest:.80})")
+            self._has_base = True
+        elif word in ("WORKDIR", "ENV", "COPY", "ADD") and ("$" in rest or "<<" in rest):
+            raise NeedsImage(f"its Dockerfile has more than plain paths ({word} {rest:.80})")
+        elif word == "WORKDIR":
+            self.workdir = str(PurePosixPath(self.workdir) / _split(rest)[0])
+        elif word == "ENV":
+            words = _split(rest)
+            pairs = [one.partition("=") for one in words] if "=" in words[0] else [rest.partition(" ")]
+            self.variables.update({name: value.strip() for name, _, value in pairs})
+        elif word in ("COPY", "ADD"):
+            words = _split(rest)
+            if any(one.startswith(("--from", "--mount", "http:", "https:", "git@")) for one in words) or (
+                word == "ADD" and any(".t" in one for one in words)  # an archive, which ADD unpacks
+            ):
+                raise NeedsImage(f"its Dockerfile has more than files of its own ({word} {rest:.80})")
+            *sources, target = [one for one in words if not one.startswith("--")]
+            self.copy(sources, target)
+        else:
+            raise NeedsImage(f"its Dockerfile builds an image ({word} {rest:.80})")
+
+    def copy(self, sources: list[str], target: str) -> None:
+        if (self._context / ".dockerignore").exists():
+            raise NeedsImage("its environment has a .dockerignore")
+        place = PurePosixPath(os.path.normpath(PurePosixPath(self.workdir) / target))
+        found: list[Path] = []
+        for source in sources:
+            pattern = os.path.normpath(source.lstrip("/") or ".")
+            if pattern.startswith(".."):
+                raise NeedsImage(f"its Dockerfile copies {source}, which is outside of environment/")
+            found += [self._context] if pattern == "." else sorted(self._context.glob(pattern))
+        if not found and self._context.is_dir():
+            raise NeedsImage(f"its Dockerfile copies {', '.join(sources)}, which environment/ does not have")
+        into = len(found) > 1 or target.endswith("/") or str(place) == self.workdir
+        for path in found:
+            if path.is_dir():
+                files = {str(place / one.relative_to(path)): one for one in _list_files(path)}
+            else:
+                files = {str(place / path.name if into else place): path}
+            self.sources.update({k: v for k, v in files.items() if v != self._context / "Dockerfile"})
+        for one in self.sources:
+            _check_place(str(PurePosixPath(one).parent))
+
+
+def _check_place(place: str) -> None:
+    top = place.split("/")[1] if place.startswith("/") else ""
+    if not top or top in _SYSTEM or f"/{top}" in PRIVATE:
+        raise NeedsImage(f"it has files in {place}, where the sandbox has its own")
+
+
+def _split(rest: str) -> list[str]:
+    if rest.startswith("["):
+        return [str(one) for one in json.loads(rest)]
+    try:
+        return shlex.split(rest)
+    except ValueError as error:
+        raise NeedsImage(f"its Dockerfile cannot be read ({rest:.80}: {error})") from error
+
+
+def _is_comment(line: str) -> bool:
+    return line.lstrip().startswith("#")
+
+
+def _list_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _read_file(place: str, path: Path) -> File:
+    return place, os.access(path, os.X_OK), path.read_bytes()
+
+
+def _read_table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = config.get(name, {})
+    if not isinstance(table, dict):
+        raise ValueError(f"harbor: task.toml: {name}={table!r:.80}, expected a table")
+    return table
+
+
+def _read_variables(table: Mapping[str, Any]) -> dict[str, str]:
+    found = {str(name): str(value) for name, value in dict(table.get("env") or {}).items()}
+    for name, value in found.items():
+        if "${" in value:
+            raise NeedsImage(f"it takes {name} from the host's environment")
+    return found
+
+
+def _read_seconds(table: Mapping[str, Any], default: float) -> float:
+    value = table.get("timeout_sec", default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ValueError(f"harbor: task.toml: timeout_sec={value!r:.40}, expected seconds")
+    return float(value)
+
+
+def _read_memory(environment: Mapping[str, Any]) -> int | None:
+    value = environment.get("memory_mb")
+    if value is not None and (type(value) is not int or value < 64):
+        raise ValueError(f"harbor: task.toml: memory_mb={value!r:.40}, expected a whole number from 64 on")
+    return None if value is None else value << 20
