@@ -195,7 +195,7 @@ def read_reward(raw: bytes, key: str, what: str) -> float:
 
 
 @dataclass(frozen=True)
-class Control:
+class TaskControls:
     """What a task's own solution is given, and what doing nothing is; `fault`: why the task is not fit to train on."""
 
     oracle: float = math.nan
@@ -203,16 +203,16 @@ class Control:
     fault: str = ""
 
 
-def run_controls(tools: HarborTools, tasks: Sequence[HarborTask]) -> list[Control]:
+def run_controls(tools: HarborTools, tasks: Sequence[HarborTask]) -> list[TaskControls]:
     """Play the solution of each task, and nothing, and compare."""
 
-    def compare(task: HarborTask) -> Control:
+    def compare(task: HarborTask) -> TaskControls:
         try:
             oracle, nop = tools.play(task, with_solution=True), tools.play(task, with_solution=False)
         except EpisodeError as failure:
-            return Control(fault=str(failure))
+            return TaskControls(fault=str(failure))
         fault = "" if oracle > nop else f"its solution is given {oracle:g}, and doing nothing {nop:g}"
-        return Control(oracle, nop, fault)
+        return TaskControls(oracle, nop, fault)
 
     with ThreadPoolExecutor(min(4, tools.slots.most)) as pool:
         return list(pool.map(compare, tasks))
