@@ -77,6 +77,7 @@ FIELDS = {
     "RunQueue": STATE,
     "RunExecutor": STATE,
     "SampleRequests": STATE,
+    "CheckedEnvironment": STATE,
 }
 
 
