@@ -78,6 +78,7 @@ FIELDS = {
     "RunQueue": STATE,
     "RunExecutor": STATE,
     "SampleRequests": STATE,
+    "CheckedEnvironment": STATE,
 }
 
 
