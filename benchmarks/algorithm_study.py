@@ -42,7 +42,7 @@ CONFIGS = "algorithms_study"
 TASKS = ("arithmetic", "programs", "tools")
 REFERENCE = "grpo"  # what the others are compared with
 LEFT_OUT = {"distillation": "it learns from a teacher, not from the verifier, so its result would be the teacher's"}
-OF_TURNS = ("grpo_process",)  # algorithms for episodes of several turns
+OF_TURNS = ("grpo_process", "echo")  # algorithms for episodes of several turns
 
 # Variants of `grpo` for exploration. `pass_at_k` is an algorithm of its own.
 EXPLORATION: dict[str, tuple[str, ...]] = {

@@ -29,7 +29,7 @@ from rlvr.core.protocols import SamplingClient
 from rlvr.core.types import StopReason, Task
 from rlvr.envs.prompt import PromptEnv
 from rlvr.reward.coroutines import run_coroutine
-from rlvr.rollout import Group, play, rollout
+from rlvr.rollout import Group, play_group, rollout
 from tests.kit.text_endpoint import EndpointReply, EndpointRequest, TextEndpoint, serving, unused_port
 
 KEY = "sk-a-very-secret-key"
@@ -338,7 +338,7 @@ def test_a_rollout_plays_over_it_and_its_trajectories_say_that_they_cannot_train
         groups = [Group(t.id, t, [PromptEnv(t, TEXT) for _ in range(2)]) for t in tasks]
         played = rollout(groups, sampler, SamplingParams(), seed=1)
         envs = [PromptEnv(tasks[0], TEXT)]
-        played += asyncio.run(play(Group("g", tasks[0], envs), sampler, SamplingParams(), seed=1, version=0))
+        played += asyncio.run(play_group(Group("g", tasks[0], envs), sampler, SamplingParams(), seed=1, version=0))
     assert [t.response for t in played] == ["2 + 2?!"] * 2 + ["hello!"] * 2 + ["2 + 2?!"]
     assert played[0].policy_fingerprint == server.plain_url and not played[0].logprobs
     with pytest.raises(ValueError, match="carries no sampling log-probs"):

@@ -169,7 +169,7 @@ def test_an_environment_with_turns_of_its_own_is_refused(tmp_path: Path) -> None
 def test_feedback_that_the_vocabulary_cannot_say_is_named() -> None:
     source = arithmetic(feedback="{feedback}")
     tokens = build_tokenizer("words", source.vocabulary, end="<eoe>", pad="<pad>")
-    with pytest.raises(ValueError, match=r"cannot say .*correct: no answer"):
+    with pytest.raises(ValueError, match=r"cannot encode .*correct: no answer"):
         step_env(source.env(source.train(0, 0, "1"), tokens), tokens.encode("= = <eoe>"))
 
 

@@ -172,7 +172,7 @@ def test_an_address_cannot_break_out_of_the_form(dashboard_with_keys: Dashboard)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["{runs}/nothing"], "no folder"),
+        (["{runs}/nothing"], "is not a folder"),
         (["{runs}/run/rollouts"], "holds no run"),
         (["{runs}", "--host", "0.0.0.0"], "can be reached from other machines"),
         (["{runs}", "--host", "somewhere"], "expected an IP address of this machine"),

@@ -221,7 +221,7 @@ def test_an_unknown_answer_is_none(run: Path, key: str):
 def test_a_folder_without_a_run_is_refused_with_the_remedy(tmp_path: Path):
     with pytest.raises(ValueError, match=r"holds no run.*give the folder that `rlvr train` named"):
         RunSource(tmp_path)
-    with pytest.raises(ValueError, match="no folder"):
+    with pytest.raises(ValueError, match="is not a folder"):
         RunSource(tmp_path / "missing")
 
 

@@ -25,7 +25,7 @@ from rlvr.envs.refine import RefineEnv
 from rlvr.envs.reviewers import Attempt, Review
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
-from rlvr.rollout import Group, play
+from rlvr.rollout import Group, play_group
 from rlvr.service.learning.credit import Baseline, Plateau, compute_gains, recompute_gains
 from rlvr.service.learning.strategies import FIRST, MAX_QUOTED, NEXT
 from rlvr.service.learning.strategy_policy import (
@@ -569,7 +569,7 @@ async def session(learner: StrategyLearner, sampler: EndpointSamplingClient, see
     view, reviewer, task = sampler.view(), Right(worth), Task(f"task {seed % 3}", "Sort a list.")
     guide = StrategyPrompter(learner, view, seed)
     env = RefineEnv(task, view.get_tokenizer(), reviewer, compose=guide.compose, max_turns=5)
-    played = await play(Group("g", task, [env]), view, SamplingParams(max_tokens=50), seed=seed, version=0)
+    played = await play_group(Group("g", task, [env]), view, SamplingParams(max_tokens=50), seed=seed, version=0)
     assert len(played) == len(guide.choices) == len(reviewer.rewards)
     made_of = zip(guide.choices, compute_gains(reviewer.rewards), reviewer.rewards, strict=True)
     return [

@@ -34,7 +34,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandEnd:
     """How a command ended: its exit code, the limit that it went beyond (`time`, `memory` or ""), the end of its
     output, and of the result files asked for the first that is there; `result_fault` says why there is none."""
 
@@ -95,7 +95,7 @@ class CommandSession:
         seconds: float,
         private: PrivateFiles | None = None,
         environment: Mapping[str, str] | None = None,
-    ) -> Ended:
+    ) -> CommandEnd:
         """Run a command to its end; EpisodeError if the sandbox fails, which is not the command's fault."""
         message: dict[str, Any] = {
             "command": list(command), "folder": folder, "seconds": float(seconds),
@@ -112,7 +112,7 @@ class CommandSession:
             raise EpisodeError(f"sandbox: it has ended ({error})") from error
         report, result, output = self._read_report(seconds + GRACE_SECONDS)
         said = output.decode("utf-8", "replace")
-        return Ended(report["code"], report["used"], said, result, report["result"])
+        return CommandEnd(report["code"], report["used"], said, result, report["result"])
 
     def close(self) -> None:
         """End all that is in the sandbox."""

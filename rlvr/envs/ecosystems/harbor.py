@@ -25,7 +25,7 @@ from typing import Any
 from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.types import Task
 from rlvr.envs.agent.agent_sandbox import AgentSandbox, SandboxLauncher
-from rlvr.envs.agent.command_session import CommandSession, Ended, Places, PrivateFiles
+from rlvr.envs.agent.command_session import CommandEnd, CommandSession, Places, PrivateFiles
 from rlvr.envs.ecosystems.harbor_tasks import PRIVATE, HarborTask, NeedsImage, find_task_folders, read_task
 from rlvr.envs.limited_calls import CallError, EpisodeError, run_ending_call
 from rlvr.envs.row_source import HELDOUT_FRACTION, RowSource, choose_heldout
@@ -169,7 +169,7 @@ class _FolderSession(ToolSession):
             raise EpisodeError(f"{what}: {error}") from error
 
 
-def _describe(ended: Ended, seconds: float) -> str:
+def _describe(ended: CommandEnd, seconds: float) -> str:
     """What the policy reads of a command."""
     why = _USED[ended.used].format(seconds=seconds) if ended.used else f"exit code {ended.code}" if ended.code else ""
     lead = f"{ended.output}\n" if ended.output and not ended.output.endswith("\n") else ended.output

@@ -96,7 +96,7 @@ def read_task(folder: Path) -> HarborTask:
         _check_verifier(folder, verifier)
         instruction = (folder / "instruction.md").read_text(encoding="utf-8").strip()
         dockerfile = folder / "environment" / "Dockerfile"
-        copied = _Copied(folder / "environment")
+        copied = _CopiedFiles(folder / "environment")
         if dockerfile.is_file():
             copied.read(dockerfile.read_text(encoding="utf-8"))
         else:
@@ -144,7 +144,7 @@ def _check_verifier(folder: Path, verifier: Mapping[str, Any]) -> None:
         raise NeedsImage(f"its tests download what they need (tests/test.sh uses {found[1]})")
 
 
-class _Copied:
+class _CopiedFiles:
     """What a Dockerfile puts where. NeedsImage for whatever is more than files."""
 
     def __init__(self, context: Path) -> None:
