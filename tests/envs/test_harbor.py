@@ -194,7 +194,7 @@ def test_a_dockerfile_says_where_files_go(tmp_path: Path) -> None:
     dockerfile = """
         FROM python:3.12-slim
         ENV MODE=test OTHER="two words"
-        WORKDIR /work
+        WORKDIR /srv/app
         COPY --chown=1:1 data/hint.txt renamed.txt
         COPY ["data", "/srv/data"]
         COPY . .
@@ -207,7 +207,7 @@ def test_a_dockerfile_says_where_files_go(tmp_path: Path) -> None:
         "pwd; echo $MODE $OTHER; cat ../renamed.txt /srv/data/hint.txt ../data/hint.txt; ../run.sh; ls ..; touch x"
     )
     (t,) = play(task, command)
-    assert "/work/deeper\ntest two words\na hinta hinta hintrun\ndata\ndeeper\nrenamed.txt\nrun.sh\n" in t.response
+    assert "/srv/app/deeper\ntest two words\na hinta hinta hintrun\ndata\ndeeper\nrenamed.txt\nrun.sh\n" in t.response
     assert "[exit" not in t.response
 
 

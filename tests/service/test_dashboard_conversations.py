@@ -127,7 +127,7 @@ def test_a_recording_is_shown_and_read_again_when_it_grows(tmp_path: Path) -> No
     ]  # fmt: skip
     for view in (overview, trajectories, work_page, trajectory):
         assert view(source, {"work": work.id, "key": rows[0].key}).status == 200
-    assert trajectory(source, {"key": "nobody:1"}).status == 404
+    assert trajectory(source, {"key": "no_rollout:1"}).status == 404
 
 
 def test_a_file_that_is_no_recording_is_named(tmp_path: Path) -> None:
