@@ -276,6 +276,8 @@ def read_model(model: Any, values: Mapping[str, Any], root: Path) -> dict[str, A
             f"model is of type {type(model).__name__}; expected a name or folder, a transformers model, or a "
             "configuration (a mapping with model_type)"
         )
+    if empty := next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None):
+        raise _error(f"model has no weights ({empty} is on the device meta); load them, or give its configuration")
     return {"model.name": str(_save_model(model, values.get("model.tokenizer"), root))}
 
 

@@ -379,6 +379,10 @@ def test_a_run_and_a_model_are_evaluated(train: Callable[..., rlvr.Run], model: 
 
 
 @dataclass
+class Saved:
+    def save_pretrained(self, folder: str) -> None: ...
+
+
 class Wrapped:
     peft_config: Any = None
 
@@ -387,8 +391,13 @@ class NotAModel:
     pass
 
 
-class Saved:
-    def save_pretrained(self, folder: str) -> None: ...
+class Empty(Saved):
+    """A model that was made on the device meta."""
+
+    def state_dict(self) -> dict[str, Any]:
+        import torch
+
+        return {"head": torch.empty(2, device="meta")}
 
 
 def test_a_mistake_in_evaluate_names_evaluate(tmp_path: Path) -> None:
@@ -411,6 +420,7 @@ def test_a_mistake_in_evaluate_names_evaluate(tmp_path: Path) -> None:
         ({"data": ROWS, "reward": [(digits, "much")]}, "the weight 'much', expected a number"),
         ({"data": ROWS, "reward": "exact_mach"}, "did you mean 'exact_match'"),
         ({"data": ROWS, "model": Wrapped()}, "wrapped by peft"),
+        ({"data": ROWS, "model": Empty()}, r"model has no weights \(head is on the device meta\)"),
         ({"data": ROWS, "model": NotAModel()}, "model is of type NotAModel; expected a name or folder"),
         ({"data": ROWS, "model": {"hidden_size": 3}}, "a mapping without model_type"),
         ({"data": {"train": ROWS, "eval": ROWS}}, "of which 'eval' is unknown; expected 'train' and perhaps one of"),
