@@ -378,11 +378,11 @@ def test_a_run_and_a_model_are_evaluated(train: Callable[..., rlvr.Run], model: 
         rlvr.load_run(run)  # type: ignore[arg-type]
 
 
-@dataclass
 class Saved:
     def save_pretrained(self, folder: str) -> None: ...
 
 
+@dataclass
 class Wrapped:
     peft_config: Any = None
 
