@@ -84,7 +84,7 @@ class RayPool:
         self._settings = json.dumps({"limits": asdict(limits), "tiers": list(tiers), "allow_unsafe": allow_unsafe})
         self._wait_s = wait_s
         self._process = os.getpid()
-        self._lock = threading.Lock()  # submit and close: no event comes after the last
+        self._lock = threading.RLock()  # submit and close: no event comes after the last
         self._waiting = FairQueue[RemoteVerification]()
         self._events = SimpleQueue[Callable[[], None]]()
         self.closed = False
@@ -161,11 +161,12 @@ class RayPool:
         with self._lock:
             self.closed = True
             self._events.put(lambda: None)
-        self._thread.join()
+        if self._thread is not threading.current_thread():  # garbage collection may finalize the sandbox on this thread
+            self._thread.join()
 
     def renew(self) -> None:
         """In a forked copy of this process, which has neither the thread nor Ray's connections: refuse everything."""
-        self._lock, self.closed = threading.Lock(), True
+        self._lock, self.closed = threading.RLock(), True
 
     # --- called by the pool's own thread
 

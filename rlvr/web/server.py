@@ -180,10 +180,12 @@ class BackgroundServer:
             self._thread.join()
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Finish the requests that are being answered, unless `at_once`, and end."""
+        """Finish the requests that are being answered, unless `at_once`, and end. On the server's own thread, where
+        garbage collection may call it as a finalizer, it does not wait for the end."""
         self._server.should_exit = True
         self._server.force_exit |= at_once
-        self._thread.join(AT_ONCE_SECONDS if at_once else None)
+        if self._thread is not threading.current_thread():
+            self._thread.join(AT_ONCE_SECONDS if at_once else None)
 
 
 @contextmanager
