@@ -30,6 +30,7 @@ BENCHMARKS = {
     for benchmark in (
         Benchmark("end-to-end", "end_to_end", "whole steps of training beside TRL's GRPOTrainer", True, True),
         Benchmark("accuracy", "accuracy", "held-out accuracy over time beside TRL's GRPOTrainer"),
+        Benchmark("learning", "learning", "what steps teach a pretrained model beside TRL's GRPOTrainer"),
         Benchmark("sampler", "sampler", "sampling beside transformers' generate", True, True),
         Benchmark("vllm", "vllm_sampler", "sampling beside vLLM for CPUs, which has an environment of its own"),
         Benchmark("learner", "learner", "forward, backward and optimizer beside a padded plain step", True, True),

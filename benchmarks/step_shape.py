@@ -36,7 +36,8 @@ class StepShape:
     """One comparison: `groups` prompts of `prompt` tokens (0: sums) x `size` answers of at most `answer` tokens.
 
     With a `seed` the tasks are those of the run `arithmetic`, and the model is the one that its supervised fine-tuning
-    made. With a `model` it is the pretrained one that `model.name` names, which reads the tasks as a chat.
+    made. With a `model` it is the pretrained one that `model.name` names, which reads the tasks as a chat; a `seed` is
+    then of TRL's draws and adapter, and ours draws by the name.
 
     After 150 `fine_tuning_steps` nine groups of ten have a signal. After 600 nine completions of ten are right, as late
     in a run, and in half of the groups all are.
@@ -53,6 +54,7 @@ class StepShape:
     seed: int = 0
     model: str = ""
     lora: int = 0  # the rank of the adapter that is trained; 0: all weights are
+    rows_a_pass: int = 0  # completions in a forward and backward pass of TRL's; 0: all of the step
 
     @property
     def samples(self) -> int:

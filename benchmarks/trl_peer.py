@@ -1,10 +1,11 @@
 """TRL's `GRPOTrainer` as the peer of `benchmarks.end_to_end`, with every option off that only costs time.
 
-One generation a step, the whole batch in one forward and backward pass, no gradient checkpointing, logging, saving or
-progress bar. `continuous` samples by `transformers`' continuous batching instead of `generate`; `settings` gives the
-process our settings: threads that sleep, memory that is kept, libraries that the collector skips. The trainer runs in
-its own thread, which waits at the end of a turn, so that the loop is TRL's own throughout. TRL is not modified. Run by
-`rlvr bench end-to-end` and, if TRL is installed, `tests/benchmarks/test_bench.py`.
+One generation a step, the whole batch in one forward and backward pass unless the shape says otherwise, no gradient
+checkpointing, logging, saving or progress bar. `continuous` samples by `transformers`' continuous batching instead of
+`generate`; `settings` gives the process our settings: threads that sleep, memory that is kept, libraries that the
+collector skips. The trainer runs in its own thread, which waits at the end of a turn, so that the loop is TRL's own
+throughout. TRL is not modified. Run by `rlvr bench end-to-end` and, if TRL is installed,
+`tests/benchmarks/test_bench.py`.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ def peer(setting: BenchSettings, shape: StepShape, continuous: bool = False, set
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tasks, reward = tasks_and_reward(shape, tokenizer)
     steps = TrlTurn(shape, continuous)
+    rows = shape.rows_a_pass or shape.samples
     config = GRPOConfig(
         output_dir=str(setting.scratch / "trl"),
-        per_device_train_batch_size=shape.samples,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=shape.samples // rows,
         num_generations=shape.size,
-        steps_per_generation=1,
+        steps_per_generation=shape.samples // rows,
         max_completion_length=shape.answer,
         max_steps=1 << 20,
         seed=shape.seed or 42,

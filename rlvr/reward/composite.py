@@ -93,7 +93,8 @@ def composite(cases: Sequence[Case], parts: Sequence[WeightedReward]) -> list[Sc
 
     Passed where every part of a weight above 0 passed; else the outcome and reason are those of the first that did
     not. A part that is an error or invalid makes the whole so, whatever its weight: none is left out of the mean.
-    Parts: the value of each by name (`name#2` for the second of a name).
+    Parts: the value of each by name (`name#2` for the second of a name). What parts say of single turns and branches is
+    weighted alike: a part that scores no turns adds 0 to each, one that scores no branches its value.
     """
     columns: list[list[Score]] = []
     threads = bool(_waits_for(parts))
@@ -116,9 +117,20 @@ def _weighted_mean(parts: Sequence[WeightedReward], scores: Sequence[Score]) -> 
         if score.value is None:
             return Score(None, score.outcome, score.reason, values, f"part {part.label}: {score.detail}")
     counted = [(part, score) for part, score in rows if part.weight > 0]
-    value = math.fsum(part.weight * (score.value or 0.0) for part, score in counted)
-    value /= math.fsum(part.weight for part, _ in counted)
-    for part, score in counted:
-        if score.outcome is not Outcome.PASSED:
-            return Score(value, score.outcome, score.reason or part.label, values)
-    return Score(value, Outcome.PASSED, parts=values)
+    total = math.fsum(part.weight for part, _ in counted)
+
+    def mean(values: Sequence[float]) -> float:
+        return math.fsum(part.weight * value for (part, _), value in zip(counted, values, strict=True)) / total
+
+    value = mean([score.value or 0.0 for _, score in counted])
+    lengths = max(len(score.turns) for _, score in counted), max(len(score.branches) for _, score in counted)
+    turns = [score.turns or (0.0,) * lengths[0] for _, score in counted]
+    branches = [score.branches or (score.value or 0.0,) * lengths[1] for _, score in counted]
+    for what, given in (("turns", turns), ("branches", branches)):
+        if len(counts := sorted({len(one) for one in given})) > 1:
+            detail = f"its parts score {' and '.join(map(str, counts))} {what} of one answer"
+            return Score(None, Outcome.ERROR, f"{what}_differ", values, detail)
+    failed = next(((part, score) for part, score in counted if score.outcome is not Outcome.PASSED), None)
+    outcome, reason = (failed[1].outcome, failed[1].reason or failed[0].label) if failed else (Outcome.PASSED, "")
+    each = [tuple(map(mean, zip(*given, strict=True))) for given in (turns, branches)]
+    return Score(value, outcome, reason, values, turns=each[0], branches=each[1])

@@ -131,6 +131,30 @@ def test_composite_stays_within_its_parts(weights, response):
     assert min(got.parts.values()) - 1e-9 <= got.value <= max(got.parts.values()) + 1e-9
 
 
+def test_composite_weighs_what_its_parts_say_of_turns_and_branches():
+    """A part without turns adds 0 to each; one without branches counts with its value."""
+
+    def by_branch(prompt, response, meta=None):
+        return Score(0.5, Outcome.PASSED, turns=(0.5, 0.25), branches=(1.0, 0.0, 0.2))
+
+    def whole(prompt, response, meta=None):
+        return Score(0.8, Outcome.PASSED)
+
+    def other(prompt, response, meta=None):
+        return Score(0.5, Outcome.PASSED, turns=(1.0,), branches=(1.0, 0.0, 0.2))
+
+    both = resolve_reward("composite", rewards=[{"name": by_branch, "weight": 3}, {"name": whole, "weight": 1}])
+    got = score(both, "x")
+    assert got.value == pytest.approx(0.575)
+    assert got.turns == pytest.approx((0.375, 0.1875))
+    assert got.branches == pytest.approx((0.95, 0.2, 0.35))
+    none = score(resolve_reward("composite", rewards=[{"name": whole}]), "x")
+    assert (none.turns, none.branches) == ((), ())
+    differ = score(resolve_reward("composite", rewards=[{"name": by_branch}, {"name": other}]), "x")
+    assert (differ.value, differ.outcome, differ.reason) == (None, Outcome.ERROR, "turns_differ")
+    assert differ.detail == "its parts score 1 and 2 turns of one answer"
+
+
 def test_a_part_may_be_a_function_a_path_or_a_resolved_reward():
     def shouts(prompt, response, meta=None, *, factor=1.0):
         return factor * response.isupper()
