@@ -54,6 +54,9 @@ class LevelChoice(Variant):
         """One weight per level of the source."""
         return [1.0] * len(curriculum.drawn)
 
+    def observe(self, curriculum: Curriculum, level: str, rate: float) -> None:
+        """Keep in `curriculum.memory` what it needs of a step in which this share of a level's completions passed."""
+
 
 @dataclass(frozen=True)
 class Uniform(LevelChoice):
@@ -91,15 +94,62 @@ class ByPassRate(LevelChoice):
     decay: float = setting(0.9, low=0, high=math.nextafter(1.0, 0.0), expected="0 to below 1")
 
     def advice(self, curriculum: Curriculum) -> list[str]:
-        if len(curriculum.drawn) > 1:
-            return []
-        return [
-            f"curriculum.by=pass_rate changes nothing here: it chooses between levels, and every task is of the level "
-            f"{next(iter(curriculum.drawn))}"
-        ]
+        return _name_single_level(self, curriculum)
 
     def weigh(self, curriculum: Curriculum, step: int) -> list[float]:
         return [p * (1 - p) + self.floor for p in curriculum.pass_rate.values()]
+
+
+@dataclass(frozen=True)
+class ByProgress(LevelChoice):
+    """Prefer levels whose pass rate moves, up or down: those that are learned or forgotten now. A level that is solved,
+    or out of reach, does not move, however mixed its completions are.
+
+    Progress is |fast - slow|, of two running means of the level's pass rate with the decays `decay` and `slow_decay`,
+    which begin at its first rate (the bidirectional learning progress of Kanitscheider et al. 2021, arXiv:2106.14876,
+    without their reweighting of rates). Levels are drawn by their share of all progress, and in `explore` of
+    the draws alike. A level that was never drawn is taken as one of the largest possible progress, 1.
+    """
+
+    name = "progress"
+    learns_from_verdicts = True
+
+    decay: float = setting(0.9, low=0, high=math.nextafter(1.0, 0.0), expected="0 to below 1")
+    slow_decay: float = setting(0.97, low=0, high=math.nextafter(1.0, 0.0), expected="0 to below 1, above `decay`")
+    explore: float = setting(0.2, low=math.ulp(0.0), high=1, expected="a share of the draws, above 0")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.slow_decay <= self.decay:
+            raise ValueError(
+                f"curriculum: slow_decay={self.slow_decay:g}, decay={self.decay:g}; expected slow_decay > decay: "
+                "progress is how far the fast mean has moved from the slow one"
+            )
+
+    def advice(self, curriculum: Curriculum) -> list[str]:
+        return _name_single_level(self, curriculum)
+
+    def observe(self, curriculum: Curriculum, level: str, rate: float) -> None:
+        fast, slow = curriculum.memory.get(level, (rate, rate))
+        fast, slow = fast + (1 - self.decay) * (rate - fast), slow + (1 - self.slow_decay) * (rate - slow)
+        curriculum.memory[level] = [fast, slow]
+
+    def weigh(self, curriculum: Curriculum, step: int) -> list[float]:
+        means = [curriculum.memory.get(level, (1.0, 0.0)) for level in curriculum.drawn]
+        progress = [abs(fast - slow) for fast, slow in means]
+        total, count = math.fsum(progress), len(progress)
+        if not total:
+            return [1.0] * count
+        return [(1 - self.explore) * one / total + self.explore / count for one in progress]
+
+
+def _name_single_level(choice: LevelChoice, curriculum: Curriculum) -> list[str]:
+    if len(curriculum.drawn) > 1:
+        return []
+    return [
+        f"curriculum.by={choice.name} changes nothing here: it chooses between levels, and every task is of the level "
+        f"{next(iter(curriculum.drawn))}"
+    ]
 
 
 @dataclass(frozen=True)
@@ -190,7 +240,7 @@ def _measure_levels(curriculum: Curriculum) -> dict[str, float]:
     return heights
 
 
-CURRICULA = Variants("curriculum.by", LevelChoice, Uniform, ByTasks, ByPassRate, BySchedule, ByThreshold)
+CURRICULA = Variants("curriculum.by", LevelChoice, Uniform, ByTasks, ByPassRate, ByProgress, BySchedule, ByThreshold)
 
 
 class CurriculumChoice(Section):
@@ -225,6 +275,7 @@ class Curriculum:
         self.source, self.options, self.seed = source, options, seed
         self.drawn = dict.fromkeys(source.levels, 0)
         self.pass_rate = dict.fromkeys(source.levels, 0.5)
+        self.memory: dict[str, list[float]] = {}  # what the way of choosing keeps of each level
         self.unsolved: dict[str, tuple[str, int]] = {}  # task id: (level, index), the one that waits longest first
         self.hints = Counter[tuple[str, int]]()  # (level, index): how many steps long its hint is; one for each id
         self.under_way: dict[str, list[tuple[str, int]]] = {}  # task id: (level, index) of each draw without a verdict
@@ -283,6 +334,7 @@ class Curriculum:
             if verdicts and level in self.pass_rate:
                 now = sum(verdicts) / len(verdicts)
                 self.pass_rate[level] += (1 - self.options.decay) * (now - self.pass_rate[level])
+                self.options.variant.observe(self, level, now)
 
     def observe_tasks(self, passes: Mapping[str, Sequence[Sequence[bool]]]) -> None:
         """Fold a step's verdicts into the tasks that wait to come back, and their hints.
@@ -315,11 +367,13 @@ class Curriculum:
         waiting = {"unsolved": [list(place) for place in self.unsolved.values()]} if self.options.replay else {}
         if self.options.hint_step:  # each place as often as its hint has steps
             waiting["hints"] = [list(place) for place in self.hints.elements()]
-        return {"drawn": dict(self.drawn), "pass_rate": dict(self.pass_rate), **waiting}
+        kept = {"memory": dict(self.memory)} if self.memory else {}
+        return {"drawn": dict(self.drawn), "pass_rate": dict(self.pass_rate), **kept, **waiting}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.drawn.update(state["drawn"])
         self.pass_rate.update(state["pass_rate"])
+        self.memory = {level: list(kept) for level, kept in state.get("memory", {}).items() if level in self.drawn}
         waiting = [(level, index) for level, index in state.get("unsolved", [])]
         hints = Counter((level, index) for level, index in state.get("hints", []))
         # Sorted: epoch after epoch, since a source may have to make the order of each.

@@ -25,6 +25,27 @@ def test_by_pass_rate_prefers_levels_whose_answers_are_mixed() -> None:
     assert sum(t.level == "2" for t in tasks) > 250
 
 
+def test_by_progress_prefers_levels_whose_pass_rate_moves() -> None:
+    """By hand: both means of a level begin at its first rate; one that stands still has no progress."""
+    options = CurriculumOptions(by="progress", decay=0.5, slow_decay=0.75, explore=0.3)
+    curriculum = Curriculum(RPN, options, seed=1)
+    assert curriculum.weights(0) == pytest.approx([1 / 3] * 3)
+    curriculum.observe({"1": [True, False], "2": [False] * 4})
+    # Only level 3 was never drawn: it has all progress.
+    assert curriculum.weights(1) == pytest.approx([0.1, 0.1, 0.7 + 0.1])
+    curriculum.observe({"1": [True, False], "2": [True] * 4, "3": [True] * 2})
+    curriculum.observe({"3": [False] * 2})
+    # Level 2: fast 0 -> 0.5, slow 0 -> 0.25. Level 3: fast 1 -> 0.5, slow 1 -> 0.75. Level 1 stands at 0.5.
+    assert curriculum.memory == {"1": [0.5, 0.5], "2": [0.5, 0.25], "3": [0.5, 0.75]}
+    assert curriculum.weights(2) == pytest.approx([0.1, 0.35 + 0.1, 0.35 + 0.1])
+    restored = Curriculum(RPN, options, seed=1)
+    restored.restore(curriculum.state())
+    assert restored.weights(2) == curriculum.weights(2)
+    still = Curriculum(RPN, options, seed=1)
+    still.observe({level: [True] for level in ("1", "2", "3")})
+    assert still.weights(1) == [1.0] * 3, "no level moves: all alike"
+
+
 def test_a_schedule_opens_levels_at_its_steps() -> None:
     options = CurriculumOptions(by="schedule", schedule=[(0, {"1": 1.0}), (10, {"1": 1.0, "2": 1.0, "3": 8.0})])
     curriculum = Curriculum(RPN, options, seed=1)
@@ -46,7 +67,12 @@ def test_a_restored_curriculum_goes_on_with_the_next_tasks() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"by": "hardness"}, "by='hardness' is unknown; known: uniform, tasks, pass_rate, schedule, threshold"),
+        (
+            {"by": "hard"},
+            "by='hard' is unknown; known: uniform, tasks, pass_rate, progress, schedule, threshold",
+        ),
+        ({"by": "progress", "decay": 0.98}, r"slow_decay=0.97, decay=0.98; expected slow_decay > decay"),
+        ({"by": "progress", "explore": 0.0}, "above 0"),
         ({"by": "schedule"}, "belong together"),
         ({"by": "schedule", "schedule": [(0, {"1": -1.0})]}, "not all 0"),
         ({"by": "schedule", "schedule": [(5, {"1": 1.0})]}, "must start at 0"),
