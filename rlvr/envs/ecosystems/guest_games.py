@@ -11,7 +11,6 @@ episodes there are errors, never zeros, and the next ones are played by a new pr
 from __future__ import annotations
 
 import itertools
-import string
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from rlvr.core.types import Task
 from rlvr.envs.ecosystems.guest_process import GuestError, GuestProcess, find_guest
 from rlvr.envs.ecosystems.installs import find_python
-from rlvr.envs.gym.gym_session import Gym, GymSession, Observation
+from rlvr.envs.gym.gym_session import PRINTABLE, Gym, GymSession, Observation
 from rlvr.envs.gym.gym_source import GymSource
 from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.tools.environment_class import call_user_code
@@ -34,7 +33,7 @@ class GuestGym(Gym):
     """Sessions in the process with the fewest of them. `config` is what a session of the guest is made from; a call may
     take `seconds`."""
 
-    vocabulary = tuple(string.printable[:-2])  # for model.tokenizer=characters; a game may write others too
+    vocabulary = PRINTABLE  # a game may write other characters too
 
     def __init__(self, name: str, guests: Sequence[GuestProcess], config: Mapping[str, Any], seconds: float) -> None:
         self.name, self.config, self.seconds = name, dict(config), seconds

@@ -9,14 +9,13 @@ zero. Tools, sandboxes, models of a scorer and solvers of several turns are refu
 
 from __future__ import annotations
 
-import string
 from collections.abc import Mapping
 from typing import Any
 
 from rlvr.core.types import Task
 from rlvr.envs.ecosystems.guest_process import GuestError, GuestProcess, find_guest
 from rlvr.envs.ecosystems.installs import find_python
-from rlvr.envs.gym.gym_session import Gym, GymSession, Observation
+from rlvr.envs.gym.gym_session import PRINTABLE, Gym, GymSession, Observation
 from rlvr.envs.gym.gym_source import GymSource
 from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.row_source import HELDOUT_FRACTION, RowSource, choose_heldout
@@ -97,7 +96,7 @@ class InspectSource(GymSource):
             train = [task for task in train if task.id not in chosen]
         rows = RowSource(f"inspect:{name}", train, held, "environment")
         super().__init__("inspect", _InspectGym(guest, configs, seconds), None, rows)
-        self.vocabulary = tuple(string.printable[:-2])  # for model.tokenizer=characters
+        self.vocabulary = PRINTABLE
 
 
 def _read_rows(guest: GuestProcess, config: Mapping[str, Any], side: str) -> list[Task]:

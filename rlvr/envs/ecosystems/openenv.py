@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from rlvr.core import rng
 from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.types import Task
-from rlvr.envs.gym.gym_session import Gym, GymSession, Observation
+from rlvr.envs.gym.gym_session import PRINTABLE, Gym, GymSession, Observation
 from rlvr.envs.gym.gym_source import GymSource
 from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.seeds import NumberedSource, SeedSource
@@ -173,6 +173,8 @@ class _Sessions:
 
 class OpenEnvGym(Gym):
     """Sessions that take text: `action` with {text} in it is a step, `observation_field` what the policy reads."""
+
+    vocabulary = PRINTABLE  # an environment may write other characters too
 
     def __init__(self, sessions: _Sessions, action: Mapping[str, Any], observation_field: str | None) -> None:
         self.sessions, self.action, self.observation_field = sessions, dict(action), observation_field

@@ -9,7 +9,6 @@ metrics are what verifiers computes. Whatever fails there is an error of the epi
 
 from __future__ import annotations
 
-import string
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from rlvr.envs.agent.agent_run import AgentRun, Assignment, OnEnd, Result
 from rlvr.envs.agent.agent_source import PlayedSource, read_rules
 from rlvr.envs.ecosystems.guest_process import GuestError, GuestProcess, find_guest
 from rlvr.envs.ecosystems.installs import find_python
+from rlvr.envs.gym.gym_session import PRINTABLE
 from rlvr.envs.row_source import HELDOUT_FRACTION, RowSource, choose_heldout
 from rlvr.reward.reward_options import check_integer
 
@@ -70,7 +70,7 @@ class VerifiersTasks(RowSource):
             rows.append(Task(f"{'' if side == 'train' else side + '-'}{row['idx']}", prompt, meta))
         return rows
 
-    vocabulary = tuple(string.printable[:-2])  # for model.tokenizer=characters; a taskset may write others too
+    vocabulary = PRINTABLE  # a taskset may write other characters too
 
     def advice(self) -> list[str]:
         return [] if self._is_game else super().advice()

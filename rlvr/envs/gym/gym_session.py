@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import string
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +78,9 @@ class GymSession(ABC):
     async def close(self) -> None:
         """Called once, also after a failure."""
         return
+
+
+PRINTABLE = tuple(string.printable[:-2])  # the vocabulary of texts that any program writes, for tokenizer=characters
 
 
 class Gym(ABC):
