@@ -15,6 +15,7 @@ from rlvr.envs import sorting as sorting
 from rlvr.envs import toy as toy
 from rlvr.envs.agent import agent_source as agent_source
 from rlvr.envs.gym import gym_source as gym_source
+from rlvr.envs.gym import hidden_rule as hidden_rule
 from rlvr.envs.prompt import PromptEnv, encode_prompt
 from rlvr.envs.registry import known_environments, register_environment, resolve_environment
 from rlvr.envs.tools import tool_arithmetic as tool_arithmetic
