@@ -4,7 +4,7 @@
     python docs/gen.py --check      # changes nothing; exit code 1, and the names of the pages that are out of date
 
 What stands between `<!-- filled: NAME -->` and `<!-- end: NAME -->` in a page is written here: by the function of that
-name in `PARTS`, or of the part before a colon, which is given the part after it (`loss:ppo`). The same on every
+name in `PARTS`, or of the part before a colon, which is given the part after it (`api:rlvr.train`). The same on every
 machine: nothing is read from the environment, and what has no order of its own is sorted.
 
 `tests/project/test_docs.py` holds every page current.
@@ -41,15 +41,12 @@ _OPEN = {"algorithm.name": "`module:ROW`", "algorithm.advantage": "one that you 
 
 # Keys that take one of a few words, where no table of the code lists them. A test tries every word.
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "client": ("local", "sharded", "tinker", "skyrl", "mock"),
-    "sampler.name": ("trainer", "vllm"),
     "prompt.chat": ("auto", "on", "off"),
     "training.mode": ("rlvr", "sft"),
     "training.completions": ("sampled", "given"),
     "training.control": ("none", "random_reward", "equal_rewards"),
     "evaluation.report": ("last", "best"),
     "training.long_prompts": ("filter", "truncate_left", "error"),
-    "sft.curriculum.by": ("uniform", "schedule", "threshold", "tasks"),
 }
 
 
@@ -59,7 +56,10 @@ def choices() -> dict[str, tuple[str, ...]]:
     from rlvr.algorithms.advantages import ADVANTAGES, REDUCTIONS
     from rlvr.algorithms.losses import LOSSES
     from rlvr.algorithms.terms import TERMS
+    from rlvr.clients.registry import CLIENTS
+    from rlvr.clients.samplers import SAMPLERS
     from rlvr.core.variants import Variant, setting_of
+    from rlvr.training.curriculum import CURRICULA
 
     tables: dict[str, tuple[str, ...]] = {
         "name": tuple(ALGORITHMS),
@@ -72,7 +72,13 @@ def choices() -> dict[str, tuple[str, ...]]:
         for option in dataclasses.fields(variant):
             if words := setting_of(option).choices:
                 tables[variant.flat_names()[option.name]] = words
-    return {**_CHOICES, **{f"algorithm.{cell}": table for cell, table in tables.items()}}
+    return {
+        "client": tuple(CLIENTS),
+        "sampler.name": tuple(SAMPLERS),
+        "sft.curriculum.by": tuple(way.name for way in CURRICULA.classes() if not way.learns_from_verdicts),
+        **_CHOICES,
+        **{f"algorithm.{cell}": table for cell, table in tables.items()},
+    }
 
 
 def results() -> str:
@@ -117,12 +123,17 @@ def reductions() -> str:
     return _formulas(REDUCTIONS)
 
 
-def loss(name: str) -> str:
-    """One named loss: formula, inputs, settings, and the algorithms that use it."""
-    from rlvr.algorithms import ALGORITHMS
+def losses() -> str:
+    """Every loss that is a sum over tokens."""
     from rlvr.algorithms.loss_specs import LOSS_SPECS
 
-    spec = LOSS_SPECS[name]
+    return "\n\n".join(f"### `{name}`\n\n{_describe_loss(name, spec)}" for name, spec in LOSS_SPECS.items())
+
+
+def _describe_loss(name: str, spec: Any) -> str:
+    """One named loss: formula, inputs, settings, and the algorithms that use it."""
+    from rlvr.algorithms import ALGORITHMS
+
     shape = "[T], or [T, K] with K targets per token" if spec.allows_many_targets else "[T]"
     users = [f"`{algorithm.name}`" for algorithm in ALGORITHMS.values() if algorithm.loss.name == name]
     facts = {
@@ -185,11 +196,9 @@ def options() -> str:
 def capabilities() -> str:
     """Which option works on which client."""
     from rlvr.algorithms.capabilities import support_table
-    from rlvr.clients.registry import resolve_client
+    from rlvr.clients.registry import CLIENTS, resolve_client
 
-    head, *rows = support_table(
-        resolve_client(name).capabilities for name in ("local", "sharded", "tinker", "skyrl", "mock")
-    )
+    head, *rows = support_table(resolve_client(name).capabilities for name in CLIENTS)
     return _table(head, [[f"`{key}`", *cells] for key, *cells in rows])
 
 
@@ -500,7 +509,7 @@ def _code(line: str) -> str:
 PARTS: dict[str, Callable[..., str]] = {
     part.__name__: part
     for part in (
-        results, algorithms, advantages, reductions, loss, preferences, gae, critic_loss, kl_penalty, options,
+        results, algorithms, advantages, reductions, losses, preferences, gae, critic_loss, kl_penalty, options,
         capabilities, rewards, environments, settings, service_settings, engine_server_settings, spellings, sections,
         configs, foreign_words, refused_words, models, memory, known_models, published, cluster_settings,
         reasoning_gym_audit, environment_checks, algorithms_study, study_differences, side_by_side, api,

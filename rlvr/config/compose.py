@@ -451,7 +451,10 @@ class _Composer:
             for parent in (".".join(parts[:n]) for n in range(1, len(parts))):
                 held = OmegaConf.select(self.config, parent, throw_on_resolution_failure=False)
                 if held is not None and not OmegaConf.is_config(held):
-                    raise ValueError(f"override {override.text!r}: {parent} is a single value and holds no keys")
+                    raise ValueError(
+                        f"override {override.text!r}: {parent} is a single value and holds no keys; give that "
+                        f"value by a key of {parent}, too"
+                    )
             changes, typed = {override.key: override.value}, dict[str, str]()
             if "[" not in override.key:
                 node = _in_sections(override.key, override.value)

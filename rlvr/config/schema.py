@@ -116,10 +116,9 @@ _FLAT_OF = {key.partition(".")[2]: flat.partition(".")[2] for flat, key in FLAT.
 class RunConfig:
     """Everything that can be set. Defaults are those of the parts.
 
-    `client` learns, and samples unless `sampler` names others: `local`, the engine in this process; `sharded`, several
-    processes of this machine that share the weights; `tinker`, a server with the Tinker protocol; or `mock`, a table of
-    logits that needs no model. `callbacks` are called at points of the run (`rlvr.training.callbacks`), named like
-    trackers. `imports` are modules that are imported before names are looked up (`rlvr.core.plugins`).
+    `client` learns, and samples unless `sampler` names others. `callbacks` are called at points of the run
+    (`rlvr.training.callbacks`), named like trackers. `imports` are modules that are imported before names are looked up
+    (`rlvr.core.plugins`).
     """
 
     env: EnvOptions

@@ -25,6 +25,7 @@ from rlvr.config.choices import FLAT
 from rlvr.config.interpolate import describe_origin, mask_secrets
 
 T = TypeVar("T")
+_NAMING = ("name", "type", "by")  # the keys of sections that name what is chosen in them
 _FLOAT = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?\.?(inf|nan)", re.IGNORECASE)
 
 
@@ -161,7 +162,7 @@ def _about_unknown(key: str, siblings: list[str], known: list[str], came: Origin
         siblings = []
     parent, _, leaf = key.rpartition(".")
     siblings = [*siblings, *(flat.rpartition(".")[2] for flat in FLAT if flat.rpartition(".")[0] == parent)]
-    near = difflib.get_close_matches(leaf, siblings, n=1)
+    near = difflib.get_close_matches(leaf, siblings, n=1) or [n for n in _NAMING if leaf in _NAMING and n in siblings]
     if near:
         hint = f"did you mean {f'{parent}.{near[0]}' if parent else near[0]}?"
     else:
@@ -205,11 +206,19 @@ def _about_errors(error: ValidationError, values: Any, schema: Any, came: Origin
             message = f"{path}{came.of_message(path, reason)}: {reason}" if path else reason
         elif re.search(r"_(type|parsing|from_float)$|^(literal_error|enum|none_required)$", item["type"]):
             message = f"{path}: {_describe_value(value)} given{came(path)}, expected {_name(hint)}"
+            if isinstance(value, str) and (naming := _find_naming(hint)):
+                message += f"; a name is given as {path}.{naming}"
         else:
             message = f"{path}: {_describe_value(value)} given{came(path)}: {item['msg'][:1].lower()}{item['msg'][1:]}"
         if path not in reported:
             reported.add(path)
             yield message
+
+
+def _find_naming(hint: Any) -> str:
+    """The key of a section that names what is chosen in it; "" if there is none."""
+    fields = {name for section in _sections(hint) for name in _fields(section)}
+    return next((name for name in _NAMING if name in fields), "")
 
 
 def _describe_value(value: Any) -> str:

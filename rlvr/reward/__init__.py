@@ -1,7 +1,7 @@
 """Rewards: functions that score an answer. Importing this package registers the built-in ones (no torch).
 
 To add one: write it in a file here with `@register_reward`, and import that file below. If a request to the service may
-set its options, list them in `rlvr.service.sessions.verification.OPTIONS`.
+set its options, list them in `OPTION_SCHEMAS` of `rlvr.service.sessions.verifier_options`.
 """
 
 from rlvr.reward import by_row as by_row

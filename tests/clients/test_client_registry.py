@@ -8,6 +8,7 @@ import pytest
 
 from rlvr.clients.mock.mock_client import MOCK, MockTrainingClient
 from rlvr.clients.registry import (
+    CLIENTS,
     ClientSpec,
     check_client,
     close_client,
@@ -20,9 +21,9 @@ from rlvr.core.protocols import TrainingClient
 
 
 def test_every_built_in_client_declares_its_own_name() -> None:
+    """Messages and the table of what works on which client name it by its capabilities."""
     assert known_clients()[:3] == ["local", "mock", "tinker"]
-    for name in ("local", "mock", "tinker"):
-        assert resolve_client(name).capabilities.name == name
+    assert {name: resolve_client(name).capabilities.name for name in CLIENTS} == {name: name for name in CLIENTS}
 
 
 def test_the_clients_implement_the_whole_protocol() -> None:

@@ -313,6 +313,13 @@ def test_every_unknown_key_is_named_with_its_origin_and_the_nearest_known_one():
     assert len(lines) == 4
 
 
+@pytest.mark.parametrize(("given", "meant"), [("reward.name", "reward.type"), ("algorithm.type", "algorithm.name")])
+def test_the_key_that_names_a_choice_is_found_by_another_sections_word_for_it(given: str, meant: str) -> None:
+    section, _, key = given.partition(".")
+    with pytest.raises(ValueError, match=rf"unknown key {given}: did you mean {meant}\?"):
+        validate({"env": {"name": "toy"}, section: {key: "x"}}, RunConfig)
+
+
 @pytest.mark.parametrize(
     ("section", "line"),
     [
@@ -343,6 +350,7 @@ def test_a_mistake_is_named_by_its_section_once(section: dict[str, Any], line: s
         ({"mode": "ppo"}, 'mode: "ppo" (text) given, expected one of rlvr, sft'),
         ({"kind": "c"}, 'kind: "c" (text) given, expected one of a, b'),
         ({"optim": 3}, "optim: 3 (an integer) given, expected a mapping"),
+        ({"judge": "x"}, 'judge: "x" (text) given, expected a mapping or null; a name is given as judge.name'),
         ({"optim": {"clip": "high"}}, 'optim.clip: "high" (text) given, expected a number or null'),
         ({"optim": {"betas": [1]}}, "optim.betas"),
         ({"optim": {"learning_rate": -1}}, "optim: learning_rate=-1.0 must not be negative"),

@@ -26,6 +26,7 @@ from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.envs import registry as environments
 from rlvr.reward import registry as rewards
+from rlvr.training.curriculum import CURRICULA
 from tests.kit.benchmark_rows import PROBLEMS, function, write
 from tests.kit.code_rows import mbpp_file
 from tests.kit.doc_pages import ROOT, blocks, run_page, trainings
@@ -194,13 +195,11 @@ def test_the_pages_show_what_the_code_has() -> None:
 
 
 def test_what_is_written_between_two_marks_is_replaced_and_the_rest_stays() -> None:
-    page = "a\n<!-- filled: loss:ppo -->\nanother term\n<!-- end: loss:ppo -->\nb\n"
+    page = "a\n<!-- filled: losses -->\nanother term\n<!-- end: losses -->\nb\n"
     filled = gen().fill(page)
-    assert (
-        filled.startswith("a\n<!-- filled: loss:ppo -->\n\n- Term of a token: -min(min(r, c) A,")
-        and "another" not in filled
-    )
-    assert filled.endswith("\n<!-- end: loss:ppo -->\nb\n") and gen().fill(filled) == filled
+    assert filled.startswith("a\n<!-- filled: losses -->\n\n### `cross_entropy`\n\n- Term of a token: -w p;")
+    assert "another" not in filled and filled.endswith("\n<!-- end: losses -->\nb\n")
+    assert gen().fill(filled) == filled
     with pytest.raises(KeyError, match="no_such_table"):
         gen().fill("<!-- filled: no_such_table -->\n<!-- end: no_such_table -->\n")
 
@@ -244,7 +243,8 @@ def test_the_page_of_losses_has_every_loss_and_input() -> None:
     page = (ROOT / "docs" / "loss-functions.md").read_text(encoding="utf-8")
     inputs = {name for spec in LOSS_SPECS.values() for name in (*spec.required, *spec.optional)}
     assert not [name for name in (*LOSS_SPECS, *inputs) if f"| `{name}` |" not in page], "each has a row"
-    assert re.findall(r"^<!-- filled: loss:(\S+) -->$", page, re.M) == list(LOSS_SPECS)
+    headings = re.findall(r"^### `(\w+)`$", page.partition("<!-- end: losses -->")[0], re.M)
+    assert headings == list(LOSS_SPECS)
 
 
 def slugs(page: Path) -> set[str]:
@@ -310,7 +310,8 @@ def test_each_listed_choice_of_a_key_is_accepted_and_another_word_is_not(key: st
     with pytest.raises(ValueError, match="no_such_word") as refused:
         compose("no_such_word")
     known = set(re.split(", | or ", re.split("expected |known: ", str(refused.value))[-1].partition(";")[0]))
-    assert known - ({"pass_rate"} if key == "sft.curriculum.by" else set()) == set(words), "none is left out"
+    unfit = {way.name for way in CURRICULA.classes() if way.learns_from_verdicts and key == "sft.curriculum.by"}
+    assert known - unfit == set(words), "none is left out"
 
 
 FIXED = ("custom_loss_quickstart.md", "loss-functions.md", "dev/baseline.md")  # pages elsewhere link to them there

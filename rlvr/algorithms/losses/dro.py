@@ -41,9 +41,6 @@ class Dro(Loss):
         beta, gap = config["beta"] * find_pull_weights(inputs), p - inputs["logprobs"]
         return -(p * inputs["advantages"] - 0.5 * beta * gap**2), -(inputs["advantages"] - beta * gap)
 
-    def config(self) -> dict[str, float]:
-        return {"beta": self.beta}
-
 
 def find_pull_weights(inputs: Mapping[str, Any]) -> Any:
     """The weights b [N] of the quadratic term of `dro`, the same for numpy arrays and torch tensors.

@@ -109,8 +109,10 @@ class Loss(Part):
         raise NotImplementedError("this loss has no numpy_terms(p, inputs, config, row_N), which client=mock computes")
 
     def config(self) -> dict[str, float]:
-        """The settings that a call gets (`loss_fn_config`), where the options differ from the spec's defaults."""
-        return {}
+        """The settings that a call gets (`loss_fn_config`): the options that have the name of one. A loss of a whole
+        step has its options itself."""
+        settings = () if self.needs_whole_step else self.spec.config
+        return {name: value for name, value in self.options.items() if name in settings}
 
     def later_updates_are_stale(self, algorithm: SpecView) -> bool:
         """Whether nothing bounds what a second update of the same completions does."""

@@ -43,9 +43,3 @@ class Sapo(Loss):
         tau = np.where(advantages > 0, config["positive_temperature"], config["negative_temperature"])
         gate = 1 / (1 + np.exp(-np.clip(tau * (ratio - 1), -80.0, 80.0)))
         return -(4 / tau) * gate * advantages, -4 * gate * (1 - gate) * ratio * advantages
-
-    def config(self) -> dict[str, float]:
-        return {
-            "positive_temperature": self.positive_temperature,
-            "negative_temperature": self.negative_temperature,
-        }

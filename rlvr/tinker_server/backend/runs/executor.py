@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 from rlvr.core.files import new_folder
 from rlvr.core.messages import NonFiniteError
@@ -207,8 +207,13 @@ class RunExecutor:
                         raise
                 if operation.critic and not policy.is_critic:
                     add_value_head(policy, self._engine.model)
-            case _:
+            case (
+                ops.RejectedOperation() | ops.ForwardBackward() | ops.SaveWeights() | ops.SaveForSampler()
+                | ops.SaveExternal()
+            ):  # fmt: skip
                 pass
+            case _:  # an operation that is not named here would be lost at a restart
+                assert_never(operation)
 
     def _forward_backward(self, run: RunQueue, request: ops.ForwardBackward) -> Any:
         loss_fn, config = self.resolve_loss(request)
