@@ -25,19 +25,19 @@ def play(source: HiddenRule, task: Task, turns: Sequence[str]) -> tuple[Trajecto
     return t, words.decode([*t.prompt_tokens, *t.response_tokens])
 
 
-TASK = Task("by hand", "b ?", {"rule": "312", "asked": "bcaabc"})  # a is 3, b is 1, c is 2
+TASK = Task("by hand", "b", {"rule": "312", "asked": "bcaabc"})  # a is 3, b is 1, c is 2
 
 
 def test_later_rounds_are_paid() -> None:
     source = HiddenRule(letters=3)
     t, text = play(source, TASK, ["1", "3", "1", "3", "1", "3"])
     assert text.split() == (
-        "b ? 1 <end> 1 c ? 3 <end> 2 a ? 1 <end> 3 a ? 3 <end> 3 b ? 1 <end> 1 c ? 3 <end>".split()
+        "b 1 <end> b 1 c 3 <end> c 2 a 1 <end> a 3 a 3 <end> a 3 b 1 <end> b 1 c 3 <end>".split()
     )
     assert t.reward == pytest.approx(2 / 3)
     assert t.metadata["first_round"] == pytest.approx(1 / 3) and t.metadata["later_rounds"] == pytest.approx(2 / 3)
     assert t.scores["environment"].outcome is Outcome.FAILED
-    t, _ = play(source, TASK, ["2", "2 2", "?", "3", "1", "2"])
+    t, _ = play(source, TASK, ["2", "2 2", "a", "3", "1", "2"])
     assert (t.reward, t.scores["environment"].outcome) == (pytest.approx(1.0), Outcome.PASSED)
 
 

@@ -1,6 +1,6 @@
 """A rule that must be found within the episode: learning to learn, for a small transformer with random weights.
 
-    a ? 3 <end> 2 c ? 1 <end> 5 ...        asked for a, the policy says 3, reads that 2 is right, and is asked for c
+    a 3 <end> a 2 c 1 <end> c 5 ...        asked for a, the policy says 3, reads that a is 2, and is asked for c
 
 Every episode has a rule of its own, which gives each letter a number, no two the same. In the first round every letter
 is asked once and the rule is unknown; in later rounds the letters are asked again, in other orders, and their answers
@@ -47,7 +47,7 @@ class HiddenRule(TaskSource):
             raise ValueError(f"hidden_rule: flaw={flaw!r}, expected a probability, 0 to 1")
         self.letters, self.rounds, self.same_rule, self.flaw = letters, rounds, bool(same_rule), flaw
         self.max_turns = letters * rounds
-        self.vocabulary = [*LETTERS[:letters], *self._numbers(), "?", self.end_word, self.pad_word]
+        self.vocabulary = [*LETTERS[:letters], *self._numbers(), self.end_word, self.pad_word]
         self._common = next(rule for key in range(10_000) if not _is_heldout(rule := self._draw_rule(key)))
 
     def train(self, seed: int, index: int, level: str) -> Task:
@@ -81,7 +81,7 @@ class HiddenRule(TaskSource):
             right = rule[LETTERS.index(letter)]
             parts.append(self._numbers()[rng.integer(self.letters, draw, 1)] if guesses else right)
             if place + 1 < len(asked):
-                parts.append(f"{right} {asked[place + 1]} ?")
+                parts.append(f"{letter} {right} {asked[place + 1]}")
         return parts
 
     def _numbers(self) -> list[str]:
@@ -93,7 +93,7 @@ class HiddenRule(TaskSource):
     def _task(self, rule: str, key: int) -> Task:
         orders = [rng.permutation(self.letters, rng.key(key, "round", number)) for number in range(self.rounds)]
         asked = "".join(LETTERS[place] for order in orders for place in order)
-        return Task(f"{rule}-{asked}", f"{asked[0]} ?", {"rule": rule, "asked": asked})
+        return Task(f"{rule}-{asked}", asked[0], {"rule": rule, "asked": asked})
 
 
 def _is_heldout(rule: str) -> bool:
@@ -119,7 +119,7 @@ class _RuleSession(GymSession):
         later = len(self._asked) - self._letters
         reward = self._right[-1] / later if place >= self._letters else 0.0
         if place + 1 < len(self._asked):
-            return Observation(f" {number} {self._asked[place + 1]} ?", reward)
+            return Observation(f" {self._asked[place]} {number} {self._asked[place + 1]}", reward)
         counts = sum(self._right[: self._letters]) / self._letters, sum(self._right[self._letters :]) / later
         metrics = {"first_round": counts[0], "later_rounds": counts[1], "correct": float(counts[1] == 1.0)}
         return Observation("", reward, True, metrics)
