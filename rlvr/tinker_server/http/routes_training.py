@@ -104,8 +104,13 @@ async def save_weights_external(body: schemas.SaveExternalRequest, caller: Calle
 
 
 @router.post("/create_custom_loss")
-async def create_custom_loss() -> None:
-    raise StatusError(
-        400,
-        "this server does not run a client's loss: TrainingClient.forward_backward_custom runs it in the client",
+async def create_custom_loss(body: schemas.CreateCustomLossRequest, caller: CallerDep) -> dict[str, Any]:
+    request_id = await caller.call(
+        caller.backend.losses.create,
+        body.session_id,
+        body.custom_loss_seq_id,
+        body.name,
+        body.inputs,
+        body.graph,
     )
+    return {"request_id": request_id}

@@ -241,6 +241,16 @@ class SaveExternalRequest(TinkerRequest):
     age_encryption_recipients: Annotated[list[Name], Field(fail_fast=True)] | None = None
 
 
+class CreateCustomLossRequest(TinkerRequest):
+    """`read_loss_graph` checks the inputs and the graph."""
+
+    session_id: Name
+    custom_loss_seq_id: Seq
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    inputs: list[Any]
+    graph: dict[str, Any]
+
+
 class CreateSamplerRequest(TinkerRequest):
     session_id: Name
     sampling_session_seq_id: Seq
