@@ -47,6 +47,8 @@ from rlvr.tinker_server.backend.storage.pending_samples import PendingSamples
 from rlvr.tinker_server.backend.storage.queries import ServerQueries
 from rlvr.tinker_server.backend.storage.sampling_sessions import SamplingSessions
 from rlvr.tinker_server.backend.storage.server_store import ServerStore
+from rlvr.tinker_server.backend.storage.session_search import SessionSearch
+from rlvr.tinker_server.backend.storage.weight_copies import WeightCopies
 from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 class TinkerBackend:
-    """`sessions`, `runs`, `losses` and `sampling` take requests, `queries` reads, `checkpoints` changes weights."""
+    """`sessions`, `runs`, `losses` and `sampling` take requests, `queries` reads, `checkpoints` changes."""
 
     def __init__(
         self,
@@ -116,7 +118,9 @@ class TinkerBackend:
             self._engine_threads |= dict.fromkeys(names, thread)
         found = {s: VllmSampler(s, sampling_sessions, futures, limits) for s in (samplers or {}).values()}
         self._remote = {name: found[adapters] for name, adapters in (samplers or {}).items()}
+        self.copies = WeightCopies(store, self.checkpoints, self.sessions, self.disk, clock)
         self.queries = ServerQueries(store, self.checkpoints, bases, tokenizers or {})
+        self.searches = SessionSearch(store, limits.session_seconds, clock)
         trained = {name: thread for name, thread in self._engine_threads.items() if name in bases}
         self.runs = TrainingRuns(
             store, self.sessions, futures, self._quotas, self.checkpoints, self.disk, trained, limits, clock

@@ -38,7 +38,8 @@ async def create_model(body: schemas.CreateModelRequest, caller: CallerDep) -> d
 
 @router.post("/load_weights")
 async def load_weights(body: schemas.LoadWeightsRequest, caller: CallerDep) -> dict[str, Any]:
-    request_id = await caller.call(caller.backend.runs.load_weights, **body.model_dump(exclude={"optimizer_config"}))
+    fields = body.model_dump(exclude={"optimizer_config", "weights_access_token"})
+    request_id = await caller.call(caller.backend.runs.load_weights, **fields)
     return {"request_id": request_id, "model_id": body.model_id or f"{body.session_id}:train:{body.model_seq_id}"}
 
 
