@@ -46,7 +46,7 @@ TENSOR_OPERATIONS = _names(
     """
     abs absolute acos acosh add addcdiv addcmul all amax amin aminmax any argmax argmin argsort asin asinh atan atan2
     atanh bmm broadcast_to ceil chunk clamp clamp_max clamp_min clip clone copysign cos cosh count_nonzero cummax
-    cummin cumprod cumsum detach diag diagonal diff digamma div divide dot eq erf erfc erfinv exp exp2 expm1 fix flatten
+    cummin cumprod cumsum detach diag diagonal digamma div divide dot eq erf erfc erfinv exp exp2 expm1 fix flatten
     flip floor floor_divide fmax fmin fmod frac gather ge greater greater_equal gt heaviside hypot index_fill
     index_select isclose isfinite isinf isnan kthvalue ldexp le lerp less less_equal lgamma log log10 log1p log2
     log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or logical_xor logit logsumexp lt

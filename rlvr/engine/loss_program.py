@@ -1,8 +1,8 @@
 """Computes custom losses: the graphs of `rlvr.algorithms.loss_graph`, by torch on the CPU, with their gradients.
 
 As the SDK does it in the client, the loss is a function of the log-probs of each datum, and its gradient goes through
-the model as a cross-entropy whose weights are -dL/dp. Before a graph is computed for datums of new shapes it is run on
-torch's `meta` device, which has shapes and no values: what it would take is known before any of it is allocated.
+the model as a cross-entropy whose weights are -dL/dp. Before a node is computed for arguments of new shapes, it is
+called on torch's `meta` device, which has shapes and no values: what it takes is known before it is allocated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlvr.engine.policy import Policy
 MAX_ELEMENTS = 16 << 20  # of all values of one datum, kept for the gradient: 64 MiB in float32
 TENSOR_ELEMENTS = 256  # that a tensor counts at least: its object takes time and memory too
 MAX_EVALUATIONS = 4 << 20  # of nodes in one request: about a minute
-MAX_TUPLE, MAX_SPLIT, MAX_SHAPES = 64, 1 << 16, 4_096
+MAX_TUPLE, MAX_SPLIT, MAX_CACHED = 64, 1 << 16, 1 << 16
 PAUSE_SECONDS = 0.05  # of computing, after which others get their turns
 META, CPU = torch.device("meta"), torch.device("cpu")
 SPLITS = frozenset(("chunk", "split", "unbind"))
@@ -47,10 +47,10 @@ class CustomLossResult:
 
 @dataclass
 class LossProgram:
-    """A graph and its functions. `checked`: the shapes of datums that it was found to be small enough for."""
+    """A graph. `elements`: what each node takes for arguments of the shapes that it had before."""
 
     graph: LossGraph
-    checked: set[tuple[Any, ...]] = field(default_factory=set[tuple[Any, ...]])
+    elements: dict[Any, int] = field(default_factory=dict[Any, int])
 
     def evaluate(
         self,
@@ -69,15 +69,8 @@ class LossProgram:
         total, sums, gradients = 0.0, dict.fromkeys(graph.metrics, 0.0), list[np.ndarray]()
         for i, (datum, own) in enumerate(zip(data, logprobs, strict=True)):
             values = [torch.tensor(own, requires_grad=True), *self._read_inputs(i, datum, own)]
-            shapes = tuple((tuple(value.shape), value.dtype) for value in values)
-            if shapes not in self.checked:
-                with torch.no_grad(), META:
-                    self._run(i, [value.to(META) for value in values], is_trial=True)
-                if len(self.checked) >= MAX_SHAPES:
-                    self.checked.clear()
-                self.checked.add(shapes)
             with torch.enable_grad():
-                loss, metrics = self._run(i, values, is_trial=False)
+                loss, metrics = self._run(i, values)
                 gradients.append(self._differentiate(i, loss, values[0]))
             total += float(loss.detach())
             for name, value in metrics.items():
@@ -108,33 +101,46 @@ class LossProgram:
             found.append(torch.tensor(array))
         return found
 
-    def _run(self, i: int, values: Sequence[Tensor], *, is_trial: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss and the metrics of datum `i`; a trial has tensors without values, and adds up what they take."""
+    def _run(self, i: int, values: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss and the metrics of datum `i`."""
         graph, taken = self.graph, 0
         env: dict[str, Any] = dict(zip(graph.placeholders, values, strict=True))
         for node in graph.nodes:
             try:
-                args = _fill(list(node.args), env, is_trial)
-                kwargs = {key: _fill(arg, env, is_trial) for key, arg in node.kwargs.items()}
-                _check_call(node, args, kwargs, META if is_trial else CPU)
-                env[node.name] = result = _call(node, args, kwargs)
+                args = [_fill(arg, env) for arg in node.args]
+                kwargs = {key: _fill(arg, env) for key, arg in node.kwargs.items()}
+                taken += self._measure(node, args, kwargs)
+                if taken > MAX_ELEMENTS:
+                    raise ValueError(f"{taken:,} elements would be taken up to here, expected at most {MAX_ELEMENTS:,}")
+                env[node.name] = _call(node, args, kwargs)
             except NotImplementedError as error:
                 reason = "not implemented for such values, or its size is not known before they are"
                 raise self._error(i, node, f"{reason} ({error!s:.200})") from None
             except FAILURES as error:
                 raise self._error(i, node, f"{error!s:.400}") from None
-            if is_trial:
-                taken += _count_elements(node, args, result)
-                if taken > MAX_ELEMENTS:
-                    raise self._error(
-                        i, node, f"the values up to here take {taken:,} elements, expected at most {MAX_ELEMENTS:,}"
-                    )
         loss, metrics = env[graph.loss], {name: env[node] for name, node in graph.metrics.items()}
         for what, value in (("loss", loss), *metrics.items()):
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             if not isinstance(value, Tensor) or (value.ndim and (what == "loss" or value.numel() != 1)):
                 raise ValueError(f"custom loss {graph.name!r}: its {what} is {shape}, expected a tensor without axes")
         return loss, metrics
+
+    def _measure(self, node: LossNode, args: list[Any], kwargs: dict[str, Any]) -> int:
+        """The elements that a call will take, by a call on tensors that have shapes and no values."""
+        key = (node.name, _describe_shapes(args), _describe_shapes(list(kwargs.items())))
+        if (known := self.elements.get(key)) is not None:
+            return known
+        _check_call(node, args, kwargs)
+        if (masked := _find_masked(node, args)) is not None:  # how much it takes depends on the mask's values
+            return max(TENSOR_ELEMENTS, masked.numel())
+        with torch.no_grad(), META:
+            trial_args: list[Any] = _to_meta(args)
+            result = _call(node, trial_args, dict(_to_meta(list(kwargs.items()))))
+        taken = _count_elements(node, args, kwargs, result)
+        if len(self.elements) >= MAX_CACHED:
+            self.elements.clear()
+        self.elements[key] = taken
+        return taken
 
     def _differentiate(self, i: int, loss: Tensor, logprobs: Tensor) -> np.ndarray:
         if not loss.requires_grad:
@@ -193,32 +199,65 @@ def _weigh(data: Sequence[Datum], weights: Sequence[np.ndarray]) -> list[Datum]:
     ]
 
 
-def _fill(argument: Any, env: Mapping[str, Any], is_trial: bool) -> Any:
+def _fill(argument: Any, env: Mapping[str, Any]) -> Any:
     match argument:
         case Ref(name):
             return env[name]
         case TorchConstant("device"):
-            return META if is_trial else CPU
+            return CPU
         case TorchConstant(_, name):
             return getattr(torch, name)
-        case list():
-            return [_fill(part, env, is_trial) for part in argument]
-        case tuple():
-            return tuple(_fill(part, env, is_trial) for part in argument)
-        case slice():
-            return slice(*(_fill(part, env, is_trial) for part in (argument.start, argument.stop, argument.step)))
+        case list() | tuple() | slice():
+            return _map_parts(lambda part: _fill(part, env), argument)
         case _:
             return argument
 
 
-def _check_call(node: LossNode, args: list[Any], kwargs: Mapping[str, Any], device: torch.device) -> None:
+def _map_parts(function: Callable[[Any], Any], argument: Any) -> Any:
+    if isinstance(argument, slice):
+        return slice(*map(function, (argument.start, argument.stop, argument.step)))
+    return [*map(function, argument)] if isinstance(argument, list) else tuple(map(function, argument))
+
+
+def _to_meta(argument: Any) -> Any:
+    """An argument without values, on the device that computes none."""
+    if isinstance(argument, Tensor):
+        return argument.to(META)
+    if isinstance(argument, (list, tuple, slice)):
+        return _map_parts(_to_meta, argument)
+    return META if argument == CPU else argument
+
+
+def _describe_shapes(argument: Any) -> Any:
+    """Equal for arguments that take as much."""
+    if isinstance(argument, Tensor):
+        return argument.shape, argument.dtype
+    if isinstance(argument, (list, tuple, slice)):
+        return type(argument), _map_parts(_describe_shapes, _as_tuple(argument))
+    return type(argument), argument
+
+
+def _as_tuple(argument: Any) -> tuple[Any, ...]:
+    if isinstance(argument, slice):
+        return argument.start, argument.stop, argument.step
+    return tuple(argument) if isinstance(argument, (list, tuple)) else ()
+
+
+def _list_tensors(argument: Any) -> list[Tensor]:
+    if isinstance(argument, Tensor):
+        return [argument]
+    return [tensor for part in _as_tuple(argument) for tensor in _list_tensors(part)]
+
+
+def _check_call(node: LossNode, args: list[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse what would compute elsewhere (a number is a device too: a GPU), or make a million tensors."""
-    if node.target.rpartition(".")[2] in SPLITS and isinstance(args[0], Tensor) and args[0].numel() > MAX_SPLIT:
-        raise ValueError(f"{args[0].numel():,} elements are too many to be split, expected at most {MAX_SPLIT:,}")
-    if kwargs.get("device", device) not in (device, None):
+    size = max((tensor.numel() for tensor in _list_tensors(args)), default=0)
+    if node.target.rpartition(".")[2] in SPLITS and size > MAX_SPLIT:
+        raise ValueError(f"{size:,} elements are too many to be split, expected at most {MAX_SPLIT:,}")
+    if kwargs.get("device", CPU) not in (CPU, None):
         raise TypeError("its device is not that of the log-probs; leave it out")
     if node.target == "to" and not all(
-        one == device or isinstance(one, (torch.dtype, Tensor, bool)) for one in (*args[1:], *kwargs.values())
+        one == CPU or isinstance(one, (torch.dtype, Tensor, bool)) for one in (*args[1:], *kwargs.values())
     ):
         raise TypeError("expected a dtype or a tensor")
 
@@ -232,7 +271,9 @@ def _call(node: LossNode, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if node.op == "call_method" and not (args and isinstance(args[0], Tensor)):
         raise TypeError("a method of what is no tensor")
     if function is operator.getitem:
-        return _take(args)
+        if not isinstance(args[0], (Tensor, tuple, list)):
+            raise TypeError(f"a {type(args[0]).__name__} cannot be indexed")
+        return args[0][args[1]]
     if node.target.startswith(("operator.", "math.")) and not any(isinstance(arg, Tensor) for arg in args):
         return _compute_number(function, args)
     if node.target.startswith("math."):
@@ -263,20 +304,15 @@ def find_function(op: str, target: str) -> Callable[..., Any]:
     return found
 
 
-def _take(args: list[Any]) -> Any:
-    """`a[index]`. In a trial a mask takes everything: how much it takes depends on its values."""
-    given: Any = args[0]
-    index: Any = args[1]
-    if not isinstance(given, (Tensor, tuple, list)):
-        raise TypeError(f"a {type(given).__name__} cannot be indexed")
-    if isinstance(given, Tensor) and given.is_meta:
-        parts = index if isinstance(index, tuple) else (index,)
-        if any(isinstance(part, Tensor) and part.dtype == torch.bool for part in parts):
-            (mask,) = parts if len(parts) == 1 else (None,)
-            if mask is None or mask.shape != given.shape[: mask.ndim] or not mask.ndim:
-                raise IndexError("a mask is used alone, and has the shape of what it is a mask of")
-            return given.flatten(0, mask.ndim - 1)
-    return args[0][index]
+def _find_masked(node: LossNode, args: list[Any]) -> Tensor | None:
+    """The tensor of `tensor[mask]`; a mask among other indices is refused."""
+    if node.target != "operator.getitem" or not isinstance(args[0], Tensor):
+        return None
+    if not any(tensor.dtype in (torch.bool, torch.uint8) for tensor in _list_tensors(args[1:])):
+        return None
+    if not isinstance(args[1], Tensor):
+        raise IndexError("a mask is used alone, without other indices")
+    return args[0]
 
 
 def _compute_number(function: Callable[..., Any], args: list[Any]) -> Any:
@@ -302,16 +338,19 @@ def _compute_number(function: Callable[..., Any], args: list[Any]) -> Any:
     return result
 
 
-def _count_elements(node: LossNode, args: list[Any], result: Any) -> int:
-    """The elements that a call takes, counted by its result; products of matrices take time for each factor."""
-    parts = result if isinstance(result, (tuple, list)) else (result,)
-    taken = sum(max(TENSOR_ELEMENTS, part.numel()) if isinstance(part, Tensor) else 1 for part in parts)
-    name = node.target.rpartition(".")[2]
-    if name in PRODUCTS and isinstance(args[0], Tensor) and args[0].ndim:
-        taken *= max(1, args[0].shape[-1] if name != "outer" else 1)
+def _count_elements(node: LossNode, args: list[Any], kwargs: Mapping[str, Any], result: Any) -> int:
+    """The elements that a call takes: of its result, and of what it computes on the way there. A loss with a mean takes
+    those of its arguments together; products of matrices take time for each factor."""
+    taken = sum(max(TENSOR_ELEMENTS, part.numel()) for part in _list_tensors(result)) or 1
+    name, tensors = node.target.rpartition(".")[2], _list_tensors([*args, *kwargs.values()])
     if name == "einsum":
-        taken += _count_einsum(args)
-    return taken
+        return taken + _count_einsum(args)
+    if name in PRODUCTS and tensors:
+        return taken * max(1, tensors[0].shape[-1] if name != "outer" and tensors[0].ndim else 1)
+    try:
+        return max(taken, math.prod(torch.broadcast_shapes(*(tensor.shape for tensor in tensors))))
+    except RuntimeError:  # they are not the arguments of one elementwise computation
+        return taken
 
 
 def _count_einsum(args: list[Any]) -> int:

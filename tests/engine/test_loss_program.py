@@ -202,6 +202,20 @@ TOO_MUCH: dict[str, list[dict[str, Any]]] = {
     "a device by number": [method("to", ref("logprobs"), 0)],
     "a device of zeros": [node("torch.zeros", 3, device=0)],
     "a number of a tensor": [node("math.exp", ref("logprobs"))],
+    "a mean over pairs": [
+        method("repeat", ref("logprobs"), 9_999, name="y"),
+        method("unsqueeze", ref("y"), 0, name="r"),
+        method("unsqueeze", ref("y"), 1, name="c"),
+        node("torch.nn.functional.kl_div", ref("r"), ref("c"), reduction="sum"),
+    ],
+    "a size by a mask": [  # 1e12 for what the mask leaves out
+        node("operator.lt", ref("logprobs"), -1.0, name="m"),
+        node("operator.getitem", ref("logprobs"), ref("m"), name="y"),
+        method("numel", ref("y"), name="n"),
+        node("operator.sub", 3, ref("n"), name="left"),
+        node("operator.mul", ref("left"), 10**12, name="size"),
+        node("torch.zeros", ref("size")),
+    ],
     "two masks": [
         node("operator.lt", ref("logprobs"), 0, name="m"),
         node("operator.getitem", ref("logprobs"), {"tuple": [ref("m"), ref("m")]}),
@@ -213,18 +227,19 @@ TOO_MUCH: dict[str, list[dict[str, Any]]] = {
 def test_what_takes_too_much_or_leaves_the_cpu_is_refused_before_it_runs(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the trial, on tensors without values, ever sees it."""
-    seen: list[bool] = []
+    """Only the device without values ever sees it."""
+    devices: list[str] = []
     real: Callable[..., Any] = loss_program._call
 
-    def note(*args: Any) -> Any:
-        seen.append(any(isinstance(one, torch.Tensor) and not one.is_meta for one in args[1]))
-        return real(*args)
+    def note(node: Any, *args: Any) -> Any:
+        if node.name == "x":
+            devices.append(torch.get_default_device().type)
+        return real(node, *args)
 
     monkeypatch.setattr(loss_program, "_call", note)
     with pytest.raises(ValueError, match=r"custom loss 'mine': .*node 'x'"):
         program(*TOO_MUCH[what]).evaluate([row()], [P])
-    assert not any(seen)
+    assert set(devices) <= {"meta"}
 
 
 def test_evaluations_of_a_request_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,17 +250,17 @@ def test_evaluations_of_a_request_are_limited(monkeypatch: pytest.MonkeyPatch) -
         made.evaluate([row()] * 3, [P] * 3)
 
 
-def test_a_trial_is_run_once_for_equal_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    trials: list[bool] = []
-    real = LossProgram._run
+def test_equal_shapes_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[str] = []
+    real: Callable[..., Any] = loss_program._call
 
-    def count(self: LossProgram, i: int, values: Any, *, is_trial: bool) -> Any:
-        trials.append(is_trial)
-        return real(self, i, values, is_trial=is_trial)
+    def count(*args: Any) -> Any:
+        devices.append(torch.get_default_device().type)
+        return real(*args)
 
-    monkeypatch.setattr(LossProgram, "_run", count)
+    monkeypatch.setattr(loss_program, "_call", count)
     program(method("sum", ref("logprobs"))).evaluate([row()] * 3, [P, P[:2], P])
-    assert sum(trials) == 2 and len(trials) == 5
+    assert devices == ["meta", "cpu", "meta", "cpu", "cpu"]
 
 
 @pytest.mark.parametrize(
