@@ -34,7 +34,7 @@ PAUSE_SECONDS = 0.05  # of computing, after which others get their turns
 META, CPU = torch.device("meta"), torch.device("cpu")
 SPLITS = frozenset(("chunk", "split", "unbind"))
 PRODUCTS = frozenset(("matmul", "mm", "bmm", "mv", "dot", "vdot", "outer"))
-FAILURES = (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError, AttributeError)
+FAILURES = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError)
 
 
 @dataclass(frozen=True)

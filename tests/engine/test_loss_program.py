@@ -273,6 +273,7 @@ def test_equal_shapes_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None
         ([method("exp", ref("logprobs"))], {}, {}, r"its loss is \(3,\), expected a tensor without axes"),
         ([node("operator.add", 1, 2)], {}, {}, "its loss is int"),
         ([method("sum", 5)], {}, {}, "a method of what is no tensor"),
+        ([node("torch.nn.functional.nll_loss", ref("a"), ref("a"))], {"a": 2}, {"a": A[None]}, "node 'x'"),
     ],
 )
 def test_a_wrong_loss_or_datum_is_named(
