@@ -275,9 +275,9 @@ def losses() -> dict[str, tuple[Any, dict[str, int], str]]:
         "does not read the log-probs": (nothing, {"logprobs": 1, "old": 1}, "does not depend on logprobs"),
         "detaches them": (detached, {"logprobs": 1}, "does not depend on logprobs"),
         "is not finite": (endless, {"logprobs": 1}, "not finite"),
-        "repeats too often": (huge, {"logprobs": 1}, "elements, expected at most"),
+        "repeats too often": (huge, {"logprobs": 1}, "elements would be taken"),
         "makes a number too large": (tower, {"logprobs": 1}, "math range error|too large"),
-        "makes a tensor too large": (table, {"logprobs": 1}, "elements, expected at most"),
+        "makes a tensor too large": (table, {"logprobs": 1}, "elements would be taken"),
         "returns no number": (wide, {"logprobs": 1, "old": 1}, "without axes"),
         "adds unequal shapes": (unequal, {"logprobs": 1, "old": 1}, r"node 'mul' \(operator.mul\) for datum 0"),
     }
