@@ -143,6 +143,6 @@ def _describe_cursor(created: int, session: str) -> dict[str, str]:
 
 
 def read_cursor(created: datetime, session: str) -> tuple[int, str]:
-    """A client's cursor; ValueError for a time that is none of a session."""
+    """The place of a client's cursor, as `_place` gives it for a session."""
     seconds = int(created.replace(microsecond=0).timestamp())
     return seconds * MICROSECONDS + created.microsecond, session
