@@ -6,6 +6,7 @@ or a run comes from the `Tenant` that sends it. Left out on purpose: malformed r
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -105,6 +106,31 @@ def sample(name: str, prompt: Callable[[], Any], **more: Any) -> Hostile:
         return json.dumps(head).encode()[:-1] + b"," + rest()
 
     return Hostile(name, "/api/v1/asample", make, waits=True)
+
+
+def custom_loss(name: str, nodes: int) -> Hostile:
+    """A `create_custom_loss` of a chain of additions."""
+
+    @cache
+    def rest() -> bytes:
+        names = ["logprobs", *(f"n{i}" for i in range(nodes - 3)), "sum"]
+        graph = [
+            {"op": "placeholder", "name": "logprobs", "target": "logprobs"},
+            *(
+                {"op": "call_function", "name": name, "target": "operator.add", "args": [{"ref": before}, 1.0]}
+                for before, name in itertools.pairwise(names[:-1])
+            ),
+            {"op": "call_method", "name": "sum", "target": "sum", "args": [{"ref": names[-2]}]},
+            {"op": "output", "name": "o", "target": "output", "args": [{"tuple": [{"ref": "sum"}, {"dict": {}}]}]},
+        ]
+        body = {"name": "chain", "inputs": [{"name": "logprobs", "rank": 1}], "graph": {"nodes": graph}}
+        return json.dumps(body).encode()[1:]
+
+    def make(tenant: Tenant) -> bytes:
+        head = {"session_id": tenant.session, "custom_loss_seq_id": tenant.number()}
+        return json.dumps(head).encode()[:-1] + b"," + rest()
+
+    return Hostile(name, "/api/v1/create_custom_loss", make)
 
 
 def train(name: str, data: Callable[[], Iterable[bytes]], loss: str = "cross_entropy", junk: bytes = b"") -> Hostile:
@@ -256,6 +282,7 @@ def engine_requests() -> list[Hostile]:
         sample("asample: 240,000 targets", ids(8_000), target_prompt_logprobs=lambda: {
             **targets, "data": [1] * (7_999 * 30)
         }),
+        sample("asample: 4,000 alternatives in 1,000 places", ids(1_000), prompt_alt_tokens_k=4_000),
         sample("asample: prompt of fractions", lambda: [0.12345678901234567] * 190_000),
         train("forward_backward: 8,000 rows of 2 tokens", lambda: [row(2)] * 8_000),
         train("forward_backward: 3,000 rows of 9 tokens", lambda: [row(9)] * 3_000),
@@ -269,8 +296,11 @@ def engine_requests() -> list[Hostile]:
         train("forward_backward: 60 MB behind it", lambda: [row(2)], junk=b"\xff" * (60 * MIB)),
         train("forward_backward: unknown loss of 4 MB", lambda: [row(2)], loss="x" * (4 * MIB)),
         Hostile("forward_backward: 60 MB of text", BATCH, lambda tenant: b"[1.5]," * (10 * MIB), content_type=PROTOBUF),
-        post("create_custom_loss of 4 MB", f"{api}/create_custom_loss", lambda: {"source": "x" * 4_000_000}),
-        post("create_custom_loss of 10 MB", f"{api}/create_custom_loss", lambda: {"source": "x" * 10_000_000}),
+        custom_loss("create_custom_loss: 4,000 nodes", 4_000),
+        custom_loss("create_custom_loss: 40,000 nodes", 40_000),
+        post("sessions/search: 100 words of metadata", f"{api}/sessions/search", lambda: {
+            "user_metadata": {f"k{i}": "v" * 500 for i in range(100)}
+        }),
         post("telemetry: 290,000 numbers", f"{api}/telemetry", lambda: {"events": [0.5] * 290_000}),
         post("telemetry: 12,000 events", f"{api}/telemetry", lambda: {"events": [{"a": {"b": [1]}}] * 12_000}),
         post("retrieve_futures: 100,000 ids", f"{api}/retrieve_futures", lambda: {

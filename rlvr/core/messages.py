@@ -210,6 +210,14 @@ class PromptTargets:
     tokens_N: np.ndarray
 
 
+@dataclass(frozen=True, eq=False)
+class PromptAlternatives:
+    """Tokens [P - 1, K] drawn in each place of a prompt but the first, with their log-probs at temperature 1."""
+
+    tokens_PK: np.ndarray
+    logprobs_PK: np.ndarray
+
+
 class LikeliestTokens(Sequence[tuple[int, float]]):
     """The likeliest tokens of one position with their log-probs, likeliest first: a sequence of pairs.
 
@@ -269,7 +277,8 @@ class SampleResponse:
     """The completions of one prompt. `fingerprint` names the weights.
 
     `prompt_logprobs` and `topk_prompt_logprobs` [P], at temperature 1, start with None and are there where asked for;
-    so are `prompt_target_logprobs` [N], those of `PromptTargets`.
+    so are `prompt_target_logprobs` [N], those of `PromptTargets`, and `prompt_alternatives`. The first two begin with
+    further None where only the last tokens are scored.
     `prompt_cache_hit_tokens` are those a service did not charge for again: 0 here, where nothing is charged.
     """
 
@@ -279,6 +288,7 @@ class SampleResponse:
     topk_prompt_logprobs: Sequence[Sequence[tuple[int, float]] | None] | None = None
     prompt_cache_hit_tokens: int = 0
     prompt_target_logprobs: list[float] | None = None
+    prompt_alternatives: PromptAlternatives | None = None
 
 
 @dataclass(frozen=True)

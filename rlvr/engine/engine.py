@@ -183,14 +183,23 @@ class Engine:
         topk_prompt: int = 0,
         topk_sample: int = 0,
         prompt_targets: PromptTargets | None = None,
+        prompt_last: int | None = None,
+        prompt_alternatives: int = 0,
         on_token: Callable[[SampledToken], None] | None = None,
     ) -> SamplingRequest:
         """Check a request and queue it; `advance` computes. Without a seed in the params each call samples anew.
 
+        Only the last `prompt_last` tokens of the prompt are scored, by default all but the first. In every place but
+        the first `prompt_alternatives` tokens are drawn, with replacement and at the temperature of the params.
         `on_token` is called with every token when it is sampled, in the thread that advances the engine.
         """
         tokens = prompt.to_ints()
         self._check_sampling(tokens, count, topk_prompt, topk_sample)
+        scored = len(tokens) - 1 if prompt_last is None else prompt_last
+        if prompt_last is not None and not 1 <= prompt_last < len(tokens):
+            raise ValueError(f"sample: prompt_logprobs_last_n={prompt_last}, expected 1 to {len(tokens) - 1}")
+        if prompt_alternatives < 0:
+            raise ValueError(f"sample: prompt_alt_tokens_k={prompt_alternatives}, expected at least 0")
         if prompt_targets is not None:
             self._check_targets(prompt_targets, len(tokens))
         stops = self._resolve_stops(params)
@@ -209,6 +218,8 @@ class Engine:
             topk_prompt,
             topk_sample,
             prompt_targets,
+            scored,
+            prompt_alternatives,
             on_token,
         )
         with self.lock:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from rlvr.core import rng
 from rlvr.core.messages import NonFiniteError
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.engine.kv_cache import KeyValues, KVCache, NewRow, count_places, last_hidden, prefill, recompute
@@ -22,7 +23,7 @@ from rlvr.engine.lora import LoraBank, use_weights
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.policy import Snapshot
 from rlvr.engine.prepacked_linear import PrepackedLinears
-from rlvr.engine.sampling import sample, score_prompt, score_targets, top_tokens
+from rlvr.engine.sampling import draw_alternatives, sample, score_prompt, score_targets, top_tokens
 from rlvr.engine.scheduler import PromptScores, SampleRow, SamplingRequest, Scheduler
 
 CACHE_SHARE = 0.7  # of a GPU's free memory, for the KV cache; the rest is for passes, and for its growth by copying
@@ -189,18 +190,25 @@ class Sampler:
         self.scheduler.rows.extend(row for _, row in staying)
 
     def _score_prompt(self, request: SamplingRequest, hidden_LD: Tensor) -> None:
-        """Compute the log-probs of a prompt's own tokens and of targets, from the pass that fills the cache."""
-        tokens = torch.tensor(request.prompt[1:], device=hidden_LD.device, dtype=torch.long)
+        """Compute the log-probs of a prompt's own tokens, of targets and of drawn tokens, from the pass that fills the
+        cache."""
+        first, last = len(request.prompt) - request.scored_tokens, len(request.prompt) - 1
+        tokens = torch.tensor(request.prompt[first:], device=hidden_LD.device, dtype=torch.long)
         scores = PromptScores([], [], [])
         with use_weights(self.model, self.bank, [request.snapshot]) as head:
             try:
                 if request.scores_own_tokens:
                     own, likeliest = score_prompt(
-                        head, hidden_LD[: len(tokens)], tokens, self.chunk, request.topk_prompt
+                        head, hidden_LD[first - 1 : last], tokens, self.chunk, request.topk_prompt
                     )
                     scores = scores._replace(logprobs=own, likeliest=likeliest)
                 if request.prompt_targets is not None:
                     scores = scores._replace(targets=score_targets(head, hidden_LD, request.prompt_targets, self.chunk))
+                if request.alternatives:
+                    count, params = request.alternatives, request.params
+                    key = rng.key("prompt alternatives", params.seed or 0)
+                    drawn = draw_alternatives(head, hidden_LD[:last], count, key, params.temperature, self.chunk)
+                    scores = scores._replace(alternatives=drawn)
                 request.prompt_scores = scores
             except NonFiniteError as error:
                 request.error = error

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlvr.core.messages import LikeliestTokens, NonFiniteError, PromptTargets
+from rlvr.core.messages import LikeliestTokens, NonFiniteError, PromptAlternatives, PromptTargets
 from rlvr.core.rng import GOLDEN, MIX1, MIX2
 from rlvr.engine.losses import token_logprobs
 
@@ -98,13 +99,17 @@ def _take_by_gumbel(logprobs_RN: Tensor, keys_R1: Tensor, places_RN: Tensor) -> 
 
 
 def _draw_by_cdf(logprobs_RV: Tensor, keys_R: Tensor, positions_R: Tensor) -> Tensor:
+    return _invert_cdf(logprobs_RV, uniform(keys_R, positions_R)[:, None])[:, 0]
+
+
+def _invert_cdf(logprobs_RV: Tensor, draws_RK: Tensor) -> Tensor:
+    """The tokens [R, K] at the uniform `draws_RK` of the distribution of each row, which need not sum to one."""
     cumulative = logprobs_RV.double().exp().cumsum(-1)
-    targets = uniform(keys_R, positions_R) * cumulative[:, -1]
+    total_R1 = cumulative[:, -1:].contiguous()
     # The first token whose running sum exceeds the target. Rounding can put the target at the very end, where
     # filtered tokens (probability 0) may follow: then take the last token that adds something.
-    found = torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0]
-    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous(), right=False)[:, 0]
-    return torch.minimum(found, last)
+    found = torch.searchsorted(cumulative, draws_RK * total_R1, right=True)
+    return torch.minimum(found, torch.searchsorted(cumulative, total_R1, right=False))
 
 
 def sample(
@@ -176,3 +181,30 @@ def score_targets(
     if not bool(torch.isfinite(logprobs_N).all()):
         raise NonFiniteError("a log-prob of the prompt", [])
     return logprobs_N.tolist()
+
+
+def draw_alternatives(
+    head: Callable[[Tensor], Tensor], hidden_PD: Tensor, count: int, key: int, temperature: float, chunk: int
+) -> PromptAlternatives:
+    """Draw `count` tokens in every place of a prompt, with replacement, `chunk` places at a time.
+
+    The draws are at the temperature (0 takes the best token), their log-probs at temperature 1.
+    """
+    device = hidden_PD.device
+    draws_K = torch.arange(count, device=device) << 32  # counters: a draw is the same however many there are
+    tokens: list[np.ndarray] = [np.empty((0, count), np.int64)]
+    logprobs: list[np.ndarray] = [np.empty((0, count), np.float32)]
+    for start in range(0, len(hidden_PD), chunk):
+        table_RV = head(hidden_PD[start : start + chunk]).float().log_softmax(-1)
+        if not bool(torch.isfinite(table_RV.amax(-1)).all()):
+            raise NonFiniteError("a log-prob of the prompt", [])
+        if temperature == 0:
+            tokens_RK = table_RV.argmax(-1)[:, None].expand(-1, count)
+        else:
+            source_RV = table_RV if temperature == 1 else (table_RV / temperature).log_softmax(-1)
+            places_R = torch.arange(start, start + len(table_RV), device=device)
+            draws_RK = uniform(torch.tensor(key, device=device), places_R[:, None] + draws_K)
+            tokens_RK = _invert_cdf(source_RV, draws_RK)
+        tokens.append(tokens_RK.cpu().numpy())
+        logprobs.append(table_RV.gather(-1, tokens_RK).cpu().numpy())
+    return PromptAlternatives(np.concatenate(tokens), np.concatenate(logprobs))

@@ -20,6 +20,7 @@ from rlvr.core import rng
 from rlvr.core.messages import (
     LikeliestTokens,
     NonFiniteError,
+    PromptAlternatives,
     PromptTargets,
     SampledSequence,
     SampleResponse,
@@ -31,11 +32,12 @@ from rlvr.engine.policy import Snapshot
 
 
 class PromptScores(NamedTuple):
-    """Log-probs of a prompt: of its own tokens and the likeliest ones from its second place on, and of targets."""
+    """Log-probs of a prompt: of its own last tokens and the likeliest ones there, of targets, and of drawn tokens."""
 
     logprobs: list[float]
     likeliest: list[LikeliestTokens]
     targets: list[float]
+    alternatives: PromptAlternatives | None = None
 
 
 class SampledToken(NamedTuple):
@@ -51,6 +53,7 @@ class SampledToken(NamedTuple):
 class SamplingRequest:
     """One `sample` call: `count` completions of one prompt under one snapshot, of at most `budget` tokens each.
 
+    Of the prompt the last `scored_tokens` are scored; `alternatives` tokens are drawn in each of its places.
     `on_token` is called with every token, in the thread that samples: it must return at once and raise nothing.
     """
 
@@ -65,6 +68,8 @@ class SamplingRequest:
     topk_prompt: int = 0
     topk_sample: int = 0
     prompt_targets: PromptTargets | None = None
+    scored_tokens: int = 0
+    alternatives: int = 0
     on_token: Callable[[SampledToken], None] | None = None
     started: int = 0
     finished: dict[int, SampledSequence] = field(default_factory=dict[int, SampledSequence])
@@ -83,7 +88,8 @@ class SamplingRequest:
     @property
     def scores_prompt(self) -> bool:
         """Whether its prompt's log-probs are requested and not computed yet."""
-        return (self.scores_own_tokens or self.prompt_targets is not None) and self.prompt_scores is None
+        is_requested = self.scores_own_tokens or self.prompt_targets is not None or self.alternatives > 0
+        return is_requested and self.prompt_scores is None
 
     @property
     def scores_own_tokens(self) -> bool:
@@ -95,12 +101,14 @@ class SamplingRequest:
             raise self.error
         assert self.is_done
         scores = self.prompt_scores or PromptScores([], [], [])
+        unscored = [None] * (len(self.prompt) - self.scored_tokens)
         return SampleResponse(
             [self.finished[i] for i in range(self.count)],
-            [None, *scores.logprobs] if self.prompt_logprobs else None,
+            [*unscored, *scores.logprobs] if self.prompt_logprobs else None,
             self.snapshot.fingerprint,
-            [None, *scores.likeliest] if self.topk_prompt else None,
+            [*unscored, *scores.likeliest] if self.topk_prompt else None,
             prompt_target_logprobs=None if self.prompt_targets is None else scores.targets,
+            prompt_alternatives=scores.alternatives,
         )
 
 

@@ -304,6 +304,68 @@ def test_chosen_tokens_are_scored_in_places_of_a_prompt(limits: dict[str, int], 
     assert engine.idle
 
 
+@pytest.mark.parametrize("limits", [{}, {"logit_elements": 40}])
+def test_the_last_tokens_of_a_prompt_are_scored_alone(limits: dict[str, int], fresh: Callable[..., Any]) -> None:
+    """With the likeliest ones there; those before have none."""
+    engine = fresh("qwen3", **limits)
+    snapshot = engine.create_policy("p").snapshot()
+    prompt = PROMPTS[2]
+    whole = engine.enqueue(snapshot, ModelInput(prompt), 1, params(), prompt_logprobs=True, topk_prompt=3)
+    for last in (1, 3, len(prompt) - 1):
+        part = engine.enqueue(
+            snapshot, ModelInput(prompt), 1, params(), prompt_logprobs=True, topk_prompt=3, prompt_last=last
+        )
+        drain(engine)
+        found, expected, first = part.response(), whole.response(), len(prompt) - last
+        assert found.prompt_logprobs[:first] == found.topk_prompt_logprobs[:first] == [None] * first
+        assert found.prompt_logprobs[first:] == close_logprobs(expected.prompt_logprobs[first:])
+        assert [[token for token, _ in row] for row in found.topk_prompt_logprobs[first:]] == [
+            [token for token, _ in row] for row in expected.topk_prompt_logprobs[first:]
+        ]
+    for wrong in (0, -1, len(prompt)):
+        with pytest.raises(ValueError, match=f"last_n={wrong}, expected 1 to {len(prompt) - 1}"):
+            engine.enqueue(snapshot, ModelInput(prompt), 1, params(), prompt_logprobs=True, prompt_last=wrong)
+
+
+@pytest.mark.parametrize("limits", [{}, {"logit_elements": 40}])
+def test_alternatives_are_drawn_from_the_distribution_of_each_place(
+    limits: dict[str, int], fresh: Callable[..., Any]
+) -> None:
+    """At the temperature, by the seed, with replacement; their log-probs at temperature 1."""
+    engine = fresh("qwen3", **limits)
+    snapshot = engine.create_policy("p").snapshot()
+    prompt, count = PROMPTS[2][:4], 20_000
+
+    def draw(count: int, temperature: float, seed: int = 1) -> Any:
+        how = params(seed, 4, temperature=temperature)
+        request = engine.enqueue(snapshot, ModelInput(prompt), 1, how, prompt_alternatives=count)
+        drain(engine)
+        return request.response().prompt_alternatives
+
+    found = draw(count, temperature=0.5)
+    assert found.tokens_PK.shape == found.logprobs_PK.shape == (len(prompt) - 1, count)
+    for place in range(1, len(prompt)):
+        every = [plain_logprobs(engine.model.module, prompt[:place], [t])[0] for t in range(engine.model.vocabulary)]
+        chances = np.exp(np.array(every) / 0.5)
+        chances /= chances.sum()
+        counts = np.bincount(found.tokens_PK[place - 1], minlength=len(chances))
+        # Each count is within five standard deviations of a binomial one.
+        assert (np.abs(counts - count * chances) < 5 * np.sqrt(count * chances * (1 - chances)) + 1).all()
+        assert found.logprobs_PK[place - 1, :9] == pytest.approx(
+            np.array(every)[found.tokens_PK[place - 1, :9]], abs=1e-5
+        )
+    fewer = draw(7, temperature=0.5)
+    assert (fewer.tokens_PK == found.tokens_PK[:, :7]).all()
+    assert not (draw(50, temperature=0.5, seed=5).tokens_PK == found.tokens_PK[:, :50]).all()
+    greedy = draw(3, temperature=0.0)
+    assert (greedy.tokens_PK == greedy.tokens_PK[:, :1]).all()
+    request = engine.enqueue(snapshot, ModelInput(prompt[:1]), 1, params(), prompt_alternatives=2)
+    drain(engine)
+    assert request.response().prompt_alternatives.tokens_PK.shape == (0, 2)
+    with pytest.raises(ValueError, match="prompt_alt_tokens_k=-1, expected at least 0"):
+        engine.enqueue(snapshot, ModelInput(prompt), 1, params(), prompt_alternatives=-1)
+
+
 @pytest.mark.parametrize("temperature", [0.5, 0.0])
 def test_likeliest_tokens_of_sampled_positions_hold_the_sampled_one(
     temperature: float, fresh: Callable[..., Any]

@@ -220,6 +220,13 @@ REFUSED: list[tuple[str, Any, str]] = [  # path, body or None for a GET, what th
     ("asample", {**SAMPLE, "target_prompt_logprobs": {**CSR, "sparse_col_indices": [2]}}, "col_indices"),
     ("asample", {**SAMPLE, "target_prompt_logprobs": {**CSR, "sparse_crow_indices": [0, 1]}}, "row starts"),
     ("asample", {**SAMPLE, "target_prompt_logprobs": {**CSR, "shape": [2, 2**40]}}, "shape"),
+    ("asample", {**SAMPLE, "prompt_alt_tokens_k": -1}, "prompt_alt_tokens_k=-1, expected at least 0"),
+    ("asample", {**SAMPLE, "prompt_alt_tokens_k": 2**70}, "prompt_alt_tokens_k"),
+    ("asample", {**SAMPLE, "prompt_alt_tokens_k": 1.5}, "prompt_alt_tokens_k"),
+    ("asample", {**SAMPLE, "prompt_logprobs_last_n": 1}, "set these too"),
+    ("asample", {**SAMPLE, "prompt_logprobs": True, "prompt_logprobs_last_n": 0}, "expected 1 to 2"),
+    ("asample", {**SAMPLE, "prompt_logprobs": True, "prompt_logprobs_last_n": -(2**60)}, "expected 1 to 2"),
+    ("asample", {**SAMPLE, "prompt_logprobs": True, "prompt_logprobs_last_n": 3}, "expected 1 to 2"),
 ]
 
 
@@ -229,9 +236,25 @@ def test_a_request_that_makes_no_sense_gets_status_400(port: int, path: str, bod
     assert status == 400 and answer["category"] == "user" and said in answer["detail"], answer
 
 
-def test_chosen_tokens_outside_the_vocabulary_are_named(port: int) -> None:
+def new_sampler(port: int) -> str:
     asked = {"session_id": new_session(port), "sampling_session_seq_id": 0, "base_model": "tiny"}
-    sampler = call(port, "create_sampling_session", asked)[1]["sampling_session_id"]
+    return call(port, "create_sampling_session", asked)[1]["sampling_session_id"]
+
+
+def test_more_log_probs_than_one_request_may_have_are_refused(port: int) -> None:
+    sampler = new_sampler(port)
+    for name in ("prompt_alt_tokens_k", "topk_prompt_logprobs", "topk_sample_logprobs"):
+        status, answer, _ = call(port, "asample", {**SAMPLE, "sampling_session_id": sampler, name: 2**40})
+        assert status == 400 and f"{name}={2**40}" in answer["detail"], answer
+    for name in ("topk_prompt_logprobs", "topk_sample_logprobs"):
+        for wrong in (18, -1):  # the vocabulary has 17 tokens
+            body = {**SAMPLE, "sampling_session_id": sampler, "seq_id": wrong % 100, name: wrong}
+            failed = result(port, call(port, "asample", body)[1]["request_id"])
+            assert failed["category"] == "user" and f"{name}={wrong}, expected 0 (off) to 17" in failed["error"]
+
+
+def test_chosen_tokens_outside_the_vocabulary_are_named(port: int) -> None:
+    sampler = new_sampler(port)
     target = {**IDS, "data": [1, 2, 3, 99]}
     body = {**SAMPLE, "sampling_session_id": sampler, "target_prompt_logprobs": target}
     failed = result(port, call(port, "asample", body)[1]["request_id"])

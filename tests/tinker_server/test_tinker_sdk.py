@@ -302,6 +302,49 @@ def test_chosen_tokens_are_scored_in_a_prompt_dense_and_sparse(service: Any) -> 
     assert both.target_prompt_logprobs.to_torch().equal(table)
 
 
+def test_the_end_of_a_prompt_is_scored_alone(service: Any) -> None:
+    """The SDK fails where a server has scored what comes before."""
+    sampler = service.create_sampling_client(base_model=NAME).result()
+    tokens = prompt(5, 6, 7, 8, 9, 10)
+    whole = sampler.compute_logprobs(tokens).result()
+    for last in (1, 2, 5):
+        found = sampler.compute_logprobs(tokens, prompt_logprobs_last_n=last).result()
+        assert found[:-last] == [None] * (6 - last) and found[-last:] == close_logprobs(whole[-last:])
+    both = sampler.sample(
+        tokens, 1, types.SamplingParams(max_tokens=1), include_prompt_logprobs=True, topk_prompt_logprobs=2,
+        prompt_logprobs_last_n=2, prompt_alt_tokens_k=1,
+    ).result()  # fmt: skip
+    assert [row is None for row in both.topk_prompt_logprobs] == [True] * 4 + [False] * 2
+    assert both.prompt_alt_tokens.tokens.shape == [5, 1]  # is about the whole prompt
+
+
+def test_alternatives_are_drawn_for_every_token_of_a_prompt(service: Any) -> None:
+    """The SDK's own example; a log-prob is that of the prompt which has the token there."""
+    sampler = service.create_sampling_client(base_model=NAME).result()
+    tokens = [5, 6, 7, 8]
+
+    def draw(count: int, **how: Any) -> Any:
+        params = types.SamplingParams(max_tokens=1, **how)
+        found = sampler.sample(
+            prompt=prompt(*tokens), num_samples=1, sampling_params=params, prompt_alt_tokens_k=count
+        ).result()
+        assert found.prompt_logprobs is None
+        drawn = found.prompt_alt_tokens
+        assert (drawn.tokens.dtype, drawn.logprobs.dtype) == ("int64", "float32")
+        return drawn.tokens.to_torch(), drawn.logprobs.to_torch()
+
+    ids, logprobs = draw(4, temperature=1.0, seed=3)
+    assert ids.shape == logprobs.shape == (3, 4)
+    for place in range(3):
+        instead = [*tokens[: place + 1], int(ids[place, 1])]
+        expected = sampler.compute_logprobs(prompt(*instead)).result()[-1]
+        assert [float(logprobs[place, 1])] == close_logprobs([expected])
+    again, _ = draw(9, temperature=1.0, seed=3)
+    assert again[:, :4].equal(ids) and not draw(4, seed=4)[0].equal(ids)
+    best, _ = draw(3, temperature=0.0)
+    assert best.equal(best[:, :1].expand(3, 3))
+
+
 def test_a_sampler_travels_as_a_handle_and_as_a_pickle(
     service: Any, server: TinkerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

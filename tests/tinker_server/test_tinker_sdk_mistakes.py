@@ -121,8 +121,8 @@ def test_mistakes_are_reported_within_seconds(service: Any, trainer: Any) -> Non
         ("empty|at least", lambda: sampler.sample(types.ModelInput.empty(), 1, short).result()),
         ("num_samples", lambda: sampler.sample(prompt(), 0, short).result()),
         ("temperature", lambda: sampler.sample(prompt(), 1, types.SamplingParams(temperature=-1)).result()),
-        ("prompt_logprobs_last_n", lambda: sampler.compute_logprobs(prompt(), prompt_logprobs_last_n=2).result()),
-        ("prompt_alt_tokens_k", lambda: sampler.sample(prompt(), 1, short, prompt_alt_tokens_k=2).result()),
+        ("prompt_logprobs_last_n", lambda: sampler.compute_logprobs(prompt(), prompt_logprobs_last_n=4).result()),
+        ("prompt_alt_tokens_k", lambda: sampler.sample(prompt(), 1, short, prompt_alt_tokens_k=2_000_000).result()),
         ("AdamW", lambda: trainer.optim_step(types.DimuonParams(learning_rate=0.1)).result()),
         ("learning_rate", lambda: trainer.optim_step(types.AdamParams(learning_rate=-1.0)).result()),
     ]

@@ -33,7 +33,8 @@ NAME = "tiny"
 # Every public call of the SDK's clients, by where it is tried; what it does without asking the server is `local`.
 TRIED = {
     "ServiceClient": {
-        "here": {"close", "copy_weights", "create_custom_loss", "get_server_capabilities", "create_rest_client"},
+        "here": {"close", "copy_weights", "get_server_capabilities", "create_rest_client"},
+        "test_tinker_custom_loss": {"create_custom_loss"},
         "test_tinker_sdk": {
             "create_lora_training_client", "create_sampling_client", "create_training_client_from_state",
             "create_training_client_from_state_with_optimizer",
@@ -43,10 +44,11 @@ TRIED = {
     "TrainingClient": {
         "here": {"save_weights_external"},
         "test_tinker_sdk": {
-            "create_sampling_client", "forward", "forward_backward", "forward_backward_custom", "get_info",
-            "get_tokenizer", "load_state", "load_state_with_optimizer", "optim_step", "save_state",
+            "create_sampling_client", "forward", "forward_backward", "get_info", "get_tokenizer", "load_state",
+            "load_state_with_optimizer", "optim_step", "save_state",
             "save_weights_and_get_sampling_client", "save_weights_for_sampler",
         },
+        "test_tinker_custom_loss": {"forward_backward_custom"},
         "local": {"get_console_url", "get_telemetry"},
     },
     "SamplingClient": {
@@ -65,6 +67,10 @@ TRIED = {
             "list_training_runs", "list_user_checkpoints", "publish_checkpoint_from_tinker_path", "search_sessions",
             "set_checkpoint_ttl_from_tinker_path", "unpublish_checkpoint_from_tinker_path", "whoami",
         },
+        "local": {"get_telemetry"},
+    },
+    "AdminClient": {
+        "here": {"get_audit_log", "get_billing_usage", "get_current_checkpoint_storage_usage"},
         "local": {"get_telemetry"},
     },
 }  # fmt: skip
@@ -105,7 +111,7 @@ def test_no_call_of_the_sdk_is_forgotten() -> None:
         public = {n for n, member in inspect.getmembers(kind, callable) if not n.startswith("_")}
         listed = set().union(*groups.values())
         assert {n for n in public if not n.endswith("_async")} == listed, name  # the _async twins are the same calls
-        for place in ("here", "test_tinker_sdk"):
+        for place in groups.keys() - {"local"}:
             file = Path(__file__).with_name(f"{place}.py") if place != "here" else Path(__file__)
             text = file.read_text(encoding="utf-8")
             assert {n for n in groups.get(place, set()) if f".{n}(" not in text and n != "create"} == set()
@@ -192,37 +198,145 @@ def test_weights_download_as_files_that_peft_reads(rest: Any, trainer: Any, tmp_
     rest.delete_checkpoint_from_tinker_path(saved.path).result()
 
 
+def test_weights_are_copied_into_a_project_and_outlive_their_source(
+    rest: Any, service: Any, trainer: Any, server: TinkerServer
+) -> None:
+    """The copy has the source's kind, name and metadata, is sampled from and loaded, and cannot be trained."""
+    tokens = types.ModelInput.from_ints([5, 6, 7, 8])
+    state = trainer.save_state("to-copy", user_metadata={"note": "kept"}).result().path
+    sampled = trainer.save_weights_for_sampler("to-sample").result().path
+    base = service.create_sampling_client(model_path=sampled).result().compute_logprobs(tokens).result()
+
+    there = tinker.ServiceClient(base_url=server.url, api_key=server.key, project_id="archive")
+    copies = [
+        rest.copy_weights(state, "archive", ttl_seconds=7_200).result(),
+        there.copy_weights(sampled).result(),
+    ]
+    runs = rest.list_training_runs(project_id="archive").result()
+    assert [f"tinker://{run.training_run_id}" for run in runs.training_runs] == [
+        copy.rpartition("/")[0].rpartition("/")[0] for copy in reversed(copies)
+    ]
+    assert runs.cursor.total_count == 2
+    listed = {one.tinker_path: one for one in rest.list_user_checkpoints().result().checkpoints}
+    assert set(listed) >= set(copies) and copies[0].endswith("/weights/to-copy")
+    assert listed[copies[0]].user_metadata == {"note": "kept"} and listed[copies[0]].expires_at is not None
+    assert listed[copies[1]].expires_at is None and listed[copies[1]].size_bytes > 0
+    for path in (state, sampled):
+        rest.delete_checkpoint_from_tinker_path(path).result()
+    found = service.create_sampling_client(model_path=copies[1]).result().compute_logprobs(tokens).result()
+    assert found == base
+    again = service.create_training_client_from_state_with_optimizer(copies[0]).result()
+    assert again.get_info().lora_rank == 4
+    copied = runs.training_runs[0].training_run_id
+    assert rest.get_training_run(copied).result().base_model == NAME
+    trainer_of_copy = again
+    trainer_of_copy._guaranteed_model_id = lambda: copied
+    with pytest.raises(tinker.BadRequestError, match=r"is a copy of tinker://.*cannot be trained"):
+        trainer_of_copy.save_state("x").result()
+    with pytest.raises(tinker.NotFoundError, match="no checkpoint"):
+        rest.copy_weights(state, "archive").result()
+    with pytest.raises(tinker.BadRequestError, match="ttl_seconds 60"):
+        rest.copy_weights(copies[0], "archive", ttl_seconds=60).result()
+    there.close("success").result()
+
+
+def test_sessions_are_searched_and_given_a_project(rest: Any, server: TinkerServer) -> None:
+    def make(name: str, **metadata: str) -> tuple[Any, str]:
+        made = tinker.ServiceClient(
+            base_url=server.url, api_key=server.key, user_metadata=metadata or None, display_name=name,
+            project_id="research" if "Nightly" in name else None,
+        )  # fmt: skip
+        return made, made.holder.get_session_id()
+
+    made = [make("Nightly run one", sort="a"), make("Nightly run two", sort="b"), make("another", sort="a")]
+    clients, ids = [client for client, _ in made], [session for _, session in made]
+    clients[1].close("errored", "why").result()
+
+    def search(**how: Any) -> list[str]:
+        page = rest.search_sessions(types.SessionSearchRequest(**how)).result()
+        assert page.next_cursor is None
+        return [one.session_id for one in page.sessions if one.session_id in ids]
+
+    assert search() == ids[::-1]  # newest first
+    assert search(display_name="run NIGHTLY") == ids[1::-1] and search(display_name="nightlyrun") == []
+    assert search(user_metadata={"sort": "a"}) == [ids[2], ids[0]]
+    assert search(user_metadata={"sort": "a", "more": "x"}) == []
+    assert search(session_id=ids[0]) == [ids[0]] and search(session_id="unknown") == []
+    assert search(session_id=ids[2], display_name="two") == [ids[2], ids[1]]
+    assert search(statuses=[types.ActiveSessionStatusQuery()]) == [ids[2], ids[0]]
+    assert search(statuses=[types.ClientFinishedSessionStatusQuery(reasons=["errored"])]) == [ids[1]]
+    assert search(statuses=[types.ClientFinishedSessionStatusQuery(reasons=["success"])]) == []
+    assert search(project_ids=["research"]) == ids[1::-1] and search(project_ids=["unknown"]) == []
+    assert search(owner=types.AccessibleSearchOwner()) == ids[::-1]
+    assert search(owner=types.UserSearchOwner(owner_urns=["urn:rlvr:owner:local"])) == ids[::-1]
+    assert search(owner=types.UserSearchOwner(owner_urns=["someone"])) == []
+    rest.assign_session_project(ids[2], "research").result()
+    assert search(project_ids=["research"]) == ids[::-1]
+    with pytest.raises(tinker.NotFoundError, match="unknown"):
+        rest.assign_session_project("some session", "research").result()
+
+    pages: list[Any] = []
+    request = types.SessionSearchRequest(project_ids=["research"], limit=1)
+    while True:
+        page = rest.search_sessions(request).result()
+        pages += page.sessions
+        if page.next_cursor is None:
+            break
+        request = request.model_copy(update={"cursor": page.next_cursor})
+    assert [one.session_id for one in pages] == ids[::-1]
+    finished = pages[1]
+    assert (finished.status.type, finished.status.reason.type) == ("client_finished", "errored")
+    assert (finished.display_name, finished.user_metadata, finished.owner) == (
+        "Nightly run two",
+        {"sort": "b"},
+        "local",
+    )
+    assert (finished.checkpoints_count, finished.project_id) == (0, "research")
+    for client in (clients[0], clients[2]):
+        client.close("success").result()
+    del made, clients
+    gc.collect()
+
+
+def test_the_storage_of_checkpoints_is_counted_by_project(server: TinkerServer, trainer: Any) -> None:
+    admin = tinker.AdminClient(base_url=server.url, api_key=server.key)
+
+    def measure() -> Any:
+        found = admin.get_current_checkpoint_storage_usage().result()
+        assert found.effective_rate_usd_per_gigabyte_month is None
+        return next((one for one in found.data if one.project_id is None), None)
+
+    before = measure()
+    trainer.save_state("counted").result()
+    after, own = measure(), admin.get_current_checkpoint_storage_usage("no project").result()
+    assert after.checkpoint_count == (before.checkpoint_count if before else 0) + 1
+    assert after.size_gigabytes == after.size_bytes / 1e9 > 0 and own.data == []
+    for call in (admin.get_audit_log, lambda: admin.get_billing_usage(NOW - timedelta(hours=2), NOW)):
+        with pytest.raises(tinker.BadRequestError, match="does not support"):
+            call().result()
+
+
 NOW = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
 NOT_OFFERED: list[tuple[str, Callable[[Any, Any], Any]]] = [
     ("audit", lambda service, rest: rest.get_audit_log()),
     ("billing", lambda service, rest: rest.get_billing_usage(NOW - timedelta(hours=2), NOW - timedelta(hours=1))),
-    ("billing", lambda service, rest: rest.get_current_checkpoint_storage_usage()),
-    ("search", lambda service, rest: rest.search_sessions(types.SessionSearchRequest())),
     ("traces", lambda service, rest: rest.export_session_trace("some session")),
-    ("projects", lambda service, rest: rest.assign_session_project("some session", "some project")),
-    ("projects", lambda service, rest: rest.list_training_runs(project_id="some project")),
-    ("copies of weights", lambda service, rest: rest.copy_weights("tinker://a/weights/b", "some project")),
-    ("copies of weights", lambda service, rest: service.copy_weights("tinker://a/weights/b")),
+    ("access tokens", lambda service, rest: rest.copy_weights("tinker://a/weights/b", "p", weights_access_token="t")),
+    (
+        "access tokens",
+        lambda service, rest: service.create_training_client_from_state(
+            "tinker://a/weights/b", weights_access_token="t"
+        ),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("said", "call"), NOT_OFFERED, ids=[f"{i} {row[0]}" for i, row in enumerate(NOT_OFFERED)])
-def test_unsupported_calls_are_refused_by_name_at_once(
-    said: str, call: Any, service: Any, rest: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TINKER_PROJECT_ID", "some project")
+def test_unsupported_calls_are_refused_by_name_at_once(said: str, call: Any, service: Any, rest: Any) -> None:
     begun = time.monotonic()
     with pytest.raises(tinker.BadRequestError, match=said):
         call(service, rest).result()
     assert time.monotonic() - begun < 10
-
-
-def test_a_loss_is_not_run_on_the_server(service: Any) -> None:
-    def loss(logprobs: Any, weights: Any) -> Any:
-        return -(logprobs * weights).sum()
-
-    with pytest.raises(Exception, match=r"server|custom"):
-        service.create_custom_loss(loss, {"weights": 1}).result()
 
 
 def test_the_auth_commands_of_the_sdk_get_answers(

@@ -317,6 +317,42 @@ def test_sparse_rows_that_do_not_fit_are_refused(rows: Any, told: str):
     assert told in refusal(csr(*rows))
 
 
+GOOD_SPANS = [("sampled_tokens", "a", 0, 2), ("prompt_tokens", "b", 2**40, 1)]
+
+
+@pytest.mark.parametrize("field", ["model_input_spans", "loss_fn_input_spans"])
+@pytest.mark.parametrize(
+    ("spans", "told"),
+    [
+        ([("sampled_tokens", "a", 0, 4)], "they cover 4 positions of 3"),
+        ([], "they cover 0 positions of 3"),
+        ([*GOOD_SPANS, ("prompt_tokens", "a", 0, 2**62)], "positions of 3"),
+        ([("sampled_tokens", "a", 0, -1), ("sampled_tokens", "a", 0, 4)], "[0]: expected a sequence_id"),
+        ([("sampled_tokens", "a", -1, 3)], "an offset and a length of at least 0"),
+        ([("sampled_tokens", "", 0, 3)], "expected a sequence_id"),
+        ([*GOOD_SPANS, ("prompt_tokens", "x" * 501, 0, 0)], "[2]: expected a sequence_id"),
+        ([*GOOD_SPANS, ("", "", 0, 0)], "[2]: expected a sequence_id"),
+        ([*GOOD_SPANS, *[("prompt_tokens", "a", 0, 0)] * 3_000], "fields"),
+    ],
+)
+def test_provenance_that_does_not_tile_its_field_is_refused(field: str, spans: list[Any], told: str):
+    def send(**given: list[Any]) -> bytes:
+        request = message()
+        datum = request.data[0]
+        tensor = datum.loss_fn_inputs["target_tokens"]
+        tensor.dtype, tensor.dense = sdk_messages.DTYPE_INT64, struct.pack("<3q", 2, 3, 4)
+        for name in ("model_input_spans", "loss_fn_input_spans"):
+            for kind, sequence, offset, length in given.get(name, GOOD_SPANS):
+                span = getattr(datum, name).add()
+                if kind:
+                    part = getattr(span, kind)
+                    part.sequence_id, part.offset, part.length = sequence, offset, length
+        return request.SerializeToString()
+
+    assert parse_forward_backward(send(), "", SMALL).data[0].model_input.length == 3
+    assert told in refusal(send(**{field: spans}))
+
+
 def test_sizes_are_summed_over_a_request():
     """A thousand small claims are as large as one."""
     request = message()

@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING
 from rlvr.core.files import lock_file
 from rlvr.engine.malloc import KEPT_BYTES, TRIM_SECONDS, release_free_memory
 from rlvr.tinker_server.backend.quotas import OwnerQuotas
-from rlvr.tinker_server.backend.request_futures import FutureRegistry, LiveOutcome, Outcome, Pending, lost_error
+from rlvr.tinker_server.backend.request_futures import (
+    FutureRegistry,
+    JsonResult,
+    LiveOutcome,
+    Outcome,
+    Pending,
+    lost_error,
+)
 from rlvr.tinker_server.backend.runs.adapter_cache import AdapterCache
 from rlvr.tinker_server.backend.runs.engine_thread import EngineState, EngineThread
 from rlvr.tinker_server.backend.runs.executor import UNPUBLISHED_LOSS, RunExecutor
@@ -34,11 +41,14 @@ from rlvr.tinker_server.backend.sampling.served_runs import RunWeights
 from rlvr.tinker_server.backend.sampling.vllm_sampling import PublishedAdapters, VllmSampler
 from rlvr.tinker_server.backend.storage.checkpoints import Checkpoints
 from rlvr.tinker_server.backend.storage.client_sessions import ClientSessions, Heartbeats
+from rlvr.tinker_server.backend.storage.custom_losses import CustomLosses
 from rlvr.tinker_server.backend.storage.disk_usage import DiskAccounts
 from rlvr.tinker_server.backend.storage.pending_samples import PendingSamples
 from rlvr.tinker_server.backend.storage.queries import ServerQueries
 from rlvr.tinker_server.backend.storage.sampling_sessions import SamplingSessions
 from rlvr.tinker_server.backend.storage.server_store import ServerStore
+from rlvr.tinker_server.backend.storage.session_search import SessionSearch
+from rlvr.tinker_server.backend.storage.weight_copies import WeightCopies
 from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
 if TYPE_CHECKING:
@@ -48,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 class TinkerBackend:
-    """`sessions`, `runs` and `sampling` take requests, `queries` reads, `checkpoints` changes saved weights."""
+    """`sessions`, `runs`, `losses` and `sampling` take requests, `queries` reads, `checkpoints` changes."""
 
     def __init__(
         self,
@@ -92,21 +102,25 @@ class TinkerBackend:
         self.checkpoints = Checkpoints(store, state, limits, self.disk, clock)
         self.checkpoints.clean_up()
         self._sampling_sessions = sampling_sessions = SamplingSessions(store, self.checkpoints, limits, clock)
+        self.sessions = ClientSessions(store, self._heartbeats, clock)
+        self.losses = CustomLosses(store, self.sessions, limits, clock)
         self._adapters: dict[str, AdapterCache] = {}
         self._engine_threads: dict[str, EngineThread] = {}
         for names in group_names(engines):
             engine = engines[names[0]]
             adapters = AdapterCache(engine, store, futures, state, limits, self.disk)
             executor = RunExecutor(
-                engine, store, futures, adapters, self.checkpoints, sampling_sessions, self.disk, state, aliases
-            )
+                engine, store, futures, adapters, self.checkpoints, sampling_sessions, self.disk, self.losses, state,
+                aliases,
+            )  # fmt: skip
             thread = EngineThread(engine, executor, adapters, sampling_sessions, futures, limits)
             self._adapters |= dict.fromkeys(names, adapters)
             self._engine_threads |= dict.fromkeys(names, thread)
         found = {s: VllmSampler(s, sampling_sessions, futures, limits) for s in (samplers or {}).values()}
         self._remote = {name: found[adapters] for name, adapters in (samplers or {}).items()}
-        self.sessions = ClientSessions(store, self._heartbeats, clock)
+        self.copies = WeightCopies(store, self.checkpoints, self.sessions, self.disk, clock)
         self.queries = ServerQueries(store, self.checkpoints, bases, tokenizers or {})
+        self.searches = SessionSearch(store, limits.session_seconds, clock)
         trained = {name: thread for name, thread in self._engine_threads.items() if name in bases}
         self.runs = TrainingRuns(
             store, self.sessions, futures, self._quotas, self.checkpoints, self.disk, trained, limits, clock
@@ -165,6 +179,7 @@ class TinkerBackend:
                 self.sampling.cancel_absent_clients()
                 self._futures.trim()
                 self.checkpoints.sweep()
+                self.losses.sweep()
                 self._store.delete_results(time.time() - self.limits.result_seconds)
             except Exception:
                 log.exception("cleaning up failed; it is tried again")
@@ -189,6 +204,8 @@ class TinkerBackend:
         raise lost_error(request_id)
 
     def _find_stored(self, owner: str, request_id: str) -> Outcome | None:
+        if self.losses.is_owned(owner, request_id):
+            return JsonResult({"loss_id": request_id, "type": "create_custom_loss"})
         model, _, seq = request_id.rpartition(":")
         own = self._store.one("SELECT 1 FROM models WHERE id = ? AND owner = ?", model, owner)
         stored = self._store.find_result(model, int(seq[:18])) if own and seq.isdecimal() else None

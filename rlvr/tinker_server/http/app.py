@@ -5,7 +5,7 @@
 A route reads the body, calls the backend and returns its result. Every error is JSON: the reason, whose fault it is
 and the id of the request, under a status that the SDK shows at once instead of retrying.
 
-Left out on purpose: the hosted service's accounts (projects, billing, audit, traces), refused by name.
+Left out on purpose: the hosted service's accounts (billing, audit, traces), refused by name.
 """
 
 from __future__ import annotations

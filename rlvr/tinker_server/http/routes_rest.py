@@ -16,21 +16,18 @@ from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse
 from starlette.concurrency import run_in_threadpool
 
+from rlvr.tinker_server.backend.storage.session_search import SessionFilter, read_cursor
 from rlvr.tinker_server.http.dependencies import Caller, CallerDep, JsonRoute, json_response, without_non_finite
 from rlvr.tinker_server.http.tinker_middleware import SIGNED_PREFIX
 from rlvr.tinker_server.protocol import schemas
-from rlvr.tinker_server.protocol.errors import Forbidden, NotFound, StatusError
+from rlvr.tinker_server.protocol.errors import Forbidden, NotFound, StatusError, UserError
 
 router = APIRouter(route_class=JsonRoute)
 SECRET = secrets.token_bytes(32)  # new at every start, which ends earlier addresses
 UNSUPPORTED_CALLS = {
     "audit": ("GET", "an audit log"),
-    "billing/usage/events": ("GET", "billing"),
-    "billing/usage/checkpoints/current": ("GET", "billing"),
-    "sessions/search": ("POST", "a search of sessions (list_sessions lists yours)"),
+    "billing/usage/events": ("GET", "billing (nothing is charged; GET /metrics counts tokens)"),
     "sessions/{session_id}/trace_export": ("GET", "traces of sessions"),
-    "sessions/{session_id}/project": ("PUT", "projects"),
-    "copy_weights": ("POST", "copies of weights (publish a checkpoint, and others can load it)"),
 }
 
 
@@ -38,8 +35,7 @@ UNSUPPORTED_CALLS = {
 async def training_runs(
     caller: CallerDep, limit: int = 20, offset: int = 0, access_scope: str = "owned", project_id: str | None = None
 ) -> Response:
-    _no_project(project_id)
-    return await _list(caller, caller.backend.queries.training_runs, limit, offset)
+    return await _list(caller, caller.backend.queries.training_runs, limit, offset, project_id)
 
 
 @router.get("/training_runs/{run}")
@@ -63,8 +59,7 @@ async def run_checkpoints(run: str, caller: CallerDep) -> Response:
 async def checkpoints(
     caller: CallerDep, limit: int = 100, offset: int = 0, access_scope: str = "owned", project_id: str | None = None
 ) -> Response:
-    _no_project(project_id)
-    return await _list(caller, caller.backend.queries.checkpoints, None, limit, offset)
+    return await _list(caller, caller.backend.queries.checkpoints, None, limit, offset, project_id)
 
 
 @router.delete("/training_runs/{run}/checkpoints/{kind}/{name}", status_code=204)
@@ -89,6 +84,41 @@ async def unpublish(run: str, kind: str, name: str, caller: CallerDep) -> Respon
 async def set_ttl(run: str, kind: str, name: str, body: schemas.SetTtlRequest, caller: CallerDep) -> Response:
     await caller.call(caller.backend.checkpoints.set_ttl, f"tinker://{run}/{kind}/{name}", body.ttl_seconds)
     return Response(status_code=204)
+
+
+@router.post("/copy_weights")
+async def copy_weights(body: schemas.CopyWeightsRequest, caller: CallerDep) -> dict[str, str]:
+    headers = caller.request.headers
+    if headers.get("x-tinker-weights-access-token") is not None:
+        raise UserError(f"weights_access_token: {schemas.NO_ACCESS_TOKENS}")
+    fields = body.model_dump(exclude={"source_path", "weights_access_token"})
+    key = headers.get("x-idempotency-key")
+    path = await caller.call(caller.backend.copies.copy, body.source_path, **fields, request_key=key)
+    return {"tinker_path": path}
+
+
+@router.post("/sessions/search")
+async def search_sessions(body: schemas.SearchSessionsRequest, caller: CallerDep) -> Response:
+    cursor, wanted = body.cursor, body.model_dump(exclude={"owner", "statuses", "cursor"})
+    filters = SessionFilter(
+        **wanted,
+        owner_urns=body.owner.owner_urns,
+        statuses=[(one.type, one.reasons) for one in body.statuses] if body.statuses else None,
+        after=read_cursor(cursor.last_created_at, cursor.last_session_id) if cursor else None,
+    )
+    return await _list(caller, caller.backend.searches.search, filters)
+
+
+@router.put("/sessions/{session_id}/project", status_code=204)
+async def set_project(session_id: str, body: schemas.SetProjectRequest, caller: CallerDep) -> Response:
+    await caller.call(caller.backend.sessions.set_project, session_id, body.project_id)
+    return Response(status_code=204)
+
+
+@router.get("/billing/usage/checkpoints/current")
+async def checkpoint_storage(caller: CallerDep, project_id: str | None = None) -> Response:
+    """What checkpoints take, without prices."""
+    return await _list(caller, caller.backend.searches.storage, project_id)
 
 
 @router.post("/weights_info")
@@ -133,11 +163,6 @@ async def _list(caller: Caller, query: Callable[..., Any], *args: Any) -> Respon
 def sign_download(owner: str, run: str, name: str, file: str, until: int) -> str:
     message = "\n".join((owner, run, name, file, str(until))).encode()
     return hmac.new(SECRET, message, hashlib.sha256).hexdigest()
-
-
-def _no_project(project: str | None) -> None:
-    if project:
-        raise StatusError(400, f"project_id {project[:100]!r}: this server has no projects; leave it out")
 
 
 def _refuse(path: str, method: str, what: str) -> None:

@@ -51,6 +51,8 @@ async def sample(body: schemas.SampleRequest, caller: CallerDep) -> dict[str, An
         "prompt_logprobs": bool(body.prompt_logprobs),
         "topk_prompt": body.topk_prompt_logprobs,
         "topk_sample": body.topk_sample_logprobs,
+        "prompt_last": body.prompt_logprobs_last_n,
+        "prompt_alternatives": body.prompt_alt_tokens_k,
     }
     request_id, sequences = await caller.call(
         caller.backend.sampling.sample,

@@ -18,7 +18,7 @@ router = APIRouter(route_class=JsonRoute)
 CLIENT_CONFIG: dict[str, Any] = {
     "sample_use_retrieve_futures": False,  # one poll per sampling session: supported, but a round trip slower
     "parallel_fwdbwd_chunks": True,
-    "custom_loss_server_side": False,  # a client's code is not run here
+    "custom_loss_server_side": True,  # a graph of known operations, never a client's code
 }
 DYNAMIC_CONFIG: dict[str, Any] = {"sample_cancel_enabled": True}
 

@@ -38,7 +38,8 @@ async def create_model(body: schemas.CreateModelRequest, caller: CallerDep) -> d
 
 @router.post("/load_weights")
 async def load_weights(body: schemas.LoadWeightsRequest, caller: CallerDep) -> dict[str, Any]:
-    request_id = await caller.call(caller.backend.runs.load_weights, **body.model_dump(exclude={"optimizer_config"}))
+    fields = body.model_dump(exclude={"optimizer_config", "weights_access_token"})
+    request_id = await caller.call(caller.backend.runs.load_weights, **fields)
     return {"request_id": request_id, "model_id": body.model_id or f"{body.session_id}:train:{body.model_seq_id}"}
 
 
@@ -104,8 +105,13 @@ async def save_weights_external(body: schemas.SaveExternalRequest, caller: Calle
 
 
 @router.post("/create_custom_loss")
-async def create_custom_loss() -> None:
-    raise StatusError(
-        400,
-        "this server does not run a client's loss: TrainingClient.forward_backward_custom runs it in the client",
+async def create_custom_loss(body: schemas.CreateCustomLossRequest, caller: CallerDep) -> dict[str, Any]:
+    request_id = await caller.call(
+        caller.backend.losses.create,
+        body.session_id,
+        body.custom_loss_seq_id,
+        body.name,
+        body.inputs,
+        body.graph,
     )
+    return {"request_id": request_id}

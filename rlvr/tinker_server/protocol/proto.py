@@ -2,7 +2,7 @@
 
 They live in a descriptor pool of their own: a program that runs this server may also import the `tinker` SDK, which
 registers the same names in the default pool.
-Left out on purpose: provenance spans and sampling parameters, which nothing here reads.
+Left out on purpose: sampling parameters, which nothing here reads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,18 @@ _MESSAGES: dict[str, dict[str, str]] = {
         "dtype": "3 DType",
         "shape": "4 repeated int64",
     },
-    "Datum": {"model_input": "1 repeated Chunk", "loss_fn_inputs": "2 map Tensor"},
+    "PromptProvenanceSpan": {"sequence_id": "1 string", "offset": "2 int64", "length": "3 int64"},
+    "SampledProvenanceSpan": {"sequence_id": "1 string", "offset": "2 int64", "length": "3 int64"},
+    "ProvenanceSpan": {
+        "prompt_tokens": "1 PromptProvenanceSpan |span",
+        "sampled_tokens": "2 SampledProvenanceSpan |span",
+    },
+    "Datum": {
+        "model_input": "1 repeated Chunk",
+        "loss_fn_inputs": "2 map Tensor",
+        "model_input_spans": "3 repeated ProvenanceSpan",
+        "loss_fn_input_spans": "4 repeated ProvenanceSpan",
+    },
     "LossConfigValue": {"number": "1 double |value", "text": "2 string |value"},
     # `data` holds Datum messages. Bytes look the same on the wire, and let each row be parsed on its own: an error then
     # names the row, with the request's ids known.

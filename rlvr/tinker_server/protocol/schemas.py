@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    AwareDatetime,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -159,6 +160,17 @@ class GetInfoRequest(TinkerRequest):
     model_id: Name
 
 
+NO_ACCESS_TOKENS = "this server has no access tokens for weights; a published checkpoint can be read by all"
+
+
+def _refuse_token(given: Any) -> None:
+    if given is not None:
+        raise ValueError(NO_ACCESS_TOKENS)
+
+
+AccessToken = Annotated[None, BeforeValidator(_refuse_token)]
+
+
 class LoadWeightsRequest(TinkerRequest):
     model_id: Name | None = None
     seq_id: Seq | None = None
@@ -170,6 +182,7 @@ class LoadWeightsRequest(TinkerRequest):
     path: Name
     optimizer: bool
     optimizer_config: OptimizerChoice | None = None
+    weights_access_token: AccessToken = None
 
     @model_validator(mode="after")
     def _check_address(self) -> LoadWeightsRequest:
@@ -239,6 +252,16 @@ class SaveExternalRequest(TinkerRequest):
     seq_id: Seq
     ttl_seconds: Whole | None = None
     age_encryption_recipients: Annotated[list[Name], Field(fail_fast=True)] | None = None
+
+
+class CreateCustomLossRequest(TinkerRequest):
+    """`read_loss_graph` checks the inputs and the graph."""
+
+    session_id: Name
+    custom_loss_seq_id: Seq
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    inputs: list[Any]
+    graph: dict[str, Any]
 
 
 class CreateSamplerRequest(TinkerRequest):
@@ -326,10 +349,17 @@ class SampleRequest(TinkerRequest):
     record_stability_info: bool | None = None
 
     def session(self) -> tuple[str, int]:
-        """The sampling session and seq_id; UserError for what this server does not support."""
-        for name in ("prompt_alt_tokens_k", "prompt_logprobs_last_n"):
-            if getattr(self, name):
-                raise UserError(f"{name} is not supported by this server; use prompt_logprobs or topk_prompt_logprobs")
+        """The sampling session and seq_id; UserError for options that do not fit the prompt."""
+        if self.prompt_alt_tokens_k < 0:
+            raise UserError(f"prompt_alt_tokens_k={self.prompt_alt_tokens_k}, expected at least 0")
+        if (last := self.prompt_logprobs_last_n) is not None:
+            if not self.prompt_logprobs:
+                raise UserError("prompt_logprobs_last_n is for prompt_logprobs; set these too, or leave it out")
+            if not 1 <= last < self.prompt.length:
+                raise UserError(
+                    f"prompt_logprobs_last_n={last} for a prompt of {self.prompt.length} tokens, expected 1 to "
+                    f"{self.prompt.length - 1}: the first token has no log-prob"
+                )
         if (targets := self.target_prompt_logprobs) and targets.shape[0] != self.prompt.length - 1:
             raise UserError(
                 f"target_prompt_logprobs has {targets.shape[0]} rows, expected {self.prompt.length - 1}: one for each "
@@ -363,6 +393,53 @@ class CancelFutureRequest(TinkerRequest):
 
 class WeightsInfoRequest(TinkerRequest):
     tinker_path: Name
+
+
+class CopyWeightsRequest(TinkerRequest):
+    source_path: Name
+    session_id: Name | None = None
+    model_seq_id: Seq | None = None
+    destination_project_id: Annotated[Name, Field(min_length=1)] | None = None
+    ttl_seconds: Whole | None = None
+    weights_access_token: AccessToken = None
+
+
+class SetProjectRequest(TinkerRequest):
+    project_id: Annotated[Name, Field(min_length=1)]
+
+
+class SearchOwner(TinkerRequest):
+    type: Literal["own", "accessible", "user"] = "own"
+    owner_urns: Annotated[list[Name], Field(min_length=1, max_length=10)] | None = None
+
+    @model_validator(mode="after")
+    def _check_owners(self) -> SearchOwner:
+        if (self.type == "user") != (self.owner_urns is not None):
+            raise ValueError("give owner_urns with the type user, and only then")
+        return self
+
+
+class SearchStatus(TinkerRequest):
+    type: Literal["active", "cancelled", "failed", "client_finished"]
+    reasons: Annotated[list[Literal["success", "errored", "interrupted"]], Field(min_length=1, max_length=3)] | None = (
+        None
+    )
+
+
+class SearchCursor(TinkerRequest):
+    last_created_at: AwareDatetime
+    last_session_id: Name
+
+
+class SearchSessionsRequest(TinkerRequest):
+    session_id: Name | None = None
+    project_ids: Annotated[list[Name], Field(max_length=100)] | None = None
+    user_metadata: Annotated[dict[Name, Name], Field(max_length=100)] = {}
+    display_name: Annotated[Name, Field(min_length=1)] | None = None
+    owner: SearchOwner = SearchOwner()
+    statuses: Annotated[list[SearchStatus], Field(min_length=1, max_length=20)] | None = None
+    limit: Annotated[int, Field(ge=1, le=200, strict=True)] = 50
+    cursor: SearchCursor | None = None
 
 
 class SetTtlRequest(TinkerRequest):

@@ -43,7 +43,8 @@ class ServerLimits:
     sample from them, and `loaded_samplers` in memory.
 
     Disk and runs: one owner may have `owner_runs` training runs that are not deleted, and `owner_disk_bytes` of
-    checkpoints and runs; null is `owner_disk_share` of the disk that has the state folder.
+    checkpoints and runs; null is `owner_disk_share` of the disk that has the state folder. `owner_loss_bytes` of custom
+    losses may be kept.
 
     HTTP: one owner may have `owner_requests` that are not answered yet, and at most half of the connections that the
     server takes. A body must be complete after `body_seconds`, and later only if it arrives at `body_rate` bytes a
@@ -86,6 +87,7 @@ class ServerLimits:
     owner_runs: Count = 1_000
     owner_disk_bytes: Annotated[int | None, Field(gt=0)] = None
     owner_disk_share: Share = 0.5
+    owner_loss_bytes: Count = 64 << 20
     owner_requests: Count = 8_192
     body_seconds: Positive = 60.0
     body_rate: Positive = 16_384.0

@@ -4,7 +4,8 @@ Input is taken as hostile. Its size is bounded before and while it is unpacked, 
 parsed, and lengths, dtypes, shapes and indices are checked before an array is made; every fault is a `BadRequest`.
 The engine checks the values (tokens of the vocabulary, finite weights).
 
-Left out on purpose: images and audio; the provenance spans of a datum, which no loss here reads.
+Left out on purpose: images and audio. The provenance spans of a datum, which say what sampled its tokens, are checked
+and kept in the log with the request; no loss here reads them.
 """
 
 from __future__ import annotations
@@ -124,6 +125,13 @@ def encode_samples(response: SampleResponse, targets: Any = None) -> bytes:
         message.prompt_logprobs = np.asarray(known, _FLOAT).tobytes()
     if response.topk_prompt_logprobs is not None:
         _write_topk(message.topk_prompt_logprobs, response.topk_prompt_logprobs)
+    if (drawn := response.prompt_alternatives) is not None:
+        for field, array, dtype in (
+            (message.prompt_alt_tokens.tokens, drawn.tokens_PK, proto.DTYPE_INT64),
+            (message.prompt_alt_tokens.logprobs, drawn.logprobs_PK, proto.DTYPE_FLOAT32),
+        ):
+            field.dense, field.dtype = np.ascontiguousarray(array, _DTYPES[dtype]).tobytes(), dtype
+            field.shape.extend(array.shape)
     return message.SerializeToString()
 
 
@@ -262,7 +270,24 @@ def _parse_datum(raw: bytes, where: str, limits: WireLimits, budget: _Budget) ->
     inputs = {
         name: _parse_tensor(tensor, f"{where}.{name[:80]}", budget) for name, tensor in message.loss_fn_inputs.items()
     }
+    targets = inputs["target_tokens"].data.shape if "target_tokens" in inputs else None
+    if message.model_input_spans or message.loss_fn_input_spans:
+        _check_spans(message.model_input_spans, len(tokens), f"{where}.model_input_spans")
+        _check_spans(message.loss_fn_input_spans, targets[0] if targets else None, f"{where}.loss_fn_input_spans")
     return Datum(ModelInput(tokens), inputs)
+
+
+def _check_spans(spans: Any, length: int | None, where: str) -> None:
+    """Refuse provenance that does not tile its field, of `length` positions (None: not known)."""
+    total = 0
+    for i, span in enumerate(spans):
+        kind = span.WhichOneof("span")
+        found = None if kind is None else getattr(span, kind)
+        if found is None or not 0 < len(found.sequence_id) <= 500 or found.offset < 0 or found.length < 0:
+            raise BadRequest(f"{where}[{i}]: expected a sequence_id, and an offset and a length of at least 0")
+        total += found.length
+    if length is not None and total != length:
+        raise BadRequest(f"{where}: they cover {total:,} positions of {length:,}; together they tile the field")
 
 
 def _parse_tensor(message: Any, where: str, budget: _Budget) -> TensorData:

@@ -29,6 +29,7 @@ from rlvr.tinker_server.backend.runs.adapter_cache import (
     lora_config,
 )
 from rlvr.tinker_server.backend.storage.checkpoints import Checkpoints, encrypt_files, parse_recipients, validate_ttl
+from rlvr.tinker_server.backend.storage.custom_losses import CustomLosses
 from rlvr.tinker_server.backend.storage.disk_usage import DiskAccounts, folder_size
 from rlvr.tinker_server.backend.storage.paths import CheckpointPath, run_folder
 from rlvr.tinker_server.backend.storage.sampling_sessions import KINDS, SamplingSessions
@@ -38,11 +39,14 @@ from rlvr.tinker_server.protocol.wire import encode_forward_backward
 
 if TYPE_CHECKING:
     from rlvr.engine.engine import Engine
+    from rlvr.engine.loss_program import LossProgram
 
 log = logging.getLogger(__name__)
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 MAX_ERROR_CHARS = 2_000  # an error may quote what a client sent
 UNPUBLISHED_LOSS = "stable_reinforce"
+CUSTOM_LOSS = "custom"  # one that the client made, by its loss_id
+MAX_PROGRAMS = 64  # custom losses that stay in memory
 
 
 class DivergedStep(UserError):
@@ -73,12 +77,14 @@ class RunExecutor:
     _checkpoints: Checkpoints
     _sampling_sessions: SamplingSessions
     _disk: DiskAccounts
+    _losses: CustomLosses
     _root: Path
     _aliases: dict[str, str]
     counters: EngineCounters = field(default_factory=EngineCounters)
     between_micro_batches: Callable[[], None] | None = None  # called during a long request
     paused_seconds: float = 0.0  # that these calls took, which the request is not charged for
     _substitutions: dict[str, str] = field(default_factory=dict[str, str])  # run -> the metric that names its alias
+    _programs: dict[str, LossProgram] = field(default_factory=dict[str, "LossProgram"])  # by loss_id
 
     def __post_init__(self) -> None:
         self._adapters.replay = self._replay
@@ -216,6 +222,8 @@ class RunExecutor:
                 assert_never(operation)
 
     def _forward_backward(self, run: RunQueue, request: ops.ForwardBackward) -> Any:
+        if request.loss_fn == CUSTOM_LOSS:
+            return self._compute_custom_loss(run, request)
         loss_fn, config = self.resolve_loss(request)
         assert run.policy is not None
         is_substitute = loss_fn != request.loss_fn
@@ -235,6 +243,35 @@ class RunExecutor:
             self._substitutions[run.model] = f"{request.loss_fn}_computed_as_{loss_fn}"
             output.metrics[f"{self._substitutions[run.model]}:max"] = 1.0
         return output
+
+    def _compute_custom_loss(self, run: RunQueue, request: ops.ForwardBackward) -> Any:
+        from rlvr.engine.loss_program import LossProgram, compute_custom_loss
+
+        assert run.policy is not None
+        if run.policy.is_critic:
+            _find_critic_loss(CUSTOM_LOSS)
+        match request.config:
+            case {"loss_id": str(loss_id), **rest} if not rest:
+                pass
+            case _:
+                raise UserError(
+                    f"loss_fn {CUSTOM_LOSS!r}: expected its loss_id alone in loss_fn_config, got "
+                    f"{', '.join(request.config) or 'nothing'}; pass the handle of create_custom_loss on"
+                )
+        session = run.model.rsplit(":train:", 1)[0]
+        graph = self._losses.read(session, loss_id)
+        if loss_id not in self._programs:
+            if len(self._programs) >= MAX_PROGRAMS:
+                del self._programs[next(iter(self._programs))]
+            self._programs[loss_id] = LossProgram(graph)
+        return compute_custom_loss(
+            self._engine,
+            run.policy,
+            self._programs[loss_id],
+            request.data,
+            backward=not request.forward_only,
+            after_batch=self.between_micro_batches,
+        )
 
     def resolve_loss(self, request: ops.ForwardBackward) -> tuple[str, dict[str, float]]:
         """The engine's loss and settings for a request."""

@@ -179,6 +179,13 @@ class TrainingRuns:
                 if existing not in ("", entry.digest):
                     raise UserError(f"seq_id {seq} of {run.model} was another request; a seq_id is used once")
                 return request_id
+            if run.next_seq == 0 and (
+                copied := self._store.one("SELECT source FROM copied_runs WHERE id = ?", run.model)
+            ):
+                raise UserError(
+                    f"{run.model} is a copy of {copied['source']} and cannot be trained; make a run from the copy "
+                    "(create_training_client_from_state)"
+                )
             if failed := run.failures.get(0):
                 raise UserError(f"this training run could not be made: {failed.error}")
             awaited, size = seq == run.next_seq, memory_bytes(operation)  # others wait for it: never refused

@@ -123,7 +123,7 @@ class SampleRequests:
     ) -> tuple[str, list[str]]:
         """Queue `count` completions; returns (request id, one id per completion).
 
-        `options`: prompt_logprobs, topk_prompt, topk_sample; `targets`: tokens to score in the prompt's places. The
+        `options`: those of `Engine.enqueue` about log-probs; `targets`: tokens to score in the prompt's places. The
         same message under the same seq_id is the same request. Without a seed its random draws are a function of the
         session and the seq_id.
         """
@@ -275,10 +275,13 @@ class SampleRequests:
         if top_sample > self._limits.max_topk:
             raise UserError(f"topk_sample_logprobs={top_sample}, expected at most {self._limits.max_topk}")
         context = self._engines[base_model].model.context
-        cells = top_prompt * prompt.length + top_sample * count * min(params.max_tokens or context, context) + targeted
+        scored, drawn = options.get("prompt_last") or prompt.length, options.get("prompt_alternatives", 0)
+        cells = top_prompt * scored + drawn * prompt.length + targeted
+        cells += top_sample * count * min(params.max_tokens or context, context)
         if cells > self._limits.max_cells:
             raise UserError(
-                f"topk_prompt_logprobs={top_prompt} for {prompt.length} tokens, topk_sample_logprobs={top_sample} for "
+                f"topk_prompt_logprobs={top_prompt} for {scored} tokens, prompt_alt_tokens_k={drawn} for "
+                f"{prompt.length}, topk_sample_logprobs={top_sample} for "
                 f"{count} samples (max_tokens={params.max_tokens}) and {targeted:,} target_prompt_logprobs may be "
                 f"{cells:,} log-probs, expected at most {self._limits.max_cells:,}; ask for fewer"
             )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlvr.tinker_server.backend.storage.server_store import Row, ServerStore
-from rlvr.tinker_server.protocol.errors import GoneError
+from rlvr.tinker_server.protocol.errors import GoneError, NotFound
 
 
 class Heartbeats:
@@ -59,14 +59,27 @@ class ClientSessions:
         project_id: str | None = None,
         display_name: str | None = None,
     ) -> str:
-        session, now = uuid.uuid4().hex, self._clock()
+        session = uuid.uuid4().hex
         info = {
             "tags": tags or [], "user_metadata": user_metadata, "sdk_version": sdk_version, "project_id": project_id,
             "display_name": display_name,
         }  # fmt: skip
-        row = {"id": session, "owner": owner, "created": now, "heartbeat": now, "info": json.dumps(info)}
-        self._store.insert("sessions", row)
+        self.insert(owner, session, **info)
         return session
+
+    def insert(self, owner: str, session: str, **info: Any) -> None:
+        now, fields = self._clock(), {"user_metadata": None, "project_id": None, "display_name": None, **info}
+        row = {"id": session, "owner": owner, "created": now, "heartbeat": now, "info": json.dumps(fields)}
+        self._store.insert("sessions", row)
+
+    def set_project(self, owner: str, session_id: str, project_id: str) -> None:
+        """Give a session another project. A project is a label: it exists where a session has it."""
+        with self._store.transaction():
+            row = self._store.one("SELECT info FROM sessions WHERE id = ? AND owner = ?", session_id, owner)
+            if row is None:
+                raise NotFound(f"session {session_id[:200]!r} is unknown")
+            info = json.dumps({**json.loads(row["info"]), "project_id": project_id})
+            self._store.run("UPDATE sessions SET info = ? WHERE id = ?", info, session_id)
 
     def find(self, owner: str, session_id: str) -> Row:
         row = self._store.one("SELECT * FROM sessions WHERE id = ? AND owner = ?", session_id, owner)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 PAGE = 1_000  # rows at most
+SESSIONS_OF_PROJECT = "SELECT id FROM sessions WHERE owner = ? AND json_extract(info, '$.project_id') = ?"
 Listing = dict[str, Any]
 
 
@@ -52,16 +53,16 @@ class ServerQueries:
 
     # Training runs
 
-    def training_runs(self, owner: str, limit: int = 20, offset: int = 0) -> Listing:
-        """Newest first, with the total number."""
+    def training_runs(self, owner: str, limit: int = 20, offset: int = 0, project: str | None = None) -> Listing:
+        """All of them or those of a project, newest first, with the total number."""
         limit, offset = check_page(limit, offset)
+        where, values = f"owner = ? AND {KEPT}", (owner,)
+        if project is not None:
+            where, values = f"{where} AND session IN ({SESSIONS_OF_PROJECT})", (owner, owner, project)
         rows = self._store.all(
-            f"SELECT * FROM models WHERE owner = ? AND {KEPT} ORDER BY created DESC, id LIMIT ? OFFSET ?",
-            owner,
-            limit,
-            offset,
+            f"SELECT * FROM models WHERE {where} ORDER BY created DESC, id LIMIT ? OFFSET ?", *values, limit, offset
         )
-        total = self._store.all(f"SELECT count(*) AS n FROM models WHERE owner = ? AND {KEPT}", owner)[0]["n"]
+        total = self._store.all(f"SELECT count(*) AS n FROM models WHERE {where}", *values)[0]["n"]
         return {
             "training_runs": [self._describe_run(row) for row in rows],
             "cursor": {"offset": offset, "limit": limit, "total_count": total},
@@ -90,12 +91,17 @@ class ServerQueries:
 
     # Checkpoints
 
-    def checkpoints(self, owner: str, run: str | None = None, limit: int = 100, offset: int = 0) -> Listing:
-        """The checkpoints of one run, or all of an owner's; newest first."""
+    def checkpoints(
+        self, owner: str, run: str | None = None, limit: int = 100, offset: int = 0, project: str | None = None
+    ) -> Listing:
+        """The checkpoints of one run, or all of an owner's, or those in a project; newest first."""
         limit, offset = check_page(limit, offset)
         if run is not None:
             self._run(owner, run)
         where = ("owner = ?", owner) if run is None else ("run = ?", run)
+        if project is not None:
+            runs = f"SELECT id FROM models WHERE session IN ({SESSIONS_OF_PROJECT})"
+            where = (f"{where[0]} AND run IN ({runs})", where[1], owner, project)
         found = self._checkpoints.list_alive(*where, limit=limit, offset=offset)
         return {
             "checkpoints": [describe_checkpoint(row) for row in found],

@@ -43,6 +43,9 @@ CREATE TABLE IF NOT EXISTS checkpoints (
     run TEXT, kind TEXT, name TEXT, owner TEXT, seq INT, created REAL, expires REAL, public INT, size INT,
     metadata TEXT, deleted INT, PRIMARY KEY (run, kind, name));
 CREATE TABLE IF NOT EXISTS deleted_runs (id TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS custom_losses (id TEXT PRIMARY KEY, session TEXT, owner TEXT, body TEXT, created REAL);
+CREATE TABLE IF NOT EXISTS copied_runs (id TEXT PRIMARY KEY, source TEXT);
+CREATE INDEX IF NOT EXISTS sessions_by_owner ON sessions (owner, created, id);
 CREATE INDEX IF NOT EXISTS models_by_session ON models (session);
 CREATE INDEX IF NOT EXISTS samplers_by_session ON samplers (session);
 CREATE INDEX IF NOT EXISTS samplers_by_model ON samplers (model, number);
