@@ -196,6 +196,11 @@ class Algorithm:
         return any(term.teaches for one in self.every for term in one.terms)
 
     @property
+    def needs_teacher(self) -> bool:
+        """Whether the teacher is another model."""
+        return any(term.needs_teacher for one in self.every for term in one.terms)
+
+    @property
     def has_gradient_at_zero(self) -> bool:
         """Whether a trajectory with advantage 0 may have a gradient; with a critic its tokens differ."""
         by_term = any(term.has_gradient_at_zero for term in self.terms)

@@ -74,7 +74,7 @@ def plan(assembly: Assembly) -> dict[str, str]:
         for one in algorithm.every:
             check_compatibility(one, config.rollout, t)
             check_supported(one, assembly.spec.capabilities)
-        check_temperatures(t, assembly.spec.capabilities)
+        check_temperatures(algorithm, config.rollout, t, assembly.spec.capabilities)
         check_teacher(assembly)
         for term in (term for one in algorithm.every for term in one.terms):
             term.check_turns(source.max_turns)
@@ -116,7 +116,7 @@ def plan(assembly: Assembly) -> dict[str, str]:
         lines |= {
             "algorithm": _describe_algorithm(algorithm),
             **_describe_others(assembly),
-            **({"teacher": str(config.teacher)} if algorithm.has_teacher else {}),
+            **({"teacher": str(config.teacher)} if algorithm.needs_teacher else {}),
             "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} completions = "
             f"{t.steps * completions:,} completions, at most {tokens:,} tokens"
             f"{f' in {source.max_turns} turns' if source.max_turns > 1 else ''}{waves}{until}",
@@ -212,7 +212,7 @@ def check_teacher(assembly: Assembly) -> None:
     if not assembly.has_teacher:
         return
     config = assembly.config
-    options, teacher = config.teacher, next(t for one in assembly.algorithm.every for t in one.terms if t.teaches)
+    options, teacher = config.teacher, next(t for one in assembly.algorithm.every for t in one.terms if t.needs_teacher)
     if not (options.model or options.url):
         raise ValueError(
             f"{teacher.key(teacher.switch)}={teacher.strength:g} without a teacher; give teacher.model (a run, a model "
