@@ -51,7 +51,7 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
             "would learn alone in every step, and the policy in none; give fewer"
         )
     named = {f"algorithm.advantage={algorithm.advantage.name}": algorithm.advantage.least_group}
-    named |= {f"{term.key(term.switch)}={term.strength}": term.least_group for term in algorithm.terms}
+    named |= {f"{term.key(term.switch)}={term.strength:g}": term.least_group for term in algorithm.terms}
     for given, least in named.items():
         if least > options.group_size:
             raise ValueError(
