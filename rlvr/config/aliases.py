@@ -72,6 +72,7 @@ ALIASES: tuple[Alias, ...] = (
         "max_new_tokens max_generation_length max_completion_length max_tokens",
         "rollout.max_tokens", "longest completion, in tokens, without its prompt",
     ),
+    *_words("teachers", "teacher.for_tasks", "the teacher of the tasks of each source, by its name"),
     # sampling
     *_words("temperature", "rollout.temperature", "sampling temperature"),
     *_words("top_p", "rollout.top_p", "nucleus sampling"),
