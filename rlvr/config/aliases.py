@@ -72,7 +72,6 @@ ALIASES: tuple[Alias, ...] = (
         "max_new_tokens max_generation_length max_completion_length max_tokens",
         "rollout.max_tokens", "longest completion, in tokens, without its prompt",
     ),
-    *_words("teachers", "teacher.for_tasks", "the teacher of the tasks of each source, by its name"),
     # sampling
     *_words("temperature", "rollout.temperature", "sampling temperature"),
     *_words("top_p", "rollout.top_p", "nucleus sampling"),
@@ -130,6 +129,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "training_data_generator": ("env",),
     "predictive_model": ("model",),
     "logging": ("tracking",),
+    "teachers": ("teacher.for_tasks",),
     "rlvr": ("", "training", "algorithm"),
     "rlvr.rollout": ("rollout",),
     "rlvr.reward": ("reward",),
@@ -144,7 +144,7 @@ PLACES = ("", *OURS_FIRST, "rlvr", "rlvr.algorithm_config", "rlvr.rollout", "rlv
 def _schema_keys() -> tuple[frozenset[str], frozenset[str]]:
     """The keys of the schema, and those of them that hold any keys."""
     every = frozenset(list_keys(RunConfig))
-    return every, frozenset(("env.kwargs", "reward.kwargs", "model.config"))
+    return every, frozenset(("env.kwargs", "reward.kwargs", "model.config", "teacher.for_tasks"))
 
 
 def is_ours(key: str) -> bool:
