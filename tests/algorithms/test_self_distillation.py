@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from rlvr.training.informed_prompts import InformedPrompts
 from tests.kit.rounding import assert_gradients_close
 from tests.kit.table_trainer import Letters, make_trainer
 from tests.kit.tiny import END_ID, gradients
+from tests.kit.tiny_run import TINY, RunKilled, attempt, stored_steps
 from tests.kit.trl_losses import difference, gradients_of, pad, perturb, plain_logprobs, remember
 
 WORDS = {"template": "{information} {prompt}", "sibling_template": "{text}", "answer_template": "= {text}"}
@@ -323,3 +325,23 @@ def test_words_that_a_vocabulary_lacks_are_named_with_the_key() -> None:
     words = build_tokenizer("words", ["a", "b"], end="<end>", pad="<pad>")
     with pytest.raises(ValueError, match=r"algorithm.terms.self_distillation.template and .*answer_template: .*cannot"):
         spelled(information="answer").check_prompts(InformedPrompts(words), Task("1", "a b"))
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both teachers, with completions of earlier weights: the policy as it is now, and as RL began."""
+    monkeypatch.chdir(tmp_path)
+    section = {"self_distillation": {"template": "{information} {prompt}", "sibling_template": "{text}"}}
+    (tmp_path / "tiny.yaml").write_text(f"{TINY}algorithm: {{name: sdpo, terms: {json.dumps(section)}}}\n")
+    words = ["sft.steps=60", "sft.batch_size=32", "sft.optimizer.learning_rate=0.01", "training.steps=6"]
+    stale = ["training.max_steps_off_policy=1", "training.optimizer.learning_rate=0.003"]
+    for weights in ("current", "initial"):
+        own = [*words, *stale, f"algorithm.terms.self_distillation.weights={weights}"]
+        attempt("tiny.yaml", *own, f"run.name={weights}")
+        with pytest.raises(RunKilled):
+            attempt("tiny.yaml", *own, f"run.name=killed-{weights}", killed_at=3)
+        attempt("tiny.yaml", *own, f"run.name=killed-{weights}")
+        rows = stored_steps(tmp_path / "runs" / weights)
+        assert stored_steps(tmp_path / "runs" / f"killed-{weights}") == rows
+        taught = [row for row in rows if row["phase"] == "rl" and row["teacher/share"]]
+        assert taught and all(row["teacher/kl"] for row in taught)

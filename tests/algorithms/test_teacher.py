@@ -197,7 +197,7 @@ def settings_of(tmp_path: Path, *words: str) -> Any:
         (["teachers={1: a}"], r"task '.*' has the source None, and there are teachers for 1; add one, or give"),
         (["teacher.task_key=level", "teachers={1: a}"], r"has the level '2', and there are teachers for 1; add"),
         (["teachers={1: {modle: a}}"], r"teacher.for_tasks.1 has no key 'modle' .did you mean 'model'"),
-        (["teachers={1: {url: 'http://127.0.0.1:9/v1'}}"], r"teacher.for_tasks.1: url=.* and name=None belong together"),
+        (["teachers={1: {url: 'http://127.0.0.1:9/v1'}}"], r"teacher.for_tasks.1: url=.* and name=None belong"),
         (["teachers={1: {retries: 3}}"], r"teacher.for_tasks.1={'retries': 3} names no teacher; give model, or url"),
         (["teachers={1: {model: a, retries: many}}"], r"teacher.for_tasks.1: retries='many': input should be"),
         (["teachers={1: 3}"], r"teacher.for_tasks.1=3: expected a model, or its keys: model, url, name"),
