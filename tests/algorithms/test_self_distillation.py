@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from rlvr.algorithms import resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
@@ -20,9 +21,13 @@ from rlvr.algorithms.terms.self_distillation import INFORMATION, SelfDistillatio
 from rlvr.algorithms.terms.term import Preparation
 from rlvr.algorithms.update import Passes, UpdateInputs, update
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
+from rlvr.core import rng
 from rlvr.core.messages import AdamParams
+from rlvr.core.protocols import TaskSource
 from rlvr.core.types import Outcome, Score, Task, Trajectory
 from rlvr.engine.tokenizer import build_tokenizer
+from rlvr.envs.prompt import PromptEnv
+from rlvr.envs.registry import register_environment
 from rlvr.training.compatibility import check_temperatures
 from rlvr.training.informed_prompts import InformedPrompts
 from tests.kit.rounding import assert_gradients_close
@@ -345,3 +350,67 @@ def test_a_killed_run_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.Mon
         assert stored_steps(tmp_path / "runs" / f"killed-{weights}") == rows
         taught = [row for row in rows if row["phase"] == "rl" and row["teacher/share"]]
         assert taught and all(row["teacher/kl"] for row in taught)
+
+
+class Capitals(TaskSource):
+    """Each of six countries has a capital. Fine-tuning guesses it, and repeats it where the prompt says it first."""
+
+    levels, reward, end_word = ("asked", "told"), "exact_match", "<end>"
+    countries, capitals = [*"uvwxyz"], [*"abcdef"]
+
+    @property
+    def vocabulary(self) -> list[str]:
+        return [*self.countries, *self.capitals, "<end>", "<pad>"]
+
+    def make(self, name: str, number: int, level: str) -> Task:
+        country, capital = self.countries[number % 6], self.capitals[5 * number % 6]
+        prompt = f"{capital} {country}" if level == "told" else country
+        return Task(f"{name}{number}{level}", prompt, {"answer": capital}, level)
+
+    def train(self, seed: int, index: int, level: str) -> Task:
+        return self.make("train", index, level)
+
+    def heldout(self, count: int | None) -> list[Task]:
+        return [self.make("held", number, "asked") for number in range(6)][:count]
+
+    def env(self, task: Task, tokenizer: Any) -> PromptEnv:
+        return PromptEnv(task, tokenizer)
+
+    def demonstration(self, task: Task, key: int) -> str:
+        guess = rng.integer(6, rng.key("guess", key, task.id))
+        return task.meta["answer"] if task.level == "told" else self.capitals[guess]
+
+
+@pytest.mark.slow
+def test_a_policy_learns_what_it_can_only_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a sixth of the capitals to most of them, by the completions of its own groups that passed."""
+    monkeypatch.chdir(tmp_path)
+    register_environment("capitals")(Capitals)
+    config = yaml.safe_load(TINY) | {
+        "env": {"name": "capitals"},
+        "rollout": {"max_tokens": 2},
+        "sft": {
+            "steps": 150,
+            "batch_size": 48,
+            "optimizer": {"learning_rate": 0.01},
+            "curriculum": {"by": "schedule", "schedule": [[0, {"asked": 1, "told": 1}]]},
+        },
+        "curriculum": {"by": "schedule", "schedule": [[0, {"asked": 1, "told": 0}]]},
+        "training": {
+            "steps": 25,
+            "prompts_per_step": 6,
+            "group_size": 16,
+            "optimizer": {"learning_rate": 0.01},
+        },
+        "evaluation": {"tasks": 6, "samples": 32},
+        "algorithm": {
+            "name": "sdpo",
+            "terms": {"self_distillation": {"template": "{information} {prompt}", "sibling_template": "{text}"}},
+        },
+    }
+    (tmp_path / "told.yaml").write_text(yaml.safe_dump(config))
+    summary = attempt("told.yaml", "run.name=told")
+    before, after = (summary[when]["pass@1"]["value"] for when in ("baseline", "final"))
+    assert before < 0.4 and after > 0.7, summary
+    rows = [row for row in stored_steps(tmp_path / "runs" / "told") if row["phase"] == "rl"]
+    assert rows[0]["teacher/kl"] > 0.1 and all(row["teacher/share"] > 0.5 for row in rows[5:])
