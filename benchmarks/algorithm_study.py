@@ -41,7 +41,10 @@ NAME = "algorithms"
 CONFIGS = "algorithms_study"
 TASKS = ("arithmetic", "programs", "tools")
 REFERENCE = "grpo"  # what the others are compared with
-LEFT_OUT = {"distillation": "it learns from a teacher, not from the verifier, so its result would be the teacher's"}
+LEFT_OUT = {
+    "distillation": "it learns from a teacher, not from the verifier, so its result would be the teacher's",
+    "sdpo": "its teacher reads other answers in its prompt, which the policies of this study never learned to use",
+}
 OF_TURNS = ("grpo_process", "echo")  # algorithms for episodes of several turns
 
 # Variants of `grpo` for exploration. `pass_at_k` is an algorithm of its own.

@@ -98,10 +98,16 @@ def algorithms() -> str:
     for spec in ALGORITHMS.values():
         bounds = [f"{bound:.6g}" for name, bound in spec.loss.config().items() if name.startswith("clip_")]
         clip = " ... ".join(bounds)
+        of_terms = {
+            term.flat_names()[one.name]: one.default
+            for term in spec.terms
+            for one in dataclasses.fields(term)
+            if one.name != term.switch
+        }
         more = [
             f"`{key}={_yaml(value)}`"
             for key, value in spec.flat.items()
-            if key not in named and value is not None and value != plain.get(key, ...)
+            if key not in named and value is not None and value != (plain | of_terms).get(key, ...)
         ]
         groups = "dropped" if spec.drop_equal_groups else "kept"
         words = [f"`{word}`" for word in (spec.name, spec.advantage.name, spec.loss.name, spec.reduction)]

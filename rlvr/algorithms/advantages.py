@@ -117,11 +117,6 @@ class Advantage(Part):
     reads_branches: ClassVar[bool] = False
     """It reads the rewards of branches (`Trajectory.turn_credits`)."""
 
-    @property
-    def least_group(self) -> int:
-        """The fewest completions of a group that it can be computed of."""
-        return 1
-
     def start_baseline(self) -> RunningBaseline:
         """The moving average of a run."""
         return RunningBaseline()
@@ -404,7 +399,7 @@ class PassAtKAdvantage(Advantage):
 
 @dataclass(frozen=True)
 class ZeroAdvantage(Advantage):
-    """A_i = 0: rewards teach nothing. For distillation from a teacher alone (`teacher_coef`)."""
+    """A_i = 0: rewards teach nothing. For distillation alone (`teacher_coef`, `self_distillation_coef`)."""
 
     name = "zero"
     reads_branches = True
@@ -415,7 +410,10 @@ class ZeroAdvantage(Advantage):
 
     def check(self, algorithm: SpecView) -> None:
         if not any(term.teaches for term in algorithm.terms):
-            raise ValueError("algorithm.advantage=zero learns from a teacher alone; give algorithm.teacher_coef=1")
+            raise ValueError(
+                "algorithm.advantage=zero learns from a teacher alone; give algorithm.teacher_coef=1, or "
+                "algorithm.self_distillation_coef=1"
+            )
 
     def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
         for t in trajectories:

@@ -70,6 +70,7 @@ def support_table(clients: Iterable[ClientCapabilities]) -> list[list[str]]:
         {"entropy_coef": 0.1, "entropy": "exact"},
         {"loss": "ppo", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0},
         {"teacher_coef": 1.0},
+        {"self_distillation_coef": 1.0},
         {"importance_cap": 2.0},
         {"clip_cov_ratio": 0.0002},
         {"observation_coef": 0.05},

@@ -29,5 +29,10 @@ class Part(Variant):
 
     section = "algorithm"
 
+    @property
+    def least_group(self) -> int:
+        """The fewest completions of a group that it can be computed of."""
+        return 1
+
     def check(self, algorithm: SpecView) -> None:
         """ValueError for what an algorithm with this part cannot have."""

@@ -35,6 +35,7 @@ from rlvr.algorithms.losses.sapo import Sapo
 from rlvr.algorithms.specs import Algorithm
 from rlvr.algorithms.terms.distillation import Teacher
 from rlvr.algorithms.terms.observation import ObservationLoss
+from rlvr.algorithms.terms.self_distillation import SelfDistillation
 from rlvr.core.plugins import describe_plugins, load_plugins
 from rlvr.core.registry import did_you_mean, load_object
 
@@ -137,6 +138,10 @@ for _spec in (
     Algorithm(
         "distillation", ZeroAdvantage(), ImportanceSampling(), "token_mean", (Teacher(1.0),), drop_equal_groups=False,
         source="on-policy distillation: arXiv:2306.13649, https://thinkingmachines.ai/blog/on-policy-distillation/",
+    ),
+    Algorithm(
+        "sdpo", ZeroAdvantage(), Cispo(1.0, 1.0), "sequence_mean", (SelfDistillation(1.0),), drop_equal_groups=False,
+        source="self-distillation: SDPO, arXiv:2601.20802, on sampled tokens; ratios up to 2 as in its code",
     ),
     Algorithm(
         "dpo", VerdictAdvantage(), Dpo(), "sequence_sum",

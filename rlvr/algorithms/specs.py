@@ -116,8 +116,7 @@ class Algorithm:
         """The spec for a task."""
         if not self.for_tasks or task is None:
             return self
-        value = task.level if self.task_key == "level" else task.meta.get(self.task_key, "")
-        return dict(self.for_tasks).get(str(value), self)
+        return dict(self.for_tasks).get(task.value_of(self.task_key) or "", self)
 
     def split(self, trajectories: Sequence[Trajectory]) -> list[tuple[Algorithm, list[Trajectory]]]:
         """The trajectories that each spec learns from, in their order."""
@@ -194,6 +193,11 @@ class Algorithm:
     def has_teacher(self) -> bool:
         """Whether the policy learns from it even if no reward is read."""
         return any(term.teaches for one in self.every for term in one.terms)
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether the teacher is another model."""
+        return any(term.needs_teacher for one in self.every for term in one.terms)
 
     @property
     def has_gradient_at_zero(self) -> bool:

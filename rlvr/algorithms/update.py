@@ -66,7 +66,7 @@ class UpdateInputs:
     `max_tokens` is the budget of a completion, `key` the randomness of the substeps and of covariance clipping,
     `reference` the sampling client that a KL compares with, `teacher` that of a distillation, `critic` what an
     algorithm with one takes values from; it learns before the policy does. `is_given` says that the completions are not
-    the policy's own.
+    the policy's own. `prompts` are those of self-distillation (`rlvr.training.informed_prompts`).
     """
 
     baseline: RunningBaseline
@@ -77,6 +77,7 @@ class UpdateInputs:
     teacher: Any = None
     critic: ValueCritic | None = None
     is_given: bool = False
+    prompts: Any = None
 
 
 Check = Callable[[UpdateStatistics], None]
@@ -272,6 +273,8 @@ def _select(
         inputs.reference,
         inputs.teacher,
         lambda rows: compute_current_logprobs(client, rows, config),
+        fingerprint=client.fingerprint,
+        prompts=inputs.prompts,
     )
     if algorithm.loss.compares_completions:
         if inputs.reference is None:

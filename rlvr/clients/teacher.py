@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from rlvr.clients.endpoint import EndpointConnection, EndpointError, RequestFuture, describe_failure
@@ -21,6 +23,8 @@ from rlvr.core import rng
 from rlvr.core.chat_client import ChatError, Cost, Dialect, Endpoint
 from rlvr.core.futures import Future
 from rlvr.core.messages import ModelInput
+from rlvr.core.registry import did_you_mean
+from rlvr.core.variants import make_variant
 from rlvr.reward.coroutines import start_coroutine
 
 PROBES = 64  # tokens by which two tokenizers are compared
@@ -28,12 +32,16 @@ PROBES = 64  # tokens by which two tokenizers are compared
 
 @dataclass(frozen=True)
 class TeacherOptions:
-    """The teacher of `algorithm.teacher_coef`: `model` or `url`.
+    """The teacher of `algorithm.teacher_coef`: `model` or `url`, and those `for_tasks`.
 
     `model` is a run, one of its checkpoints, a model folder, an adapter or a hub name, loaded into this process beside
     the policy. `url` is the base of an API with `/completions` (http://127.0.0.1:8000/v1) whose model is called `name`
     there; the variable `api_key_env` holds its key. A call may take `timeout_s` and is tried again up to `retries`
     times; at most `concurrency` are in flight.
+
+    `for_tasks` are other teachers for some tasks, `{code: runs/coder, math: {url: ..., name: ...}}`: by the value that
+    a task has under `task_key` in its `meta` (or by its `level`) a `model`, or the keys of this section. Without a
+    `model` or `url` for the others every task needs one.
     """
 
     model: str | None = None
@@ -43,8 +51,11 @@ class TeacherOptions:
     timeout_s: float = 120.0
     retries: int = 4
     concurrency: int = 16
+    task_key: str = "source"
+    for_tasks: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
+        _ = self.of_values
         if self.model and self.url:
             raise ValueError(f"teacher: model={self.model!r} and url={self.url!r} are both given; give one of them")
         if bool(self.url) != bool(self.name):
@@ -55,6 +66,29 @@ class TeacherOptions:
         if self.url:
             self.endpoint.check("teacher")
 
+    @cached_property
+    def of_values(self) -> dict[str, TeacherOptions]:
+        """The teachers for some tasks, by the value that these have under `task_key`."""
+        return {str(value): _read_other(str(value), given) for value, given in self.for_tasks.items()}
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it names a teacher for all tasks, or for those that have no other."""
+        return bool(self.model or self.url)
+
+    @property
+    def every(self) -> list[TeacherOptions]:
+        """This teacher, if it is given, and those for some tasks."""
+        return [*([self] if self.is_given else []), *self.of_values.values()]
+
+    @property
+    def place(self) -> str:
+        """Where it is: the same for two entries that name the same weights."""
+        if self.url:
+            return f"{self.name} at {self.url}"
+        path = Path(self.model or "").expanduser()
+        return str(path.resolve()) if path.exists() else str(self.model)
+
     def __str__(self) -> str:
         return f"{self.name} at {self.url}" if self.url else str(self.model)
 
@@ -63,6 +97,24 @@ class TeacherOptions:
         limits = {"timeout_s": self.timeout_s, "retries": self.retries, "concurrency": self.concurrency}
         url, name = str(self.url), str(self.name)
         return Endpoint(url, name, self.api_key_env or "", dialect=Dialect.COMPLETIONS, **limits)
+
+
+def _read_other(value: str, given: Any) -> TeacherOptions:
+    """The teacher that an entry of `teacher.for_tasks` names."""
+    key = f"teacher.for_tasks.{value}"
+    options = {"model": given} if isinstance(given, str) else given
+    known = [one.name for one in fields(TeacherOptions) if one.name not in ("task_key", "for_tasks")]
+    if not isinstance(options, dict) or not options:
+        raise ValueError(f"{key}={given!r}: expected a model, or its keys: {', '.join(known)}")
+    if unknown := [name for name in options if name not in known]:
+        raise ValueError(f"{key} has no key {unknown[0]!r}{did_you_mean(unknown[0], known)}; known: {', '.join(known)}")
+    try:
+        teacher = make_variant(key, TeacherOptions, options)
+    except ValueError as error:
+        raise ValueError(str(error).replace("teacher: ", f"{key}: ", 1)) from None
+    if not teacher.is_given:
+        raise ValueError(f"{key}={given!r} names no teacher; give model, or url and name")
+    return teacher
 
 
 class EndpointTeacher:

@@ -129,6 +129,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "training_data_generator": ("env",),
     "predictive_model": ("model",),
     "logging": ("tracking",),
+    "teachers": ("teacher.for_tasks",),
     "rlvr": ("", "training", "algorithm"),
     "rlvr.rollout": ("rollout",),
     "rlvr.reward": ("reward",),
@@ -143,7 +144,7 @@ PLACES = ("", *OURS_FIRST, "rlvr", "rlvr.algorithm_config", "rlvr.rollout", "rlv
 def _schema_keys() -> tuple[frozenset[str], frozenset[str]]:
     """The keys of the schema, and those of them that hold any keys."""
     every = frozenset(list_keys(RunConfig))
-    return every, frozenset(("env.kwargs", "reward.kwargs", "model.config"))
+    return every, frozenset(("env.kwargs", "reward.kwargs", "model.config", "teacher.for_tasks"))
 
 
 def is_ours(key: str) -> bool:

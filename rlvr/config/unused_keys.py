@@ -234,7 +234,9 @@ def _unused_algorithm_keys(config: RunConfig) -> UnusedKeys:
         idle.append(("algorithm.equal_by", "algorithm.drop_equal_groups is false"))
     # What a spec can do without: a file may say the default aloud.
     idle = [(key, why) for key, why in idle if get_at(config, key) is not None]
-    return idle if spec.has_teacher else [*idle, ("teacher", "algorithm.teacher_coef is 0")]
+    if not config.teacher.for_tasks:
+        idle.append(("teacher.task_key", "teacher.for_tasks is empty"))
+    return idle if spec.needs_teacher else [*idle, ("teacher", "algorithm.teacher_coef is 0")]
 
 
 def report_unused(

@@ -95,6 +95,11 @@ class Task:
         """What the model reads: text as it stands, or chat messages through the tokenizer's template."""
         return self.prompt if self.shown_prompt is None else self.shown_prompt
 
+    def value_of(self, key: str) -> str | None:
+        """Its `level`, or the value of another key in its `meta` as text; None if it has none."""
+        value = self.level if key == "level" else self.meta.get(key)
+        return None if value is None else str(value)
+
     @property
     def prompt_text(self) -> str:
         """The prompt as text; chat messages become `role: content` lines (a view, never what is tokenized)."""

@@ -152,6 +152,7 @@ class Variant:
         return {option.name: getattr(self, option.name) for option in fields(self)}
 
 
+T = TypeVar("T")
 V = TypeVar("V", bound=Variant)
 
 
@@ -255,8 +256,8 @@ class Variants(Generic[V]):
         )
 
 
-def make_variant(what: str, variant: type[V], kwargs: Mapping[str, Any]) -> V:
-    """A variant from options as a config holds them, each of the type that the variant declares.
+def make_variant(what: str, variant: type[T], kwargs: Mapping[str, Any]) -> T:
+    """A variant, or another record of options, from these as a config holds them, each of the type that is declared.
 
     ValueError that names the option; `what` says in messages what has the options.
     """
@@ -269,7 +270,8 @@ def make_variant(what: str, variant: type[V], kwargs: Mapping[str, Any]) -> V:
         item = error.errors()[0]
         if item["type"] == "value_error":
             raise ValueError(item["msg"].removeprefix("Value error, ")) from None
-        option, first = ".".join(map(str, item["loc"])), variant.__dataclass_fields__.get(str(item["loc"][0]))
+        option = ".".join(map(str, item["loc"]))
+        first = next((one for one in fields(variant) if one.name == str(item["loc"][0])), None)  # type: ignore[arg-type]
         shown = "***" if first and setting_of(first).is_secret else repr(item["input"])
         raise ValueError(f"{what}: {option}={shown}: {item['msg'][:1].lower()}{item['msg'][1:]}") from None
 

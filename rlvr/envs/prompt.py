@@ -15,7 +15,7 @@ from typing import Any
 
 from rlvr.chat.chat_template import has_template
 from rlvr.core.messages import ModelInput
-from rlvr.core.protocols import StepResult
+from rlvr.core.protocols import StepResult, TaskSource
 from rlvr.core.types import Task
 
 
@@ -220,6 +220,12 @@ class PromptEnv:
         assert not self._done, f"the episode of task {self.task.id!r} is over; open a new one"
         self._done = True
         return StepResult(reward=0.0, episode_done=True)
+
+
+def has_one_prompt(source: TaskSource, tokenizer: Any) -> bool:
+    """Whether the episodes of a source are one prompt, read whole, and one completion."""
+    task = source.train(0, 0, source.levels[0])
+    return not source.group_builder and isinstance(source.env(task, tokenizer), PromptEnv)
 
 
 def encode_prompts(tasks: Sequence[Task], tokenizer: Any, most: int | None) -> list[list[int]]:

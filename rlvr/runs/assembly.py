@@ -49,8 +49,8 @@ class Assembly:
 
     @property
     def has_teacher(self) -> bool:
-        """Whether the run learns from a teacher."""
-        return self.config.training.mode == "rlvr" and self.algorithm.has_teacher
+        """Whether the run learns from a model beside the policy."""
+        return self.config.training.mode == "rlvr" and self.algorithm.needs_teacher
 
     @property
     def request(self) -> ClientRequest:

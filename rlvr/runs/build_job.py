@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rlvr.algorithms.task_teachers import TaskTeachers
 from rlvr.chat.chat_template import has_template
-from rlvr.clients.teacher import EndpointTeacher, check_same_tokens
+from rlvr.clients.teacher import EndpointTeacher, TeacherOptions, check_same_tokens
 from rlvr.config import read
 from rlvr.config.schema import RunConfig
 from rlvr.core.weights_place import CHECKPOINTS, SETTINGS
@@ -90,8 +91,25 @@ def build_trackers(
 
 
 def build_teacher(assembly: Assembly, tokenizer: Any, say: Callable[[str], None]) -> Any:
-    """The teacher, checked: ValueError if its tokenizer is not the policy's, or it gives no log-probs."""
-    options, model = assembly.config.teacher, assembly.config.model
+    """The teacher, or those of the tasks, checked: ValueError if the tokenizer of one is not the policy's, or it gives
+    no log-probs. What several entries name is loaded once."""
+    options, opened = assembly.config.teacher, dict[str, Any]()
+    try:
+        for one in options.every:
+            if one.place not in opened:
+                opened[one.place] = open_teacher(one, assembly, tokenizer, say)
+    except BaseException:
+        TaskTeachers(opened).close()
+        raise
+    default = opened[options.place] if options.is_given else None
+    if not options.for_tasks:
+        return default
+    return TaskTeachers({v: opened[one.place] for v, one in options.of_values.items()}, default, options.task_key)
+
+
+def open_teacher(options: TeacherOptions, assembly: Assembly, tokenizer: Any, say: Callable[[str], None]) -> Any:
+    """One teacher, checked."""
+    model = assembly.config.model
     named = ((key, getattr(model, key)) for key in ("start_from", "name", "tokenizer"))
     policy = next((f"model.{key}={value}" for key, value in named if value), f"client={assembly.config.client.name}")
     say(f"loading the teacher {options}" if options.model else f"the teacher is {options}")

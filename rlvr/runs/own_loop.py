@@ -55,6 +55,7 @@ from rlvr.training.evaluate import (
     stored_evaluation,
 )
 from rlvr.training.evaluate import evaluate as evaluate_tasks
+from rlvr.training.informed_prompts import InformedPrompts
 from rlvr.training.initial_weights import resolve_start
 from rlvr.training.journal import PARTS, Checkpoint, Journal, Position, store_remote_path, weights_path
 from rlvr.training.stop_request import StopRequest
@@ -134,6 +135,7 @@ def update(
         rng.key("update", step or 0),
         reference,
         teacher,
+        prompts=InformedPrompts(client.get_tokenizer()),
     )
     return update_in_full(client, spec, batch, parameters, passes, inputs)
 

@@ -9,6 +9,7 @@ Nothing is computed on a device and nothing is downloaded.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.losses.custom import FunctionLoss
 from rlvr.algorithms.optimizers import AdamW
 from rlvr.algorithms.specs import Algorithm
+from rlvr.algorithms.task_teachers import describe_missing
 from rlvr.algorithms.terms.importance import Importance
 from rlvr.clients.custom_loss import try_custom_loss
 from rlvr.clients.registry import resolve_client
@@ -29,6 +31,7 @@ from rlvr.config.schema import RunConfig
 from rlvr.config.validate import load_settings
 from rlvr.core.cpu_budget import VARIABLE
 from rlvr.core.machine import free_memory
+from rlvr.core.types import Task
 from rlvr.engine.capacity import (
     FRAGMENTATION,
     KNOWN_MODELS,
@@ -53,8 +56,10 @@ from rlvr.engine.memory import (
     estimate_memory,
     read_shape,
 )
+from rlvr.envs.long_prompts import list_train
 from rlvr.runs.assembly import Assembly, has_interim, uses_device
 from rlvr.runs.run_tasks import check_completions, check_demonstrations, count_tasks
+from rlvr.runs.weights import find_teacher_model
 from rlvr.training.compatibility import check_compatibility, check_temperatures
 from rlvr.training.evaluate import heldout_split
 
@@ -74,7 +79,7 @@ def plan(assembly: Assembly) -> dict[str, str]:
         for one in algorithm.every:
             check_compatibility(one, config.rollout, t)
             check_supported(one, assembly.spec.capabilities)
-        check_temperatures(t, assembly.spec.capabilities)
+        check_temperatures(algorithm, config.rollout, t, assembly.spec.capabilities)
         check_teacher(assembly)
         for term in (term for one in algorithm.every for term in one.terms):
             term.check_turns(source.max_turns)
@@ -116,7 +121,7 @@ def plan(assembly: Assembly) -> dict[str, str]:
         lines |= {
             "algorithm": _describe_algorithm(algorithm),
             **_describe_others(assembly),
-            **({"teacher": str(config.teacher)} if algorithm.has_teacher else {}),
+            **(describe_teachers(assembly) if algorithm.needs_teacher else {}),
             "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} completions = "
             f"{t.steps * completions:,} completions, at most {tokens:,} tokens"
             f"{f' in {source.max_turns} turns' if source.max_turns > 1 else ''}{waves}{until}",
@@ -186,12 +191,7 @@ def _describe_others(assembly: Assembly) -> dict[str, str]:
     algorithm = assembly.algorithm
     if not algorithm.for_tasks:
         return {}
-    levels = assembly.source.levels
-    tasks = [
-        assembly.source.train(assembly.config.seed, i, level)
-        for level in levels
-        for i in range(max(1, LOOKED_AT // len(levels)))
-    ]
+    tasks = _look_at_tasks(assembly)
     has_key = algorithm.task_key == "level" or any(algorithm.task_key in task.meta for task in tasks)
     found = [algorithm.of_task(task) for task in tasks]
     lines = {
@@ -207,18 +207,62 @@ def _describe_others(assembly: Assembly) -> dict[str, str]:
     return lines
 
 
+def _look_at_tasks(assembly: Assembly) -> list[Task]:
+    """The first training tasks of each level."""
+    source, levels = assembly.source, assembly.source.levels
+    share = max(1, LOOKED_AT // len(levels))
+    return [source.train(assembly.config.seed, i, level) for level in levels for i in range(share)]
+
+
+def describe_teachers(assembly: Assembly) -> dict[str, str]:
+    """The teachers with their memory; ValueError if a task that learns from one has none.
+
+    Of generated tasks the first are looked at, of others all.
+    """
+    config, options, algorithm = assembly.config, assembly.config.teacher, assembly.algorithm
+    models = {one.place: one.model for one in options.every if one.model}
+    memory = f"; in this process {describe_teacher_memory(config, list(models.values()))}" if models else ""
+    if not options.for_tasks:
+        return {"teacher": f"{options}{memory}"}
+    tasks = list_train(assembly.source) if assembly.source.size else _look_at_tasks(assembly)
+    counts = Counter(task.value_of(options.task_key) for task in tasks if algorithm.of_task(task).needs_teacher)
+    lines = {"teacher": f"{len({one.place for one in options.every})} teachers{memory}"}
+    for value, one in options.of_values.items():
+        lines[f"  {options.task_key}={value}"] = f"{one}; {counts.pop(value, 0):,} of {len(tasks):,} tasks"
+    if options.is_given:
+        return lines | {f"  other {options.task_key}": f"{options}; {counts.total():,} of {len(tasks):,} tasks"}
+    for task in tasks:
+        if algorithm.of_task(task).needs_teacher and task.value_of(options.task_key) in counts:
+            raise ValueError(describe_missing(task, options.task_key, list(options.of_values)))
+    return lines
+
+
+def describe_teacher_memory(config: RunConfig, models: Sequence[str]) -> str:
+    """What the weights of teachers take beside the policy, each once, in words."""
+    if config.model.dtype == "auto":
+        dtype = "bfloat16" if uses_device(config) else "float32"
+    else:
+        dtype = config.model.dtype
+    shapes = [find_shape(find_teacher_model(model)) for model in models]
+    known = [shape.parameters * DTYPE_BYTES[dtype] for shape in shapes if shape is not None]
+    unknown = f", and {len(shapes) - len(known)} of unknown size" if len(known) < len(shapes) else ""
+    return f"about {sum(known) / GIB:.2g} GiB of weights in {dtype} beside the policy{unknown}"
+
+
 def check_teacher(assembly: Assembly) -> None:
     """ValueError if the run needs a teacher that it does not name, or that cannot score its completions."""
     if not assembly.has_teacher:
         return
     config = assembly.config
-    options, teacher = config.teacher, next(t for one in assembly.algorithm.every for t in one.terms if t.teaches)
-    if not (options.model or options.url):
+    options, teacher = config.teacher, next(t for one in assembly.algorithm.every for t in one.terms if t.needs_teacher)
+    if not options.every:
         raise ValueError(
             f"{teacher.key(teacher.switch)}={teacher.strength:g} without a teacher; give teacher.model (a run, a model "
-            "folder or a hub name), or teacher.url and teacher.name (an endpoint)"
+            "folder or a hub name), teacher.url and teacher.name (an endpoint), or teacher.for_tasks (several)"
         )
-    if options.url and (config.rollout.temperature != 1 or config.training.temperature_end is not None):
+    if any(one.url for one in options.every) and (
+        config.rollout.temperature != 1 or config.training.temperature_end is not None
+    ):
         raise ValueError(
             f"rollout.temperature={config.rollout.temperature:g} with teacher.url: an endpoint scores a prompt at "
             "temperature 1; use rollout.temperature=1 without training.temperature_end, or a teacher in this process "

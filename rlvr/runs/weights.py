@@ -77,6 +77,14 @@ def open_to_teach(given: str, assembly: Assembly) -> Any:
     return replace(assembly, config=teacher).build_sampler(place.adapter, _ignore)
 
 
+def find_teacher_model(given: str) -> str:
+    """The model of a teacher, whose shape says what it needs in memory: of a run that of its newest checkpoint."""
+    place = WeightsPlace.of(resolve_best(Path(given).expanduser()))
+    if place.kind is WeightsKind.RUN:
+        place = WeightsPlace.of(newest_weights(given, "teacher.model"))
+    return name_model(place)[0]
+
+
 def _ignore(text: str) -> None:
     """Take a message that is not shown."""
 
@@ -151,7 +159,9 @@ def check_model_folder(config: RunConfig, note: Callable[[str], None] = lambda t
     if not resolve_client(config.client.name).capabilities.runs_in_process:
         return
     tokenizer = config.model.tokenizer if config.model.tokenizer not in BUILT_TOKENIZERS else None
-    for key, given in (("model.tokenizer", tokenizer), ("model.name", name), ("teacher.model", config.teacher.model)):
+    named = {"model.tokenizer": tokenizer, "model.name": name, "teacher.model": config.teacher.model}
+    named |= {f"teacher.for_tasks.{value}": one.model for value, one in config.teacher.of_values.items()}
+    for key, given in named.items():
         if given:
             _check_there(key, given, note)
     if not name:

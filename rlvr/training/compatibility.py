@@ -41,13 +41,8 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
             f"training.group_size=1 has no signal under the group baseline {algorithm.advantage.name!r}: a group of "
             "one always equals its own mean; use group_size >= 2, or algorithm.name=reinforce"
         )
-    if algorithm.advantage.reads_no_reward and options.is_control:
-        noise = [name for name in ("false_positives", "false_negatives") if getattr(options, name)]
-        given = f"training.{noise[0] if noise else 'control'}"
-        raise ValueError(
-            f"{given} has no effect with algorithm.advantage={algorithm.advantage.name}, which reads no reward; leave "
-            "it out"
-        )
+    if options.is_control:
+        _check_control(algorithm, options)
     if options.noise_correction:
         _check_correction(algorithm)
     if algorithm.advantage.takes_critic and 0 < options.steps <= options.critic.warmup_steps:
@@ -55,12 +50,14 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
             f"training.critic.warmup_steps={options.critic.warmup_steps} of training.steps={options.steps}: the critic "
             "would learn alone in every step, and the policy in none; give fewer"
         )
-    least = algorithm.advantage.least_group
-    if least > options.group_size:
-        raise ValueError(
-            f"training.group_size={options.group_size} has no signal with algorithm.advantage="
-            f"{algorithm.advantage.name}, which compares {least} completions of a prompt; use group_size >= {least}"
-        )
+    named = {f"algorithm.advantage={algorithm.advantage.name}": algorithm.advantage.least_group}
+    named |= {f"{term.key(term.switch)}={term.strength:g}": term.least_group for term in algorithm.terms}
+    for given, least in named.items():
+        if least > options.group_size:
+            raise ValueError(
+                f"training.group_size={options.group_size} has no signal with {given}, which compares {least} "
+                f"completions of a prompt; use group_size >= {least}"
+            )
     if options.temperature_end is not None:
         _check_temperatures(params, options)
     if params.temperature == 0:
@@ -76,6 +73,23 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
     _check_staleness(algorithm, options)
     if options.order.minibatches > 1:
         _check_streaming(algorithm, options)
+
+
+def _check_control(algorithm: Algorithm, options: TrainingOptions) -> None:
+    """Refuse a control run, or a noisy verifier, that would change nothing, or where verdicts are learned beside it."""
+    noise = [name for name in ("false_positives", "false_negatives") if getattr(options, name)]
+    given = f"training.{noise[0] if noise else 'control'}"
+    if algorithm.advantage.reads_no_reward and not any(term.reads_reward for term in algorithm.terms):
+        raise ValueError(
+            f"{given} has no effect with algorithm.advantage={algorithm.advantage.name}, which reads no reward; leave "
+            "it out"
+        )
+    for term in algorithm.terms:
+        if term.shows_verdict:
+            raise ValueError(
+                f"{given} with {term.key(term.switch)}={term.strength:g}: the policy would learn what the verifier "
+                "says, beside the reward that is changed; leave one of them out"
+            )
 
 
 def _check_correction(algorithm: Algorithm) -> None:
@@ -138,8 +152,17 @@ def _check_temperatures(params: SamplingParams, options: TrainingOptions) -> Non
         )
 
 
-def check_temperatures(options: TrainingOptions, client: ClientCapabilities) -> None:
-    """ValueError if the temperature is to change and the client scores at temperature 1 alone."""
+def check_temperatures(
+    algorithm: Algorithm, params: SamplingParams, options: TrainingOptions, client: ClientCapabilities
+) -> None:
+    """ValueError if the client scores at temperature 1 alone, and the temperature is to change, or a term compares the
+    sampler's log-probs with the trainer's."""
+    for term in (term for one in algorithm.every for term in one.terms if term.needs_prompts):
+        if params.temperature != 1 and not client.scores_at_temperature:
+            raise ValueError(
+                f"rollout.temperature={params.temperature:g} with {term.key(term.switch)}={term.strength:g} is not "
+                f"supported by client={client.name}, which scores at temperature 1; use rollout.temperature=1"
+            )
     if options.temperature_end is not None and not client.scores_at_temperature:
         raise ValueError(
             f"training.temperature_end={options.temperature_end:g} is not supported by client={client.name}, which "

@@ -16,7 +16,7 @@ from typing import Any
 from rlvr.core import rng
 from rlvr.core.protocols import TaskSource
 from rlvr.core.types import Task, TrajectoryBatch, mean
-from rlvr.envs.prompt import PromptEnv, encode_texts
+from rlvr.envs.prompt import encode_texts, has_one_prompt
 from rlvr.training.metrics import verdicts_by_task
 
 
@@ -43,8 +43,7 @@ class HintWriter:
 
 def make_hint_writer(source: TaskSource, tokenizer: Any, most: int) -> HintWriter:
     """ValueError for an environment whose episodes do not show a hint and take one completion after it."""
-    task = source.train(0, 0, source.levels[0])
-    if source.group_builder or not isinstance(source.env(task, tokenizer), PromptEnv):
+    if not has_one_prompt(source, tokenizer):
         raise ValueError(
             "curriculum.hint_step: the episodes of this environment are not one prompt, read whole, and one "
             "completion, so they have no place for a hint; leave it out"

@@ -31,6 +31,7 @@ from rlvr.training.collector import Collector
 from rlvr.training.compatibility import check_compatibility, check_temperatures, list_advice
 from rlvr.training.errors import TrainingStoppedError, check_error_budget
 from rlvr.training.hints import hint_statistics, without_hints
+from rlvr.training.informed_prompts import InformedPrompts, make_informed_prompts
 from rlvr.training.metrics import (
     answer_statistics,
     last_of_rollouts,
@@ -56,12 +57,25 @@ class Trainer:
         self.reference: SamplingClient | None = None  # the loop sets it if `algorithm.needs_reference`
         self.critic: TrainingClient | None = None  # the loop sets it if the algorithm has one
         if parts.options.mode == "rlvr":
-            check_temperatures(parts.options, parts.client.capabilities)
+            check_temperatures(parts.algorithm, parts.params, parts.options, parts.client.capabilities)
             for algorithm in parts.algorithm.every:
                 check_compatibility(algorithm, parts.params, parts.options)
                 check_supported(algorithm, parts.client.capabilities)
                 for text in list_advice(algorithm, parts.params):
                     monitor.warn(text)
+        self.prompts = self._make_prompts()
+
+    def _make_prompts(self) -> InformedPrompts | None:
+        """What writes the prompts of the algorithm's terms, checked; None if they need none."""
+        parts = self.parts
+        terms = [term for one in parts.algorithm.every for term in one.terms if term.needs_prompts]
+        if not terms or parts.options.mode != "rlvr":
+            return None
+        source, tokenizer = parts.source, parts.client.get_tokenizer()
+        prompts = make_informed_prompts(source, tokenizer, parts.reward.name, terms[0].key(terms[0].switch))
+        for term in terms:
+            term.check_prompts(prompts, source.train(0, 0, source.levels[0]))
+        return prompts
 
     def accept(self, step: int, batch: TrajectoryBatch) -> None:
         """Check a batch against the error budget, and let the curriculum see its verdicts."""
@@ -147,6 +161,7 @@ class Trainer:
             teacher=self.parts.teacher,
             critic=self._value_critic(step),
             is_given=self.options.completions == "given",
+            prompts=self.prompts,
         )
 
     def _metrics(self, step: int, collected: StepBatch, statistics: UpdateStatistics) -> dict[str, float]:

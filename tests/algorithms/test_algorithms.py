@@ -113,6 +113,7 @@ ROWS_BY_HAND = {
     ),
     # No advantage of the rewards: what is sent is decided by the teacher, whose advantages `update` adds.
     "distillation": ([], {}),
+    "sdpo": ([], {"clip_low_threshold": 0.0, "clip_high_threshold": 2.0}),
     "kto": ([(i, -1.0 if i else 1.0, 1 / 4) for i in (0, 1, 2, 3, 5)], {}),
     # dro's pull towards the sampler is a gradient without any advantage: group b is sent too.
     "dro": ([(0, 0.5, 1 / 15), (1, 0.0, 1 / 15), (2, -0.5, 1 / 15), (3, -0.5, 1 / 15), (5, 0.0, 1 / 15)], {}),

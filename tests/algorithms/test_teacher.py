@@ -14,12 +14,16 @@ from typing import Any
 
 import pytest
 
+from rlvr.algorithms.task_teachers import TaskTeachers
+from rlvr.algorithms.terms.distillation import add_teacher_advantages
 from rlvr.clients.endpoint import EndpointError
 from rlvr.clients.mock.tabular_policy import WordTokenizer
 from rlvr.clients.teacher import EndpointTeacher, TeacherOptions, check_same_tokens
 from rlvr.config import load
 from rlvr.config.build_config import build_config
+from rlvr.core.futures import LazyFuture
 from rlvr.core.messages import ModelInput
+from rlvr.core.types import Task, Trajectory
 from rlvr.engine.tokenizer import build_tokenizer
 from rlvr.runs.assembly import assemble
 from rlvr.runs.run_plan import plan
@@ -180,3 +184,108 @@ def test_a_run_learns_from_another_run_resumes_to_the_bit_and_refuses_other_toke
         ValueError, match=r"teacher model has another tokenizer than the policy .model.tokenizer=words.: token 0 is"
     ):
         attempt("tiny.yaml", *student, "run.name=other", "teacher.model=model")
+
+
+def settings_of(tmp_path: Path, *words: str) -> Any:
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("complexity: [1, 1]", "complexity: [1, 2]"))
+    return assemble(build_config(load(None, str(tmp_path / "tiny.yaml"), ["algorithm.name=distillation", *words])))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["teachers={1: a}"], r"task '.*' has the source None, and there are teachers for 1; add one, or give"),
+        (["teacher.task_key=level", "teachers={1: a}"], r"has the level '2', and there are teachers for 1; add"),
+        (["teachers={1: {modle: a}}"], r"teacher.for_tasks.1 has no key 'modle' .did you mean 'model'"),
+        (["teachers={1: {url: 'http://127.0.0.1:9/v1'}}"], r"teacher.for_tasks.1: url=.* and name=None belong"),
+        (["teachers={1: {retries: 3}}"], r"teacher.for_tasks.1={'retries': 3} names no teacher; give model, or url"),
+        (["teachers={1: {model: a, retries: many}}"], r"teacher.for_tasks.1: retries='many': input should be"),
+        (["teachers={1: 3}"], r"teacher.for_tasks.1=3: expected a model, or its keys: model, url, name"),
+        (["teachers={1: {task_key: level}}"], r"teacher.for_tasks.1 has no key 'task_key'"),
+        (["teacher.model=a", "teacher.task_key=level"], r"teacher.task_key .teacher.for_tasks is empty"),
+        (
+            ["teachers={1: {url: 'http://127.0.0.1:9/v1', name: x}, 2: a}", "rollout.temperature=2"],
+            r"rollout.temperature=2 with teacher.url",
+        ),
+    ],
+)  # fmt: skip
+def test_a_plan_names_what_is_wrong_with_one_of_several_teachers(
+    settings: list[str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan(settings_of(tmp_path, *settings))
+
+
+def test_a_plan_says_which_tasks_each_teacher_has_and_what_memory_all_take(tmp_path: Path, monkeypatch) -> None:
+    """A model that two entries name by other paths counts once; an endpoint takes none."""
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "model")
+    both = f"teachers={{1: model, 2: {tmp_path}/model}}"
+    lines = plan(settings_of(tmp_path, "teacher.task_key=level", both))
+    assert lines["teacher"].startswith("1 teachers; in this process about ") and "float32" in lines["teacher"]
+    assert lines["  level=1"] == "model; 128 of 256 tasks" and lines["  level=2"].endswith("128 of 256 tasks")
+    there = "teachers={1: {url: 'http://127.0.0.1:9/v1', name: x}}"
+    lines = plan(settings_of(tmp_path, "teacher.task_key=level", there, "teacher.model=model"))
+    assert lines["teacher"].startswith("2 teachers") and lines["  level=1"].startswith("x at http://127")
+    assert lines["  other level"] == "model; 128 of 256 tasks"
+    one = plan(settings_of(tmp_path, "teacher.model=model"))
+    assert one["teacher"].startswith("model; in this process about ")
+
+
+def test_a_task_is_taught_by_its_own_teacher(tmp_path: Path) -> None:
+    """By the endpoint's log-prob of -token, and by another of -2 token; a task that neither has is named."""
+
+    class Scripted:
+        def __init__(self, times: float) -> None:
+            self.times, self.closed = times, 0
+
+        def compute_logprobs(self, prompt: ModelInput, temperature: float = 1.0) -> Any:
+            return LazyFuture.from_value([None, *(-self.times * token for token in prompt.tokens[1:])])
+
+        def close(self) -> None:
+            self.closed += 1
+
+    def answer(source: str) -> Trajectory:
+        task = Task(source, "p", {"source": source} if source else {})
+        return Trajectory("p", [9], "r", [3], [-1.0], reward=0.0, rollout_id=source, task=task)
+
+    once, twice = Scripted(1.0), Scripted(2.0)
+    teachers = TaskTeachers({"code": once, "math": twice, "more": once})
+    batch = [answer("math"), answer("code"), answer("more")]
+    add_teacher_advantages(batch, teachers, 1.0, 1.0)
+    assert [t.token_advantages for t in batch] == [[-5.0], [-2.0], [-2.0]]
+    teachers.close()
+    assert (once.closed, twice.closed) == (1, 1)
+    with pytest.raises(ValueError, match=r"task 'chat' has the source 'chat', and there are teachers for code, math"):
+        add_teacher_advantages([answer("chat")], teachers, 1.0, 1.0)
+    rest = TaskTeachers({"code": once}, default=twice)
+    add_teacher_advantages(batch, rest, 1.0, 1.0)
+    assert batch[2].teacher_logprobs == [-6.0]
+    assert rest.of_task(answer("").task) is twice and rest.of_task(None) is twice
+
+
+@pytest.mark.slow
+def test_two_teachers_teach_each_its_own_tasks(tmp_path: Path, monkeypatch) -> None:
+    """Runs that were fine-tuned on one level each: the student nears each on its level, and resumes to the bit."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("complexity: [1, 1]", "complexity: [1, 2]"))
+    taught = ["sft.steps=60", "sft.batch_size=32", "sft.optimizer.learning_rate=0.01", "training.steps=0"]
+    for level, other in ((1, 2), (2, 1)):
+        only = f"sft.curriculum={{by: schedule, schedule: [[0, {{'{level}': 1, '{other}': 0}}]]}}"
+        attempt("tiny.yaml", *taught, only, f"run.name=teacher{level}")
+    student = [
+        "algorithm.name=distillation", "teachers={'1': runs/teacher1, '2': runs/teacher2}", "teacher.task_key=level",
+        "sft.steps=0", "training.steps=12", "training.prompts_per_step=8", "training.optimizer.learning_rate=0.03",
+    ]  # fmt: skip
+    attempt("tiny.yaml", *student, "run.name=student")
+    with pytest.raises(KeyboardInterrupt):
+        attempt("tiny.yaml", *student, "run.name=killed", killed_at=5)
+    attempt("tiny.yaml", *student, "run.name=killed")
+    rows = stored_steps(tmp_path / "runs" / "student")
+    assert stored_steps(tmp_path / "runs" / "killed") == rows
+    gaps = [row["teacher/kl"] for row in rows if row["phase"] == "rl"]
+    assert sum(gaps[-3:]) < 0.5 * sum(gaps[:3]) and gaps[0] > 0.5
+    write_model(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"teacher model has another tokenizer than the policy"):
+        mixed = "teachers={'1': runs/teacher1, '2': model}"
+        attempt("tiny.yaml", *student, mixed, "run.name=other")

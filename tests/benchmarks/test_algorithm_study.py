@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_algorithm_but_distillation_is_a_variant() -> None:
     names = list(list_variants())
     assert names[0] == "grpo"
-    assert set(ALGORITHMS) - set(names) == {"distillation"}
+    assert set(ALGORITHMS) - set(names) == {"distillation", "sdpo"}
     assert set(names) - set(ALGORITHMS) == {
         "entropy_bonus", "clip_symmetric", "clip_higher", "clip_cov", "temperature_end",
         "false_positives", "false_positives_30", "false_negatives", "false_negatives_30", "noise_20",

@@ -19,6 +19,7 @@ from rlvr.clients.registry import known_clients, resolve_client
 from rlvr.core.messages import AdamParams
 from rlvr.core.protocols import ClientCapabilities
 from rlvr.core.types import Trajectory
+from rlvr.training.informed_prompts import InformedPrompts
 
 CLIENTS = {"local": LocalTrainingClient.capabilities, "mock": MockTrainingClient.capabilities}
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
@@ -42,6 +43,7 @@ OPTIONS: dict[str, Algorithm] = {
     "entropy=sampled": resolve_algorithm("reinforce", entropy_coef=0.1),
     "entropy=exact": resolve_algorithm("reinforce", entropy_coef=0.1, entropy="exact"),
     "teacher_coef": resolve_algorithm("reinforce", teacher_coef=0.1),
+    "self_distillation_coef": resolve_algorithm("reinforce", self_distillation_coef=0.1),
     "importance_cap": resolve_algorithm("reinforce", importance_cap=2.0),
     "dual_clip": resolve_algorithm("reinforce", loss="ppo", dual_clip=3.0, **CLIP),
     "clip_cov_ratio": resolve_algorithm("reinforce", clip_cov_ratio=0.5, clip_cov_lb=-1.0),
@@ -72,7 +74,14 @@ def train(trainer: Any, row: Algorithm) -> Any:
         batch,
         lambda n: AdamParams(0.01),
         Passes(),
-        UpdateInputs(RunningBaseline(), 2, reference=reference, teacher=reference, critic=critic),
+        UpdateInputs(
+            RunningBaseline(),
+            2,
+            reference=reference,
+            teacher=reference,
+            critic=critic,
+            prompts=InformedPrompts(trainer.get_tokenizer()),
+        ),
     )
 
 

@@ -96,7 +96,7 @@ def test_another_variant_and_its_options() -> None:
 def test_flat_keys_say_all_of_a_spec(name: str) -> None:
     """From another spec: the flat keys of one make it, but for its terms that the other has besides."""
     spec = ALGORITHMS[name]
-    other = resolve_algorithm("distillation" if spec.has_teacher else "reinforce")
+    other = resolve_algorithm("distillation" if spec.needs_teacher else "reinforce")
     made = other.with_flat(spec.flat)
     assert (made.advantage, made.loss, made.terms) == (spec.advantage, spec.loss, spec.terms)
     assert made.flat == spec.flat

@@ -288,6 +288,7 @@ NEEDED = {  # what a word needs beside it
     "training.stale=discard": ["training.schedule=completion", "training.max_steps_off_policy=1"],
     **{f"algorithm.loss={n}": ["algorithm.advantage=verdict", "algorithm.reduction=sequence_sum"] for n in PREFERENCES},
     "algorithm.advantage=zero": ["algorithm.teacher_coef=1"],
+    "algorithm.terms.self_distillation.": ["algorithm.self_distillation_coef=1"],
     "algorithm.kl_": ["algorithm.kl_coef=0.1"],
     "evaluation.report=best": ["evaluation.every=1"],
     "algorithm.importance_mode": ["algorithm.importance_cap=2"],

@@ -44,7 +44,10 @@ def test_every_metric_of_a_run_is_on_the_page_and_every_name_on_the_page_is_emit
     assert run(["train", "--config=tiny.yaml", *short, *paired]) == 0
     teacher = ["algorithm.name=distillation", "teacher.model=runs/tiny", "run.name=student"]
     assert run(["train", "--config=tiny.yaml", *short, *teacher]) == 0
-    files = [tmp_path / "runs" / name / "metrics.jsonl" for name in ("tiny", "paired", "student", "sharded")]
+    own = "algorithm.terms.self_distillation"
+    told = ["algorithm.name=sdpo", f"{own}.template='{{information}} {{prompt}}'", f"{own}.sibling_template='{{text}}'"]
+    assert run(["train", "--config=tiny.yaml", *short, *told, "run.name=told"]) == 0
+    files = [tmp_path / "runs" / name / "metrics.jsonl" for name in ("tiny", "paired", "student", "told", "sharded")]
     rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     emitted = {name for row in rows for name in row} - {"phase", "step"}
     patterns = {name: re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(name))) for name in documented_names()}

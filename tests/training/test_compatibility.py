@@ -66,7 +66,8 @@ def test_settings_that_cannot_teach_are_refused_with_the_remedy(change: dict[str
 
 @pytest.mark.parametrize("name", sorted(name for name, spec in ALGORITHMS.items() if not spec.advantage.takes_critic))
 def test_groups_of_one_are_refused_under_a_group_baseline_and_under_no_other(name: str) -> None:
-    if ALGORITHMS[name].has_group_baseline or ALGORITHMS[name].advantage.least_group > 1:
+    spec = ALGORITHMS[name]
+    if spec.has_group_baseline or any(part.least_group > 1 for part in (spec.advantage, *spec.terms)):
         with pytest.raises(ValueError, match=r"group_size=1 has no signal.*use group_size >= 2"):
             make_trainer(algorithm=name, group_size=1)
     else:

@@ -12,7 +12,11 @@ from rlvr.algorithms.terms.importance import Importance
 from rlvr.algorithms.terms.kl import Kl
 from rlvr.algorithms.terms.observation import ObservationLoss
 from rlvr.algorithms.terms.overlong import Overlong
+from rlvr.algorithms.terms.self_distillation import SelfDistillation
 from rlvr.algorithms.terms.term import Term
 from rlvr.core.variants import Variants
 
-TERMS = Variants("algorithm.terms", Term, Kl, Entropy, Teacher, Importance, ClipCovariance, Overlong, ObservationLoss)
+TERMS = Variants(
+    "algorithm.terms", Term,
+    Kl, Entropy, Teacher, SelfDistillation, Importance, ClipCovariance, Overlong, ObservationLoss,
+)  # fmt: skip

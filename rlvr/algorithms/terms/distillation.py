@@ -29,6 +29,7 @@ class Teacher(Term):
     switch = "coef"
     has_gradient = True
     teaches = True
+    needs_teacher = True
 
     coef: float = setting(low=0, expected="at least 0", flat="teacher_coef")
 
@@ -60,10 +61,17 @@ def add_teacher_advantages(
     """
     rows = [t for t in trajectories if not t.is_empty]
     for t, logprobs in zip(rows, compute_sampler_logprobs(rows, teacher, temperature), strict=True):
-        t.teacher_logprobs = logprobs
-        own = old_logprobs(t)
-        gap = np.asarray(t.logprobs if own is None else own) - np.asarray(logprobs)
-        t.token_advantages = (np.asarray(t.response_advantages) - coefficient * gap).tolist()
+        teach(t, logprobs, coefficient, old_logprobs(t))
+
+
+def teach(t: Trajectory, logprobs: list[float], coefficient: float, own: Sequence[float] | None = None) -> None:
+    """Set the teacher's `logprobs` [R] and add coefficient x (teacher - policy) to the advantage of every token.
+
+    `own` [R] are the policy's log-probs, by default the sampler's.
+    """
+    t.teacher_logprobs = logprobs
+    gap = np.asarray(t.logprobs if own is None else own) - np.asarray(logprobs)
+    t.token_advantages = (np.asarray(t.response_advantages) - coefficient * gap).tolist()
 
 
 def measure_teacher_kl(trajectories: Sequence[Trajectory]) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlvr.algorithms.part import Part, SpecView
 from rlvr.core.protocols import Feature
-from rlvr.core.types import Trajectory
+from rlvr.core.types import Task, Trajectory
 
 Reduce = Callable[[Callable[[Trajectory], int]], list[float]]
 """The weights of an algorithm's reduction for the rows of a step, with the tokens that a function counts."""
@@ -22,7 +22,8 @@ class Preparation:
     """What the terms of one update are given before it, and what they find out for each other.
 
     `compute_logprobs` gives the trainer's log-probs [R] of trajectories; `old` are those of before the step, where a
-    term asked for them.
+    term asked for them. `fingerprint` names the trainer's weights, and `prompts` writes those of a teacher that reads
+    more than the task.
     """
 
     temperature: float = 1.0
@@ -32,6 +33,12 @@ class Preparation:
     compute_logprobs: Callable[[Sequence[Trajectory]], list[list[float]]] = lambda rows: []
     old: dict[int, tuple[Trajectory, list[float]]] = field(default_factory=dict[int, tuple[Trajectory, list[float]]])
     measured: dict[str, float] = field(default_factory=dict[str, float])
+    fingerprint: str = ""
+    prompts: Any = None
+
+    def is_current(self, trajectory: Trajectory) -> bool:
+        """Whether the weights that sampled are known to be the trainer's."""
+        return bool(self.fingerprint) and trajectory.policy_fingerprint == self.fingerprint
 
     def old_logprobs(self, trajectory: Trajectory) -> Sequence[float] | None:
         """The trainer's log-probs [R] before the step, or None if no term compares with them."""
@@ -108,7 +115,11 @@ class Term(Part):
     why_not_given: ClassVar[str] = ""
     """Why it cannot go with judged completions that the policy did not sample; "" if it can."""
     teaches: ClassVar[bool] = False
-    """The policy learns from it even if no reward is read."""
+    """The policy learns from a teacher by it, whatever the advantage is."""
+    needs_teacher: ClassVar[bool] = False
+    """It needs another model as the teacher."""
+    needs_prompts: ClassVar[bool] = False
+    """It needs prompts that tell the policy more than a task does, and the trainer's log-probs behind them."""
 
     @classmethod
     def place(cls) -> str:
@@ -144,6 +155,16 @@ class Term(Part):
         return False
 
     @property
+    def reads_reward(self) -> bool:
+        """Whether it follows from rewards, with an advantage that reads none."""
+        return False
+
+    @property
+    def shows_verdict(self) -> bool:
+        """Whether the policy learns what the verifier says, beside the reward."""
+        return False
+
+    @property
     def is_penalty(self) -> bool:
         """Whether it is subtracted from the reward."""
         return False
@@ -153,6 +174,9 @@ class Term(Part):
 
     def check_turns(self, max_turns: int) -> None:
         """ValueError for options that do not fit episodes of at most `max_turns` turns."""
+
+    def check_prompts(self, prompts: Any, task: Task) -> None:
+        """ValueError if `prompts` cannot write what it tells the policy of such a task."""
 
     def advice(self, algorithm: SpecView) -> str:
         """A warning about settings that run and are known to disappoint, or ""."""
