@@ -30,7 +30,7 @@ from rlvr.reward import Reward, known_rewards
 from rlvr.reward.registry import reward_spec
 from rlvr.reward.signatures import Case
 
-TRIED = 2  # tasks of each side that the archive judges before anything is kept
+TRIED = 1  # tasks of each side that the archive judges before anything is kept
 JUDGE_SECONDS = 60.0
 _JUDGE = Path(__file__).parent / "templates" / "harbor_judge.py"
 _DATE = (2020, 1, 1, 0, 0, 0)  # in the archive, so that equal ones have equal bytes
