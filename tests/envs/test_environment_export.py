@@ -121,6 +121,7 @@ def test_task_folders_are_played_by_right_and_wrong_answers() -> None:
         (f"printf '{right}' > other; ln other answer.txt", 0.0),
         ("mkfifo answer.txt", 0.0),
         ("mkdir answer.txt", 0.0),
+        ("touch answer.txt; chmod 0 answer.txt", 0.0),
         ("yes > answer.txt & sleep 0.2; kill $!", 0.0),
     ):
         assert play(source, task, bash(command), "done").reward == expected, command
@@ -144,12 +145,12 @@ def test_names_of_tasks_are_no_paths() -> None:
 
 def test_a_verifier_that_gives_no_verdict_leaves_no_reward() -> None:
     Path("export_breaking.py").write_text(
-        "def judge(prompt, response, meta):\n"
-        "    if response == 'break':\n        raise KeyError('lost')\n    return float(response.strip() == meta['answer'])\n"
+        "def judge(prompt, response, meta):\n    if response == 'break':\n        raise KeyError('lost')\n"
+        "    return float(response.strip() == meta['answer'])\n"
     )
     request = ExportRequest("dataset", write_rows(6), "export_breaking:judge")
     root = export_environment(request, "harbor", "made")
-    source = resolve_environment(f"harbor:{root}/heldout", heldout=1.0)
+    source = resolve_environment(f"harbor:{root}/train", heldout=f"{root}/heldout")
     task = source.heldout(1)[0]
     right = (Path(task.meta["folder"]) / "solution/answer.txt").read_text().strip()
     assert play(source, task, bash(f"echo {right} > answer.txt"), "done").reward == 1.0

@@ -23,14 +23,15 @@ def read_answer(path: str) -> str:
         if os.path.realpath(path) != path:
             return ""
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except (OSError, ValueError):
-        return ""
-    with open(number, "rb") as file:
-        found = os.fstat(number)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            return ""
-        raw = file.read(MOST_BYTES + 1)
-    if len(raw) > MOST_BYTES:
+        try:
+            found = os.fstat(number)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_size > MOST_BYTES:
+                return ""
+            with open(number, "rb", closefd=False) as file:
+                raw = file.read(MOST_BYTES)
+        finally:
+            os.close(number)
+    except OSError:
         return ""
     return raw.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r")
 
