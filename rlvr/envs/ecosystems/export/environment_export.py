@@ -148,7 +148,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 def _write_verifiers(exportable: Exportable, place: Path, name: str) -> None:
     _check_code(exportable, name)
     is_game = exportable.package.recipe.episodes is not None
-    module, exported = ("game", ["ExportedEnv", "ExportedTaskset"]) if is_game else ("taskset", ["ExportedTaskset"])
+    module, exported = ("game", ["RlvrGame", "RlvrGameTaskset"]) if is_game else ("taskset", ["RlvrRowTaskset"])
     exportable.package.save(place / name / "tasks")
     shutil.copyfile(_TEMPLATES / f"verifiers_{module}.py", place / name / f"{module}.py")
     (place / name / "__init__.py").write_text(

@@ -17,7 +17,7 @@ from typing import Any
 from rlvr.core.protocols import TaskSource
 from rlvr.core.registry import name_object
 from rlvr.core.types import Task
-from rlvr.envs.ecosystems.export.task_package import Json, Recipe, TaskPackage, write_row
+from rlvr.envs.ecosystems.export.task_package import ExportRecipe, Json, TaskPackage, write_row
 from rlvr.envs.gym.gym_session import ClassGym
 from rlvr.envs.gym.gym_source import GymSource
 from rlvr.envs.prompt import PromptEnv
@@ -77,7 +77,7 @@ def read_environment(request: ExportRequest) -> Exportable:
     else:
         episodes = None
     given = {"name": reward.name, "options": dict(reward.kwargs)} if reward else None
-    recipe = Recipe(given, episodes, imports, source.max_turns)
+    recipe = ExportRecipe(given, episodes, imports, source.max_turns)
     package = TaskPackage(recipe, collect_tasks(request.name, source, request.tasks))
     local, distributions = _find_code(modules)
     return Exportable(request.name, source, reward, package, modules, local, distributions)

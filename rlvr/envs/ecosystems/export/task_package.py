@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ExportRecipe:
     """How answers are judged: by the reward {name, options}, or by `episodes` of the class {path, options, seconds}.
     `imports` are modules that register names of the reward."""
 
@@ -60,7 +60,7 @@ def read_row(line: str) -> Task:
 class TaskPackage:
     """The files in a folder. Methods may be called from several threads."""
 
-    def __init__(self, recipe: Recipe, tasks: Mapping[str, Sequence[Task]]) -> None:
+    def __init__(self, recipe: ExportRecipe, tasks: Mapping[str, Sequence[Task]]) -> None:
         self.recipe, self.tasks = recipe, tasks
         import_modules(recipe.imports)
         self._reward: Reward | None = None
@@ -82,7 +82,7 @@ class TaskPackage:
             side: [read_row(line) for line in (folder / f"{side}.jsonl").read_text(encoding="utf-8").splitlines()]
             for side in SIDES
         }
-        return cls(Recipe(**given), tasks)
+        return cls(ExportRecipe(**given), tasks)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True)

@@ -51,7 +51,7 @@ _servers: dict[tuple[str, ...], LocalServer] = {}
 _lock = threading.Lock()
 
 
-class ServerError(RuntimeError):
+class PolicyServerError(RuntimeError):
     """The server refused or failed; `status` is that of its response, 0 without one."""
 
     def __init__(self, text: str, status: int = 0) -> None:
@@ -83,12 +83,12 @@ class LocalServer:
                 return found[1]
             if self._process.poll() is not None:
                 self.close()
-                raise ServerError(
+                raise PolicyServerError(
                     f"`rlvr serve engine` ended with exit code {self._process.returncode}: {said[-2000:]}"
                 )
             time.sleep(0.2)
         self.close()
-        raise ServerError(f"`rlvr serve engine` did not start within {START_SECONDS:g} s: {said[-2000:]}")
+        raise PolicyServerError(f"`rlvr serve engine` did not start within {START_SECONDS:g} s: {said[-2000:]}")
 
     def close(self) -> None:
         if self._process.poll() is None:
@@ -110,10 +110,10 @@ def find_program(python: str | None) -> tuple[str, ...]:
     if given:
         found = shutil.which(os.path.expanduser(given))
         if found is None:
-            raise ServerError(f"python={given!r} is no program; give the path of the interpreter that has rlvr")
+            raise PolicyServerError(f"python={given!r} is no program; give the path of the interpreter that has rlvr")
         return (found, "-m", "rlvr")
     if (program := shutil.which("rlvr")) is None:
-        raise ServerError(
+        raise PolicyServerError(
             "the program rlvr is not on the PATH; give -M python=PATH of the interpreter that has it (or RLVR_PYTHON), "
             "or the address of `rlvr serve engine`: --model-base-url http://127.0.0.1:8000/v1"
         )
@@ -166,7 +166,7 @@ class RlvrModel(ModelAPI):
             chat = {**body, "messages": messages, **write_tools(tools, tool_choice)}
             try:
                 return self._read(await self._post(f"{url}/chat/completions", chat), tools)
-            except ServerError as error:
+            except PolicyServerError as error:
                 if "context_length_exceeded" in str(error):
                     return ModelOutput.from_content(self.model_name, "", "model_length", str(error))
                 if "no chat template" not in str(error) or tools or [one["role"] for one in messages] != ["user"]:
@@ -182,9 +182,9 @@ class RlvrModel(ModelAPI):
         try:
             answer = await self._client.post(url, json=body, headers={"authorization": f"Bearer {key}"})
         except httpx.HTTPError as error:
-            raise ServerError(f"{url} cannot be reached ({type(error).__name__}: {error})") from error
+            raise PolicyServerError(f"{url} cannot be reached ({type(error).__name__}: {error})") from error
         if answer.is_error:
-            raise ServerError(f"{url} answered {answer.status_code}: {answer.text[:2000]}", answer.status_code)
+            raise PolicyServerError(f"{url} answered {answer.status_code}: {answer.text[:2000]}", answer.status_code)
         return answer.json()
 
     def _read(self, answer: dict[str, Any], tools: list[ToolInfo]) -> ModelOutput:
@@ -211,7 +211,7 @@ class RlvrModel(ModelAPI):
         return ChatCompletionChoice(message=said, stop_reason=_STOPS.get(choice["finish_reason"], "stop"))
 
     def should_retry(self, ex: BaseException) -> bool:
-        return isinstance(ex, ServerError) and ex.status in (429, 503)
+        return isinstance(ex, PolicyServerError) and ex.status in (429, 503)
 
     def connection_key(self) -> str:
         return self.base_url or self.model_name

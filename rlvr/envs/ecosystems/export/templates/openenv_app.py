@@ -27,15 +27,15 @@ SPLITS = {"train": "train", "test": "heldout"}
 SESSIONS = int(os.environ.get("MAX_CONCURRENT_ENVS", "16"))
 
 
-class TurnAction(Action):
+class RlvrAction(Action):
     message: str
 
 
-class TurnObservation(Observation):
+class RlvrObservation(Observation):
     text: str = ""
 
 
-class ExportedEnvironment(Environment):
+class RlvrEnvironment(Environment):
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class ExportedEnvironment(Environment):
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, split: str = "train", index: int | None = None,
         **options: Any,
-    ) -> TurnObservation:  # fmt: skip
+    ) -> RlvrObservation:  # fmt: skip
         if split not in SPLITS:
             raise ValueError(f"split={split!r}, expected train or test")
         self.close()
@@ -55,14 +55,14 @@ class ExportedEnvironment(Environment):
         task = PACKAGE.find(side, place)
         self._state = State(episode_id=episode_id or str(uuid4()), step_count=0)
         self._episode = PACKAGE.open(task)
-        return TurnObservation(text=write_prompt(task, self._episode.begin()), done=False, reward=None)
+        return RlvrObservation(text=write_prompt(task, self._episode.begin()), done=False, reward=None)
 
-    def step(self, action: TurnAction, timeout_s: float | None = None, **options: Any) -> TurnObservation:
+    def step(self, action: RlvrAction, timeout_s: float | None = None, **options: Any) -> RlvrObservation:
         if self._episode is None:
             raise ValueError("no episode has begun; reset comes first")
         self._state.step_count += 1
         said = self._episode.step(action.message)
-        return TurnObservation(text=said.text, done=said.done, reward=said.reward)
+        return RlvrObservation(text=said.text, done=said.done, reward=said.reward)
 
     def close(self) -> None:
         if self._episode is not None:
@@ -90,7 +90,7 @@ class ExportedEnvironment(Environment):
 
 
 app = create_app(
-    ExportedEnvironment, TurnAction, TurnObservation, env_name=ROOT.name, max_concurrent_envs=SESSIONS
+    RlvrEnvironment, RlvrAction, RlvrObservation, env_name=ROOT.name, max_concurrent_envs=SESSIONS
 )  # fmt: skip
 
 

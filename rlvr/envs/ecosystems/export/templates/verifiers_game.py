@@ -17,25 +17,25 @@ from rlvr.envs.ecosystems.export.task_package import TaskPackage, list_messages,
 PACKAGE = TaskPackage.load(Path(__file__).parent / "tasks")
 
 
-class ExportedData(vf.TaskData):
+class RlvrGameData(vf.TaskData):
     side: str
     place: int
 
 
-class ExportedTask(vf.Task[ExportedData, vf.State, vf.TaskConfig]):
+class RlvrGameTask(vf.Task[RlvrGameData, vf.State, vf.TaskConfig]):
     pass
 
 
-class ExportedConfig(vf.TasksetConfig):
+class RlvrGamesConfig(vf.TasksetConfig):
     side: Literal["heldout", "train"] = "heldout"
     """Held-out tasks, or those to train on."""
 
 
-class ExportedEnvConfig(vf.EnvConfig):
+class RlvrGameConfig(vf.EnvConfig):
     agent: vf.AgentConfig = vf.AgentConfig()
 
 
-class ExportedEnv(vf.Env[ExportedEnvConfig]):
+class RlvrGame(vf.Env[RlvrGameConfig]):
     async def run(self, task: Any, agents: Any) -> None:
         found = PACKAGE.find(task.data.side, task.data.place)
         episode = PACKAGE.open(found)
@@ -54,12 +54,12 @@ class ExportedEnv(vf.Env[ExportedEnvConfig]):
             await asyncio.to_thread(episode.close)
 
 
-class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):
-    def load(self) -> Iterator[ExportedTask]:
+class RlvrGameTaskset(vf.Taskset[RlvrGameTask, RlvrGamesConfig]):
+    def load(self) -> Iterator[RlvrGameTask]:
         """Tasks without a prompt: the episode writes it."""
         side = self.config.side
         for place, task in enumerate(PACKAGE.tasks[side]):
             first = list_messages(task)[0]
             system = first["content"] if first["role"] == "system" else None
-            data = ExportedData(id=f"{side}-{task.id}", name=task.id, system_prompt=system, side=side, place=place)
-            yield ExportedTask(data, self.config.task)
+            data = RlvrGameData(id=f"{side}-{task.id}", name=task.id, system_prompt=system, side=side, place=place)
+            yield RlvrGameTask(data, self.config.task)

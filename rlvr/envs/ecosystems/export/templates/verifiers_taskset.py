@@ -17,14 +17,14 @@ from rlvr.envs.ecosystems.export.task_package import TaskPackage, list_messages
 PACKAGE = TaskPackage.load(Path(__file__).parent / "tasks")
 
 
-class ExportedData(vf.TaskData):
+class RlvrRowData(vf.TaskData):
     side: str
     place: int
 
 
-class ExportedTask(vf.Task[ExportedData, vf.State, vf.TaskConfig]):
+class RlvrRowTask(vf.Task[RlvrRowData, vf.State, vf.TaskConfig]):
     @vf.reward
-    async def reward(self, task: ExportedData, trace: vf.Trace) -> float:
+    async def reward(self, task: RlvrRowData, trace: vf.Trace) -> float:
         found = PACKAGE.find(task.side, task.place)
         score = await asyncio.to_thread(PACKAGE.judge, found, trace.last_reply)
         trace.info["judgement"] = {"outcome": score.outcome.value, "reason": score.reason, "detail": score.detail}
@@ -35,16 +35,16 @@ class ExportedTask(vf.Task[ExportedData, vf.State, vf.TaskConfig]):
         return score.value
 
 
-class ExportedConfig(vf.TasksetConfig):
+class RlvrRowsConfig(vf.TasksetConfig):
     side: Literal["heldout", "train"] = "heldout"
     """Held-out tasks, or those to train on."""
 
 
-class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):
-    def load(self) -> Iterator[ExportedTask]:
+class RlvrRowTaskset(vf.Taskset[RlvrRowTask, RlvrRowsConfig]):
+    def load(self) -> Iterator[RlvrRowTask]:
         side = self.config.side
         for place, task in enumerate(PACKAGE.tasks[side]):
             messages = list_messages(task)
             prompt = messages[0]["content"] if [one["role"] for one in messages] == ["user"] else messages
-            data = ExportedData(id=f"{side}-{task.id}", name=task.id, prompt=prompt, side=side, place=place)
-            yield ExportedTask(data, self.config.task)
+            data = RlvrRowData(id=f"{side}-{task.id}", name=task.id, prompt=prompt, side=side, place=place)
+            yield RlvrRowTask(data, self.config.task)
