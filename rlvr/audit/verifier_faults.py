@@ -264,9 +264,10 @@ def _try_company(row: dict[str, Any], others: Sequence[str], reward: Reward, add
 
 
 def _try_long_text(row: dict[str, Any], reward: Reward, add: Any) -> None:
-    """Put a text before an accepted answer: where a short one changes nothing, a long one must not."""
-    short, long = (reward.judge_all([make_case(row, THOUGHT * n + row["response"])])[0] for n in (1, 2_000))
-    if short.outcome is Outcome.PASSED and long.outcome is not Outcome.PASSED:
+    """Put a text before an accepted answer: where a short one changes nothing, a long one must not. Of tasks that
+    allow so many words the short ones are refused too."""
+    *short, long = (reward.judge_all([make_case(row, THOUGHT * n + row["response"])])[0] for n in (1, 20, 2_000))
+    if all(one.outcome is Outcome.PASSED for one in short) and long.outcome is not Outcome.PASSED:
         add("refuses_long", f"{long.outcome.value} {long.reason} after {len(THOUGHT) * 2_000:,} characters")
 
 

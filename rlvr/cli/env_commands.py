@@ -1,4 +1,4 @@
-"""`rlvr env`: begin an environment and check it, install those of other projects, and serve ours to them."""
+"""`rlvr env`: begin an environment and check it, install those of other projects, and give ours to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlvr.cli.grading_commands import RewardOptions
 from rlvr.runs.user_messages import mask_secrets, print_message
 
 env_app = typer.Typer(
-    help="Begin an environment and check it, install those of other projects, and serve ours to them.",
+    help="Begin an environment and check it, install those of other projects, and give ours to them.",
     no_args_is_help=True,
 )
 
@@ -132,6 +132,36 @@ def check_env(
     typer.echo(readable_lines(mask_secrets(report.table(show))))
     if report.faults:
         raise typer.Exit(1)
+
+
+@env_app.command("export")
+def export_env(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An environment, as env.name in a config.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[OPTION=VALUE ...]", help="Its options, as env.kwargs in a config.")
+    ] = None,
+    *,
+    target: Annotated[str, typer.Option("--to", help="verifiers, openenv or harbor.")],
+    out: Annotated[str | None, typer.Option("--out", help="A new folder; by default NAME_TARGET here.")] = None,
+    tasks: Annotated[int, typer.Option("--tasks", help="The most tasks to train on, and held out.")] = 1_000,
+    reward: Annotated[str | None, typer.Option("--reward", help="By default that of the environment.")] = None,
+    reward_option: RewardOptions = None,
+) -> None:
+    """Write an environment as a package or folder of another project.
+
+    rlvr env export rpn_arithmetic complexity=[1,2] --to verifiers
+
+    rlvr env export my_game:Game --to openenv --out my_game_server
+    """
+    from rlvr.audit.commands import parse_options, reward_options
+    from rlvr.envs.ecosystems.export.environment_export import export_environment
+    from rlvr.envs.ecosystems.export.exportable import ExportRequest
+
+    request = ExportRequest(
+        name, parse_options("env export", options or []), reward, reward_options(reward_option or []), tasks
+    )
+    folder = export_environment(request, target, out)
+    print_message(f"written: {folder} (its README.md says how to use it)")
 
 
 @env_app.command("serve")

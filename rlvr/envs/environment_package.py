@@ -198,19 +198,30 @@ _FILES = {
 }
 
 
+def check_package_name(folder: Path) -> str:
+    """The module's name that a folder gives; ValueError for one that is none."""
+    name = re.sub(r"[-.]", "_", folder.name)
+    if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name) or name != name.lower():
+        raise ValueError(f"{folder.name!r} cannot name a package; give lower-case letters, digits and _: my_game")
+    return name
+
+
+def check_folder(folder: Path) -> None:
+    """ValueError for a place that has something in it."""
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise ValueError(f"{folder} exists and is not empty; give another name, or remove it")
+
+
 def write_package(folder: str, contract: str = "game") -> list[Path]:
     """Write the package into a new folder, which names it; the files, in their order. `contract` is one of `CONTRACTS`.
 
     ValueError for a name that is no module's, another contract, or a folder with files in it.
     """
     root = Path(folder)
-    name = re.sub(r"[-.]", "_", root.name)
-    if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower():
-        raise ValueError(f"{root.name!r} cannot name a package; give lower-case letters, digits and _: my_game")
+    name = check_package_name(root)
     if contract not in CONTRACTS:
         raise ValueError(f"contract={contract!r}, expected one of {', '.join(CONTRACTS)}")
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise ValueError(f"{folder} exists and is not empty; give another name, or remove it")
+    check_folder(root)
     class_name = "".join(part.capitalize() for part in name.split("_"))
     environment, test, what = _FILES[contract]
     init = _INIT if contract != "rows" else _INIT.replace("{class_name}", "{function}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rlvr.core import rng
@@ -52,10 +53,10 @@ class Draws:
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt, the reward that judges its answers (`by_row`), and an answer that it accepts."""
+    """A prompt, the rewards that judge its answers (`by_row`), and an answer that they accept."""
 
     prompt: str
-    reward: Mapping[str, Any]
+    reward: Mapping[str, Any] | list[Any]
     right: str
     meta: Mapping[str, Any]
 
@@ -88,15 +89,18 @@ def _records(draws: Draws) -> Question:
     return Question(prompt, reward, json.dumps(record), {"answer": json.dumps(record)})
 
 
-def _short_texts(draws: Draws) -> Question:
-    """A text of at least three words and at most a number of them."""
+def _short_texts(draws: Draws, is_strict: bool = False) -> Question:
+    """A text of at least three words and at most a number of them; a strict one names its topic in words of its own."""
     most, topic = draws.integer(5, 12), draws.one_of(TOPICS)
-    reward = {"name": "length", "kwargs": {"at_least": 3, "at_most": most}}
-    return Question(f"Write about {topic} in at most {most} words.", reward, f"I like {topic}.", {"most": most})
+    rules: list[Any] = [{"name": "length", "kwargs": {"at_least": 3, "at_most": most}}]
+    if is_strict:
+        rules += [{"name": "required_words", "kwargs": {"words": [topic]}}, {"name": "own_words"}]
+    prompt = f"Write about {topic} in at most {most} words."
+    return Question(prompt, rules if is_strict else rules[0], f"I like {topic}.", {"most": most})
 
 
 def _keywords(draws: Draws) -> Question:
-    """One sentence with two words."""
+    """One sentence with two words, which does not copy the question."""
     one = draws.one_of(WORDS)
     two = draws.one_of([word for word in WORDS if word != one])
     instructions = [
@@ -106,7 +110,7 @@ def _keywords(draws: Draws) -> Question:
     ]
     meta = {"instruction_id_list": [name for name, _ in instructions], "kwargs": [given for _, given in instructions]}
     prompt = f'Write one sentence that contains the words "{one}" and "{two}".'
-    return Question(prompt, {"name": "ifeval"}, f"The {one} is near the {two}.", meta)
+    return Question(prompt, [{"name": "ifeval"}, {"name": "own_words"}], f"The {one} is near the {two}.", meta)
 
 
 def _addresses(draws: Draws) -> Question:
@@ -134,13 +138,18 @@ class SmallTasks(RowSource):
     """Generated tasks for small pretrained models, in `families` (a list; None: all of them).
 
     `sums`, `purchases`: arithmetic up to 38, the last number counts. `records`: a sentence as JSON. `short_texts`: at
-    most so many words. `keywords`: a sentence with two words. `addresses`: an exact copy. A training epoch has
+    most so many words, and with `strict_texts` the topic among them and no copy of the question. `keywords`: a sentence
+    with two words, which does not copy the question. `addresses`: an exact copy. A training epoch has
     `tasks_per_family` of each, fewer where there are no more; the first `heldout_per_family` different questions are
     held out, the families in turn.
     """
 
     def __init__(
-        self, families: Sequence[str] | None = None, tasks_per_family: int = 300, heldout_per_family: int = 48
+        self,
+        families: Sequence[str] | None = None,
+        tasks_per_family: int = 300,
+        heldout_per_family: int = 48,
+        strict_texts: bool = False,
     ) -> None:
         chosen = list(FAMILIES) if families is None else families
         if isinstance(chosen, str) or not chosen or len(set(map(str, chosen))) < len(chosen):
@@ -154,7 +163,13 @@ class SmallTasks(RowSource):
         for option, given in (("tasks_per_family", tasks_per_family), ("heldout_per_family", heldout_per_family)):
             if type(given) is not int or given < 1:
                 raise ValueError(f"small_tasks: {option}={given!r}, expected a whole number of at least 1")
-        made = {family: _make_tasks(family, heldout_per_family + tasks_per_family) for family in chosen}
+        if type(strict_texts) is not bool:
+            raise ValueError(f"small_tasks: strict_texts={strict_texts!r}, expected true or false")
+        if strict_texts and "short_texts" not in chosen:
+            raise ValueError("small_tasks: strict_texts has no effect without the family short_texts; leave it out")
+        makers = {**FAMILIES, "short_texts": partial(_short_texts, is_strict=strict_texts)}
+        count = heldout_per_family + tasks_per_family
+        made = {family: _make_tasks(family, makers[family], count) for family in chosen}
         for family, tasks in made.items():
             if len(tasks) <= heldout_per_family:
                 raise ValueError(
@@ -171,12 +186,12 @@ class SmallTasks(RowSource):
         return []
 
 
-def _make_tasks(family: str, count: int) -> list[Task]:
+def _make_tasks(family: str, make: Callable[[Draws], Question], count: int) -> list[Task]:
     """The first `count` different questions of a family; fewer where it has no more."""
     tasks: dict[str, Task] = {}
     draw = repeated = 0
     while len(tasks) < count and repeated < _TRIES:
-        question = FAMILIES[family](Draws(rng.key("small-tasks", family, draw)))
+        question = make(Draws(rng.key("small-tasks", family, draw)))
         draw += 1
         if question.prompt in tasks:
             repeated += 1

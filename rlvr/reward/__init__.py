@@ -18,6 +18,7 @@ from rlvr.reward.registry import Reward, known_rewards, options_of, register_rew
 from rlvr.reward.text import exact_answers as exact_answers
 from rlvr.reward.text import form as form
 from rlvr.reward.text import ifeval as ifeval
+from rlvr.reward.text import own_words as own_words
 from rlvr.reward.text import quality as quality
 from rlvr.reward.text import repetition as repetition
 from rlvr.reward.text import rules as rules

@@ -30,7 +30,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "sorting": {},
     "rpn_arithmetic": {},
     "tool_arithmetic": {},
-    "small_tasks": {"families": ["sums", "records", "addresses"]},
+    "small_tasks": {"strict_texts": True},
     "tools": {"inner": f"{HERE}:Sums", "environment": f"{HERE}:_Desk"},
 }
 QUICK = CheckOptions(tasks=16, hang_s=2.0, fresh_process=False)

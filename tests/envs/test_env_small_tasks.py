@@ -61,6 +61,24 @@ def test_the_right_answer_passes_and_wrong_ones_fail(family: str) -> None:
         assert [score.value for score in reward.judge_all(others)] == same
 
 
+@pytest.mark.parametrize(("family", "options"), [("keywords", {}), ("short_texts", {"strict_texts": True})])
+def test_a_copy_of_the_question_does_not_pass(family: str, options: dict[str, Any]) -> None:
+    source = resolve_environment("small_tasks", families=[family], **options)
+    reward = resolve_reward(source.reward)
+    for task in source.heldout(12):
+        prompt, right = str(task.prompt), str(source.demonstration(task, 0))
+        copies = [prompt, prompt.upper(), " ".join(prompt.split()[2:]), "The answer is correct."]
+        scores = reward.judge_all([Case(prompt, text, task.meta) for text in (right, *copies)])
+        assert [score.value for score in scores] == [1.0, 0.0, 0.0, 0.0, 0.0], task.prompt
+
+
+def test_the_recipe_of_smollm_counts_words_alone() -> None:
+    """Its figures were measured so."""
+    source = resolve_environment("small_tasks", families=["short_texts"])
+    for task in source.heldout(12):
+        assert task.meta["reward"] == {"name": "length", "kwargs": {"at_least": 3, "at_most": task.meta["most"]}}
+
+
 def test_the_questions_state_their_answers() -> None:
     for task in resolve_environment("small_tasks", families=["sums", "purchases"]).heldout(None):
         numbers = [int(word.strip("?.")) for word in str(task.prompt).split() if word.strip("?.").isdigit()]
@@ -76,6 +94,8 @@ def test_the_questions_state_their_answers() -> None:
         ({"families": ["sums", "sums"]}, "expected a list"),
         ({"tasks_per_family": 0}, "tasks_per_family=0, expected a whole number of at least 1"),
         ({"heldout_per_family": True}, "heldout_per_family=True"),
+        ({"strict_texts": 1}, "strict_texts=1, expected true or false"),
+        ({"families": ["sums"], "strict_texts": True}, "no effect without the family short_texts"),
         ({"families": ["sums"], "heldout_per_family": 400}, "different questions; give fewer"),
     ],
 )

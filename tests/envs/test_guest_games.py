@@ -57,7 +57,7 @@ def play_at_once(source: Any, count: int, said: Sequence[str]) -> list[list[Any]
     """What `count` episodes say, which take turns."""
 
     async def run() -> list[list[Any]]:
-        sessions = [source._gym.open() for _ in range(count)]
+        sessions = [source.gym.open() for _ in range(count)]
         heard = [[await session.reset(task)] for session, task in zip(sessions, source.heldout(count), strict=True)]
         for turn in said:
             for session, one in zip(sessions, heard, strict=True):
@@ -76,7 +76,7 @@ def play_alone(source: Any, count: int, said: Sequence[str]) -> list[list[Any]]:
     async def run() -> list[list[Any]]:
         heard: list[list[Any]] = []
         for task in source.heldout(count):
-            session = source._gym.open()
+            session = source.gym.open()
             heard.append([await session.reset(task)])
             for turn in said:
                 if not heard[-1][-1].done:
@@ -172,7 +172,7 @@ def test_a_process_that_is_ended_takes_its_episodes_with_it() -> None:
     source = arena(DICE, processes=1)
 
     async def run() -> str:
-        sessions = [source._gym.open() for _ in range(2)]
+        sessions = [source.gym.open() for _ in range(2)]
         for session in sessions:
             await session.reset(source.heldout(1)[0])
         for session, turn in zip(sessions, ("exit", "1"), strict=True):

@@ -87,3 +87,17 @@ def test_programs_are_judged_beside_sampling_where_code_is_named() -> None:
     assert resolve_reward("by_row").waits_for == ""
     assert resolve_reward("by_row", allowed=["exact_match"]).waits_for == ""
     assert resolve_reward("by_row", allowed=["exact_match", "code"]).waits_for == "processes"
+
+
+def test_a_list_of_rewards_must_all_hold() -> None:
+    rules = {"reward": [{"name": "length", "kwargs": {"at_most": 3}}, "gsm8k_flexible"], "answer": "42"}
+    scores = judge(("so 42", rules), ("so 41", rules), ("so it is 42", rules), ("a b c d", rules))
+    assert verdicts(scores) == [
+        (1.0, "passed", ""), (0.0, "failed", "wrong_value"), (0.0, "failed", "too_long"), (0.0, "failed", "too_long"),
+    ]  # fmt: skip
+    assert [score.parts["length"] for score in scores] == [2.0, 2.0, 4.0, 4.0]
+    broken = {"reward": [{"name": "length", "kwargs": {"at_most": 0}}, "exact_match"]}  # it needs an answer
+    assert [score.value for score in judge(("one", broken))] == [None]
+    for wrong, words in (([], "a list of 0"), (["length"] * 21, "a list of 21"), ([["length"]], "expected a name or")):
+        (score,) = judge(("one", {"reward": wrong}))
+        assert score.reason == "bad_reward" and words in score.detail

@@ -219,14 +219,23 @@ def run_controls(tools: HarborTools, tasks: Sequence[HarborTask]) -> list[TaskCo
 
 
 class HarborTasks(RowSource):
-    """The tasks that can run here; `left_out` says of the others why not."""
+    """The tasks that can run here; `left_out` says of the others why not. `heldout` is a share of them, or others."""
 
-    def __init__(self, name: str, tasks: Sequence[HarborTask], left_out: Mapping[str, str], heldout: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        tasks: Sequence[HarborTask],
+        left_out: Mapping[str, str],
+        heldout: float | Sequence[HarborTask],
+    ) -> None:
         self.left_out = left_out
         if not tasks:
             raise ValueError(f"{name}: no task can run without Docker. {self._list_left_out()}")
-        rows = [Task(one.folder.name, one.instruction, {"folder": str(one.folder)}) for one in tasks]
-        held = choose_heldout(rows, heldout, name) if len(rows) > 1 else []
+        rows = _make_rows(tasks)
+        if isinstance(heldout, Sequence):
+            held = _make_rows(heldout, "heldout-")
+        else:
+            held = choose_heldout(rows, heldout, name) if len(rows) > 1 else []
         chosen = {task.id for task in held}
         data = f"{len(rows):,} task folders; {len(left_out):,} others need an image or a network and are left out"
         super().__init__(name, [task for task in rows if task.id not in chosen], held, "environment", data=data)
@@ -241,9 +250,13 @@ class HarborTasks(RowSource):
         return (said if self.left_out else []) + super().advice()
 
 
+def _make_rows(tasks: Sequence[HarborTask], prefix: str = "") -> list[Task]:
+    return [Task(f"{prefix}{one.folder.name}", one.instruction, {"folder": str(one.folder)}) for one in tasks]
+
+
 def harbor_source(
     folder: str,
-    heldout_fraction: float = HELDOUT_FRACTION,
+    heldout: float | str = HELDOUT_FRACTION,
     max_turns: int = 16,
     call_seconds: float = 60.0,
     max_concurrent: int = 8,
@@ -252,6 +265,7 @@ def harbor_source(
     controls: bool = False,
 ) -> ToolSource:
     """The tasks of Harbor in `folder`, one or a folder of them; those that need an image or a network are left out.
+    `heldout` is the share of held-out tasks, which a hash of the instruction chooses, or another folder of tasks.
 
     A command may take `call_seconds`, and all of an episode the task's `[agent] timeout_sec`. `sandbox` are limits:
     `memory` (a task's `memory_mb` goes before it), `processes`, `scratch` (bytes of files, in memory) and `readable`
@@ -262,17 +276,24 @@ def harbor_source(
     check_number("harbor: call_seconds", call_seconds, 0, above=True)
     check_integer("harbor: max_concurrent", max_concurrent, 1)
     tools = HarborTools(AgentSandbox.of(sandbox or {}), call_seconds, max_concurrent, reward_key)
-    tasks: list[HarborTask] = []
     left_out: dict[str, str] = {}
+    tasks = _read_folder(folder, tools if controls else None, left_out)
+    held = _read_folder(heldout, tools if controls else None, left_out) if isinstance(heldout, str) else heldout
+    source = HarborTasks(name, tasks, left_out, held)
+    seconds = max(task.agent_seconds for task in [*tasks, *(held if isinstance(held, list) else [])])
+    return ToolSource(source, max_turns=max_turns, seconds=seconds, call_seconds=call_seconds, environment=tools)
+
+
+def _read_folder(folder: str, controls: HarborTools | None, left_out: dict[str, str]) -> list[HarborTask]:
+    """The tasks in a folder that can run here, and, where there are controls, pass them; the others get a reason."""
+    tasks: list[HarborTask] = []
     for one in find_task_folders(Path(folder).expanduser().resolve()):
         try:
             tasks.append(read_task(one))
         except NeedsImage as reason:
             left_out[one.name] = str(reason)
-    if controls:
-        results = run_controls(tools, tasks)
-        left_out |= {task.folder.name: one.fault for task, one in zip(tasks, results, strict=True) if one.fault}
-        tasks = [task for task, one in zip(tasks, results, strict=True) if not one.fault]
-    source = HarborTasks(name, tasks, left_out, heldout_fraction)
-    seconds = max(task.agent_seconds for task in tasks)
-    return ToolSource(source, max_turns=max_turns, seconds=seconds, call_seconds=call_seconds, environment=tools)
+    if controls is None:
+        return tasks
+    results = run_controls(controls, tasks)
+    left_out |= {task.folder.name: one.fault for task, one in zip(tasks, results, strict=True) if one.fault}
+    return [task for task, one in zip(tasks, results, strict=True) if not one.fault]

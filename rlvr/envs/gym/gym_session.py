@@ -106,18 +106,18 @@ class ClassGym(Gym):
     """
 
     def __init__(self, path: str, options: Mapping[str, Any] | None = None, seconds: float = 30.0) -> None:
-        self._make, self.path, self.seconds = load_path("environment", path), path, seconds
-        self._options = dict(options or {})
-        check_kwargs(f"environment {path}: options", self._make, self._options)
+        self.make, self.path, self.seconds = load_path("environment", path), path, seconds
+        self.options = dict(options or {})
+        check_kwargs(f"environment {path}: options", self.make, self.options)
         for name in ("max_turns", "vocabulary"):
-            if getattr(self._make, name, None) is not None:
-                setattr(self, name, getattr(self._make, name))
+            if getattr(self.make, name, None) is not None:
+                setattr(self, name, getattr(self.make, name))
 
     def open(self) -> GymSession:
         return _InstanceSession(self)
 
     def make_instance(self) -> Any:
-        return self._make(**self._options)
+        return self.make(**self.options)
 
 
 class _InstanceSession(GymSession):

@@ -26,7 +26,7 @@ class GymSource(NestedSource):
         self, name: str, gym: Gym, max_turns: int | None, inner: str | TaskSource, inner_kwargs: Any = None
     ) -> None:
         super().__init__(name, inner, inner_kwargs)
-        self._gym, self._is_tried = gym, False
+        self.gym, self._is_tried = gym, False
         self.max_turns = gym.max_turns if max_turns is None else max_turns
         check_integer(f"{name}: max_turns", self.max_turns, 1)
         self.vocabulary = gym.vocabulary
@@ -38,10 +38,10 @@ class GymSource(NestedSource):
         if not self._is_tried:  # its faults are found before a model is loaded
             self._try_reset(task)
             self._is_tried = True
-        return GymEnv(task, tokenizer, self._gym.open(), self.max_turns, self._gym.slots)
+        return GymEnv(task, tokenizer, self.gym.open(), self.max_turns, self.gym.slots)
 
     def _try_reset(self, task: Task) -> None:
-        session = self._gym.open()
+        session = self.gym.open()
 
         async def reset() -> None:
             try:

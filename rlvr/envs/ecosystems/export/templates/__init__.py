@@ -1,0 +1,1 @@
+"""Files that `rlvr env export` copies into what it writes; they run beside other projects."""
