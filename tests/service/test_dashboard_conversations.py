@@ -95,8 +95,8 @@ def test_the_pages_of_a_run_link_its_branches(run: RunSource) -> None:
 def test_a_recording_is_shown_and_read_again_when_it_grows(tmp_path: Path) -> None:
     path = tmp_path / "traffic.jsonl"
     with recorder(path, CALL, "It rains.", "No rain.") as server:
-        rollout = server.open("task-1")
-        base, asked = rollout["openai_base_url"], {"role": "user", "content": "Rain?"}
+        opened = server.open("task-1")
+        base, asked = opened["openai_base_url"], {"role": "user", "content": "Rain?"}
         said = read_message(chat(base, asked, tools=[WEATHER]))
         told = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "12 degrees"}
         read_message(chat(base, asked, said, told, tools=[WEATHER]))
@@ -104,9 +104,9 @@ def test_a_recording_is_shown_and_read_again_when_it_grows(tmp_path: Path) -> No
         before = source.revision()
         (status, last) = chat(base, asked, said, told, {"role": "user", "content": "Sure?"}, tools=[WEATHER])
         assert status == 200
-        assert post(f"{rollout['url']}/reward", {"reward": 1, "call": last["id"]})[0] == 200
-        assert post(f"{rollout['url']}/reward", {"reward": 0})[0] == 200
-        assert post(f"{rollout['url']}/reward", {"reward": 0, "call": "none"})[0] == 404
+        assert post(f"{opened['url']}/reward", {"reward": 1, "call": last["id"]})[0] == 200
+        assert post(f"{opened['url']}/reward", {"reward": 0})[0] == 200
+        assert post(f"{opened['url']}/reward", {"reward": 0, "call": "none"})[0] == 404
     assert source.revision() != before
     ([work], count) = source.works()
     assert (count, work.about, work.figures["reward"]) == (1, "3 calls of task-1", "0")

@@ -272,12 +272,14 @@ class Query:
 
 @dataclass(frozen=True)
 class AnswerPage:
-    """A page of answers. `complete` is False while older ones are still being read, `share` how much of them was."""
+    """A page of answers. `complete` is False while older ones are still being read, `share` how much of them was;
+    `note` says what else is not in the table."""
 
     rows: list[AnswerRow]
     total: int
     complete: bool = True
     share: float = 1.0
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -301,6 +303,7 @@ class GroupPage:
     answers: int
     complete: bool = True
     share: float = 1.0
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -383,7 +386,7 @@ class Source(Protocol):
         return []
 
     def groups(self, query: Query) -> GroupPage:
-        raise NotImplementedError
+        raise ValueError("this source has no groups: its answers are a plain table")
 
     def neighbours(self, query: Query, grouped: bool, key: str) -> Neighbours | None:
         return None

@@ -13,7 +13,6 @@ for 100 MB; an index of trigrams was slower to build by a factor of a hundred.
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
 import threading
 import weakref
@@ -43,7 +42,7 @@ from rlvr.service.dashboard.rollout_signs import (
     WATCHED_FAILS,
     read_signs,
 )
-from rlvr.service.dashboard.run_files import answer_row, numbers
+from rlvr.service.dashboard.run_files import answer_row
 
 SEARCHED = 1_000_000  # characters of a text that a search looks at
 OPENED = 16  # completions of a group in a table; its own page has all
@@ -312,6 +311,7 @@ class RolloutIndex:
 
     def _excerpt(self, id: int, text: str) -> str:
         """The line around the first place of a text, in the completion and its verdicts or else in the prompt."""
+        text = visible_text(text)
         rows = self._db.execute(
             "WITH places AS (SELECT t.id own, t.text, instr(lower(t.text), lower(?)) place FROM texts t WHERE t.id = ? "
             "OR t.id = (SELECT prompt FROM rollouts WHERE id = ?)) SELECT place, substr(text, max(1, place - 60), ?) "
@@ -354,6 +354,7 @@ class RolloutIndex:
 
     def _search(self, text: str) -> None:
         """Fill `hits`; the next page of the same search finds it filled."""
+        text = visible_text(text)  # as the texts are
         if self._searched != (text, self.revision):
             self._db.execute("DELETE FROM hits")
             self._db.execute("INSERT INTO hits SELECT id FROM texts WHERE text LIKE ? ESCAPE '\\'", [_pattern(text)])
@@ -395,11 +396,10 @@ class _Row:
 def _read_row(work: str, step: int | None, row: dict[str, Any]) -> _Row:
     shown, verdicts = answer_row(work, step, "", row), verdicts_of(row.get("scores"))
     prompt, response, answer = row.get("prompt"), row.get("response"), row.get("answer")
-    logprobs = numbers(row.get("logprobs"))
     parts = [response, answer if answer != response else None]
     parts += [part for verdict in verdicts for part in (verdict.reason, verdict.detail) if part]
     columns = (
-        shown.reward, shown.advantage, shown.tokens, math.fsum(logprobs) / len(logprobs) if logprobs else None,
+        shown.reward, shown.advantage, shown.tokens, shown.logprob,
         read_signs(row, verdicts), hash(response), hash(json.dumps(row.get("reference") or row.get("task_id"))),
         shown.task, shown.level, shown.outcome, shown.reason, shown.status, "\0".join(shown.verifiers),
         visible_text(row.get("rollout_id"), 200),

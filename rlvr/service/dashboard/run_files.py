@@ -7,6 +7,7 @@ value is trusted to have a type, and nothing is ever written.
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def answer_row(work: str, step: int | None, key: str, row: dict[str, Any]) -> An
     """A stored answer as a row of a table."""
     verdicts = verdicts_of(row.get("scores"))
     outcome, reason = outcome_of(verdicts)
-    tokens = row.get("response_tokens")
+    tokens, logprobs = row.get("response_tokens"), numbers(row.get("logprobs"))
     answer = row.get("answer") if isinstance(row.get("answer"), str) else row.get("response")
     return AnswerRow(
         key=key,
@@ -98,6 +99,8 @@ def answer_row(work: str, step: int | None, key: str, row: dict[str, Any]) -> An
         group=visible_text(row.get("group_id"), 200),
         reason=reason,
         verifiers=tuple(verdict.verifier for verdict in verdicts),
+        level=one_line(row.get("level"), 40),
+        logprob=math.fsum(logprobs) / len(logprobs) if logprobs else None,
     )
 
 

@@ -39,7 +39,7 @@ class RolloutReader:
         self._lock, self._thread = threading.Lock(), threading.Thread()
         self._current: File | None = None
         self._bytes, self._all_bytes = 0, 0  # that are read, and that are there
-        self.is_full = False  # older rollouts are left out
+        self.note = ""  # that older rollouts are left out
 
     @property
     def share(self) -> float:
@@ -108,10 +108,11 @@ class RolloutReader:
             number = self._read_file(file, pause)
             self._known[file] = present[file], number
             rows, left = rows + number, None if left is None else left - size
-            self._bytes = self._bytes if rows < self.rows else self._all_bytes
             del waiting[0]
-        self.is_full = bool(waiting) and rows >= self.rows
-        return bool(waiting) and not self.is_full
+        is_full = bool(waiting) and rows >= self.rows
+        self.note = f"Only the newest {rows:,} rollouts are in this table; older ones are left out." if is_full else ""
+        self._bytes = self._all_bytes if is_full else self._bytes
+        return bool(waiting) and not is_full
 
     def _read_file(self, file: File, pause: float) -> int:
         """Add the rows of a file in batches: a page waits for one at most."""

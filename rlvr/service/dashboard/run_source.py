@@ -12,6 +12,7 @@ import os
 import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +131,11 @@ class RunSource(Source):
 
     def answers(self, query: Query) -> AnswerPage:
         self._read_rollouts(query.work)
-        return self._index.page(query, self._reader.share)
+        return replace(self._index.page(query, self._reader.share), note=self._reader.note)
 
     def groups(self, query: Query) -> GroupPage:
         self._read_rollouts(query.work)
-        return self._index.groups(query, self._reader.share)
+        return replace(self._index.groups(query, self._reader.share), note=self._reader.note)
 
     def neighbours(self, query: Query, grouped: bool, key: str) -> Neighbours | None:
         place = _parse_key(key)

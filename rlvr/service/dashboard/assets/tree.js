@@ -12,7 +12,7 @@ const TAGS = new Set(
 );
 const ATTRIBUTES = new Set(
   ("action class colspan for hidden id key list max maxlength method min name open placeholder role scope selected " +
-    "step style tabindex title type value inputmode autocomplete disabled").split(" "),
+    "rel step style tabindex title type value inputmode autocomplete disabled").split(" "),
 );
 const PARTS = { "x-chart": Chart, "x-ago": Ago };
 
@@ -62,6 +62,10 @@ export default {
   emits: ["act"],
   mounted() {
     document.addEventListener("keydown", pressShortcut);
+    for (const list of this.$el.querySelectorAll(".scrolls")) {
+      const current = list.querySelector("[aria-current]"); // the one that is shown is in sight
+      if (current) list.scrollTop = current.offsetTop - list.offsetTop - list.clientHeight / 2;
+    }
   },
   unmounted() {
     document.removeEventListener("keydown", pressShortcut);

@@ -6,13 +6,21 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlvr.service.dashboard.dashboard_data import PAGE, Conditions, Query, Source, one_line
+from rlvr.service.dashboard.dashboard_data import (
+    PAGE,
+    Conditions,
+    Query,
+    Source,
+    one_line,
+    visible_text,
+)
 from rlvr.service.dashboard.element_tree import Tree, h
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.suspicions import KINDS
 
 PATH = "/ui/trajectories"
 LONGEST = 300  # characters of a search: comparing a text takes as long as both are
+LONGEST_VALUE = 4000  # characters of a filter
 SINGLE = "single"  # the value of `show` for a table without groups
 SORT_NAMES = {
     "reward": ("Reward", "highest first", "lowest first"),
@@ -50,18 +58,19 @@ def read_filters(source: Source, parameters: Mapping[str, str]) -> RolloutFilter
     problems = list[str]()
     known = [name for filter, names in NAMES.items() if filter in source.filters for name in names]
     known += ["work", *(GROUPED if source.can_group else ()), *(("sort", "show") if source.sorts else ())]
-    given = {name: value for name in known if (value := parameters.get(name, "").strip())}
+    given = {name: value for name in known if (value := visible_text(parameters.get(name), LONGEST_VALUE).strip())}
     others = [name for names in NAMES.values() for name in names if parameters.get(name) and name not in known]
     if others:
         problems.append(f"{source.noun.capitalize()}s cannot be filtered by {', '.join(others)}; that is left out.")
-    if "step" in given:
-        step = given.pop("step")
-        given |= {"from": step, "to": step}
+    if step := given.pop("step", ""):  # one step: it is read once, and named once if it is none
+        given = {name: value for name, value in given.items() if name != "to"} | {"from": step}
     text = given.get("q", "")
     if len(text) > LONGEST:
         problems.append(f"The search has {len(text):,} characters; only the first {LONGEST} are searched for.")
         given["q"] = text = text[:LONGEST].strip()
     steps = _read_range(given, "from", "to", source.step_noun, whole=True, problems=problems)
+    if step and "from" in given:
+        given["to"], steps = step, (steps[0], steps[0])
     rewards = _read_range(given, "min", "max", "reward", whole=False, problems=problems)
     sort = given.get("sort", "")
     if sort.removeprefix("-") not in ("", *source.sorts):
@@ -139,8 +148,8 @@ def draw_form(source: Source, filters: RolloutFilters) -> Tree:
     def choice(name: str, label: str, values: list[str] | dict[str, str], every: str = "any") -> list[Tree]:
         return [parts.select_field(name, label, given.get(name, ""), values, every)]
 
+    search = text("q", "Search in prompt, completion and reason", type="search", maxlength=str(LONGEST))
     fields: dict[str, list[Tree]] = {
-        "text": text("q", "Search in prompt, completion and reason", type="search", maxlength=str(LONGEST)),
         "outcome": choice("outcome", "Outcome", choices.outcomes),
         "rewards": [
             *text("min", "Reward from", inputmode="decimal", placeholder="any"),
@@ -162,6 +171,7 @@ def draw_form(source: Source, filters: RolloutFilters) -> Tree:
         shown += choice("sort", "Sort by", _name_sorts(source), "Newest")
     if source.can_group:
         shown += choice("show", "Show", {SINGLE: f"single {source.answer_nouns}"}, "groups")
+    search = search if "text" in source.filters else []
     hidden = [tree for name, trees in rare.items() if name in source.filters for tree in trees]
     if len(works) > 1 or filters.query.work:
         hidden += choice("work", source.noun.capitalize(), works)
@@ -171,7 +181,7 @@ def draw_form(source: Source, filters: RolloutFilters) -> Tree:
         hidden += text("group", "Group")
     opened = any(name in given for name in RARE)
     return h(
-        "form", h("div", shown, class_="filters"),
+        "form", *search, h("div", shown, class_="filters"),
         h("details", h("summary", "More filters"), h("div", hidden, class_="filters"), open="" if opened else None)
         if hidden else None,
         h("div", h("button", "Show", class_="main"),

@@ -85,7 +85,7 @@ def _steps_through(source: Source, filters: RolloutFilters, group: list[AnswerRo
         before = group[at - 1].key if at else ""
         after = group[at + 1].key if at + 1 < len(group) else ""
         place = f"{at + 1:,} of {len(group):,} in this group"
-    if not before and not after:
+    if not before and not after and not filters.given:
         return None
     given = filters.given
 

@@ -27,15 +27,15 @@ def rollouts(source: Source, parameters: Mapping[str, str]) -> Page:
         groups = source.groups(filters.query)
         content: list[Child] = [_group(source, filters, one, groups.answers) for one in groups.groups]
         content = [h("ol", content, class_="groups", aria_label="Groups")] if content else []
-        shown, total = len(groups.groups), groups.total
+        shown, total, note = len(groups.groups), groups.total, groups.note
         said = f"{groups.answers:,} {nouns if groups.answers != 1 else source.answer_noun} in {total:,} groups"
         share = groups.share
     else:
         page = source.answers(filters.query)
         content = [rollout_table(source, page.rows, filters)] if page.rows else []
-        shown, total, share = len(page.rows), page.total, page.share
+        shown, total, share, note = len(page.rows), page.total, page.share, page.note
         said = f"{total:,} {nouns if total != 1 else source.answer_noun}"
-    narrowed = " match" if filters.narrowing else ""
+    narrowed = (" match" if filters.narrowing else "") + ("" if share >= 1 else " so far")
     empty = f"No {source.answer_noun} matches." if filters.narrowing else f"No {source.answer_noun} yet."
     return parts.frame_page(
         source,
@@ -44,6 +44,7 @@ def rollouts(source: Source, parameters: Mapping[str, str]) -> Page:
         h("div", h("h1", nouns.capitalize()), h("p", f"{said}{narrowed}", class_="dim", role="status"), class_="head"),
         [h("p", text, class_="note problem", role="alert") for text in filters.problems],
         draw_reading(share),
+        h("p", note, class_="note hint") if note else None,
         draw_form(source, filters),
         h("section", *(content or [h("p", empty, class_="empty")]),
           parts.pager(PATH, filters.given, filters.query.offset, shown, total, PAGER if filters.query.sort else
@@ -63,7 +64,7 @@ def draw_reading(share: float) -> Tree | None:
 def _group(source: Source, filters: RolloutFilters, group: GroupRow, answers: int) -> Tree:
     """A group as a row that opens to its completions."""
     first = group.rows[0]
-    count = f"{group.matching:,} of {group.size:,} match" if group.matching < group.size else f"{group.size:,}"
+    count = f"{group.matching:,} of {group.size:,}" if group.matching < group.size else f"{group.size:,}"
     is_open = bool(filters.narrowing) and answers <= OPEN_ROWS
     rest = group.matching - len(group.rows)
     more = link(filters, group=group.name, work=first.work, show=SINGLE, **{"from": first.step, "to": first.step})
