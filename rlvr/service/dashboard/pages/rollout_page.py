@@ -70,7 +70,8 @@ def rollout(source: Source, parameters: Mapping[str, str]) -> Page:
         h("section", parts.figures(facts | {k: v for k, v in detail.facts.items() if v}), class_="panel",
           aria_label="Numbers"),
         _branches(detail.conversation),
-        h("div", prompt, _answer(detail), h("div", beside, class_="stack"), class_="beside"),
+        h("div", prompt, h("div", _answer(detail), *beside, class_="stack"), class_="beside talk") if has_messages
+        else h("div", prompt, _answer(detail), h("div", beside, class_="stack"), class_="beside"),
     )  # fmt: skip
 
 

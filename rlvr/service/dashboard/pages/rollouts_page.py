@@ -74,18 +74,18 @@ def _group(source: Source, filters: RolloutFilters, group: GroupRow, answers: in
     return h(
         "li",
         h("details",
-          h("summary",
+          h("summary", h(
+            "span",
             h("span", first.prompt or first.task or "(no prompt)", class_="short mono"),
             h("span", [h("i", class_=parts.kind_of(row.outcome)) for row in group.rows], class_="cells",
               aria_hidden="true"),
             h("span", h("small", "passed "), f"{group.passed:,} of {group.matching:,}"),
-            h("span", h("small", "reward "), _write_rewards(group), class_="num"),
+            h("span", h("small", "reward "), _write_rewards(group)),
             h("span", h("small", f"{source.step_noun} "), str(first.step)) if first.step is not None else None,
-            h("span", h("small", f"{source.answer_nouns} "), count),
-            h("span", h("small", f"{source.noun} "), first.work) if not filters.query.work and source.noun != "run"
-            else None, class_="group-line"),
-          h("p", h("span", first.task, class_="mono"), f" level {first.level}" if first.level else None, class_="dim")
-          if first.task else None,
+            h("span", h("small", f"{source.answer_nouns} "), count), class_="group-line")),
+          h("p", h("span", first.task or "no task", class_="mono"), h("span", f"level {first.level}")
+            if first.level else None, h("span", f"{source.noun} {first.work}") if not filters.query.work else None,
+            class_="dim rate"),
           rollout_table(source, group.rows, filters, in_group=True),
           h("p", h("a", f"{rest:,} more that match", href=more) if rest > 0 and group.name else None,
             h("a", "The whole group", href=whole) if group.matching < group.size and group.name else None,
