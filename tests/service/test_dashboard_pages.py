@@ -113,7 +113,7 @@ def test_the_address_has_the_filters_and_pages_keep_them(runs: RunSource):
     fields = {given["name"]: given.get("value") for _, given, *_ in elements(page.main) if given.get("name")}
     set_ones = {name: value for name, value in fields.items() if value}
     assert set_ones == {"outcome": "failed", "task": "sum-0", "from": "1", "to": "1", "work": "first"}
-    assert "1 rollout in 1 groups match" in texts(page.main)
+    assert "1 rollout in 1 group match" in texts(page.main)
     first = make_links(rollouts(runs, {"page": "1", "status": ""}))
     assert not any("page=" in link for link in first)  # 12 groups fit on one
 

@@ -49,8 +49,8 @@ class RolloutFilters:
 
     @property
     def narrowing(self) -> dict[str, str]:
-        """The filters without the order and the form of the table."""
-        return {name: value for name, value in self.given.items() if name not in ("sort", "show")}
+        """The filters that choose among the rollouts of a work."""
+        return {name: value for name, value in self.given.items() if name not in ("sort", "show", "work")}
 
 
 def read_filters(source: Source, parameters: Mapping[str, str]) -> RolloutFilters:
