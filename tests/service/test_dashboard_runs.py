@@ -195,6 +195,8 @@ def test_reading_changes_no_file(run: Path):
     [
         "not json", "[1, 2]", "[" * 5000, '{"scores": 5, "response": 7, "logprobs": "x", "response_tokens": [1]}',
         '{"scores": {"a": {"value": 1e999, "outcome": [], "parts": {"x": "y"}}}, "response_tokens": [1e400]}',
+        '{"response": [1], "prompt": {}, "reference": {"answer": [[]]}, "level": {}, "scores": '
+        '{"a": {"outcome": "passed"}}}',
         '{"response_tokens": [99999999999], "logprobs": [-1], "response": "a"}', '{"reward": ' + "9" * 400 + "}",
     ],
 )  # fmt: skip
@@ -206,6 +208,7 @@ def test_a_damaged_row_breaks_no_page(run: Path, row: str):
     source = RunSource(run)
     for entry in source.answers(Query(step=9)).rows:
         assert source.detail(entry.key) is not None
+    assert source.groups(Query()).total >= 8 and isinstance(source.suspicions(""), list)
     assert source.works()[1] == 1
     for shown in (source.charts, source.notes, source.comparisons):
         assert isinstance(shown("first"), list)

@@ -51,7 +51,7 @@ FEWEST_TASKS = 3  # with different expected answers, for the same text to be sus
 SORTS = ("reward", "advantage", "tokens", "logprob", "step")
 FILTERS = frozenset({"outcome", "reason", "task", "level", "steps", "rewards", "status", "text"})
 _SCHEMA = """
-PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536;
+PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536;
 CREATE TABLE works (id INTEGER PRIMARY KEY, name TEXT UNIQUE, rank INTEGER, typical REAL);
 CREATE TABLE groups (id INTEGER PRIMARY KEY, work INTEGER, file INTEGER, name TEXT, UNIQUE (work, file, name));
 CREATE TABLE rollouts (
@@ -113,7 +113,7 @@ class RolloutIndex:
     def add(self, work: str, file: int, step: int | None, rows: Iterable[GivenRow]) -> int:
         """Add rows of a file; return how many."""
         made = [(place, at, _read_row(work, step, row)) for place, at, row in rows]
-        with self._lock:
+        with self._lock, self._db:
             number = self._work_number(work)
             self._db.execute("BEGIN")
             groups, prompts = dict[str, int](), dict[str, int]()
@@ -132,22 +132,18 @@ class RolloutIndex:
                 table.append((id, *values, *one.columns))
             self._db.executemany(f"INSERT INTO rollouts VALUES ({', '.join('?' * 22)})", table)
             self._db.executemany("INSERT INTO texts VALUES (?, ?, ?)", texts)
-            self._db.execute("COMMIT")
             self.revision += 1
         return len(made)
 
-    def remove(self, work: str, file: int | None = None) -> None:
-        """Remove the rollouts of a file, or of all files of a work."""
-        with self._lock:
-            rule, given = "work = ?", [self._work_number(work)]
-            if file is not None:
-                rule, given = f"{rule} AND file = ?", [*given, file]
+    def remove(self, work: str, file: int) -> None:
+        """Remove the rollouts of a file."""
+        with self._lock, self._db:
+            rule, given = "work = ? AND file = ?", [self._work_number(work), file]
             self._db.execute("BEGIN")
             for column in ("id", "prompt"):
                 self._db.execute(f"DELETE FROM texts WHERE id IN (SELECT {column} FROM rollouts WHERE {rule})", given)
             for table in ("rollouts", "groups"):
                 self._db.execute(f"DELETE FROM {table} WHERE {rule}", given)
-            self._db.execute("COMMIT")
             self.revision += 1
 
     def page(self, query: Query, share: float = 1.0) -> AnswerPage:
@@ -400,12 +396,19 @@ def _read_row(work: str, step: int | None, row: dict[str, Any]) -> _Row:
     parts += [part for verdict in verdicts for part in (verdict.reason, verdict.detail) if part]
     columns = (
         shown.reward, shown.advantage, shown.tokens, shown.logprob,
-        read_signs(row, verdicts), hash(response), hash(json.dumps(row.get("reference") or row.get("task_id"))),
+        read_signs(row, verdicts), _fingerprint(response), _fingerprint(row.get("reference") or row.get("task_id")),
         shown.task, shown.level, shown.outcome, shown.reason, shown.status, "\0".join(shown.verifiers),
         visible_text(row.get("rollout_id"), 200),
     )  # fmt: skip
     text = "\n".join(visible_text(part, SEARCHED) for part in parts if isinstance(part, str))
     return _Row(shown.group, shown.prompt, visible_text(prompt, SEARCHED), shown.answer, text, columns)
+
+
+def _fingerprint(value: Any) -> int:
+    try:
+        return hash(json.dumps(value))
+    except RecursionError:
+        return 0
 
 
 def _pattern(text: str) -> str:

@@ -28,7 +28,8 @@ def rollouts(source: Source, parameters: Mapping[str, str]) -> Page:
         content: list[Child] = [_group(source, filters, one, groups.answers) for one in groups.groups]
         content = [h("ol", content, class_="groups", aria_label="Groups")] if content else []
         shown, total, note = len(groups.groups), groups.total, groups.note
-        said = f"{groups.answers:,} {nouns if groups.answers != 1 else source.answer_noun} in {total:,} group{'' if total == 1 else 's'}"
+        in_groups = f"in {total:,} group{'' if total == 1 else 's'}"
+        said = f"{groups.answers:,} {nouns if groups.answers != 1 else source.answer_noun} {in_groups}"
         share = groups.share
     else:
         page = source.answers(filters.query)
