@@ -40,7 +40,8 @@ def task_reference(task: Task) -> dict[str, Any]:
 
 
 def trajectory_row(trajectory: Trajectory, source: TaskSource | None = None) -> str:
-    """A trajectory as one JSON line: everything but the token masks, and what its source says of the task."""
+    """A trajectory as one JSON line, and what its source says of the task. The mask of actions and the advantages of
+    tokens are there where tokens differ."""
     t = trajectory
     row = {
         "rollout_id": t.rollout_id,
@@ -64,5 +65,7 @@ def trajectory_row(trajectory: Trajectory, source: TaskSource | None = None) -> 
         "prompt_tokens": t.prompt_tokens,
         "response_tokens": t.response_tokens,
         "logprobs": [round(x, 6) for x in t.logprobs],
+        **({"action_mask": t.action_mask} if 0 in t.action_mask else {}),  # 0: the environment wrote the token
+        **({"token_advantages": [round(x, 6) for x in t.token_advantages]} if t.token_advantages else {}),
     }
     return json.dumps(row) + "\n"

@@ -74,14 +74,17 @@ def service(context: Any, database: Path) -> Iterator[str]:
 def test_from_the_overview_to_a_filtered_table_to_one_answer(viewer: str, browser: Browser):
     page = browser.open(viewer)
     assert page.locator(".work").count() == 3 and page.locator("svg").count() == 2
-    page.click("nav >> text=Trajectories")
-    page.wait_for_selector("tbody tr")
-    assert page.locator("tbody tr").count() == 25
+    page.click("nav >> text=Rollouts")
+    page.wait_for_selector(".groups > li")
+    assert page.locator(".groups > li").count() == 25
+    page.click("summary:has-text('More filters')")
     page.select_option("select[name=outcome]", "failed")
-    page.fill("input[name=step]", "3")
-    page.click("button:has-text('Filter')")
+    page.fill("input[name=from]", "3")
+    page.fill("input[name=to]", "3")
+    page.select_option("select[name=show]", "single")
+    page.click("button:has-text('Show')")
     page.wait_for_selector("tbody tr:nth-child(4):last-child")
-    assert "outcome=failed" in page.url and "step=3" in page.url
+    assert "outcome=failed" in page.url and "from=3" in page.url
     browser.open(page.url)  # the address holds the whole state: another user sees the same
     assert page.locator("tbody tr").count() == 4 and page.input_value("select[name=outcome]") == "failed"
     page.locator("tbody tr").first.click()
@@ -89,6 +92,64 @@ def test_from_the_overview_to_a_filtered_table_to_one_answer(viewer: str, browse
     assert "/ui/trajectory/" in page.url and page.locator(".verdict").inner_text().startswith("exact")
     shades = page.eval_on_selector_all(".tokens > span", "all => all.map(e => getComputedStyle(e).backgroundColor)")
     assert len(set(shades)) > 2
+    browser.wait_until_idle(viewer)
+
+
+def test_a_search_is_read_through_by_keys(viewer: str, browser: Browser):
+    """From the search over an opened group to its completions, one after the other, and back; in a field keys write."""
+    page = browser.open(f"{viewer}/ui/trajectories?work=first")
+    page.fill("input[name=q]", "WINDOW.hacked = 1'>`${")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("mark")
+    assert page.locator(".groups > li").count() == 8 == page.locator("details[open] tbody tr").count()
+    assert page.locator("mark").first.inner_text() == "window.hacked = 1'>`${"
+    page.locator("input[name=q]").press("j")
+    assert "/ui/trajectories" in page.url and "j" in page.input_value("input[name=q]")
+    page.locator(".row-link").first.click()
+    page.wait_for_selector("text=1 of 8 in this list")
+    for key, place in (("j", 2), ("ArrowRight", 3), ("k", 2), ("ArrowLeft", 1)):
+        page.keyboard.press(key)
+        page.wait_for_selector(f"text={place} of 8 in this list")
+    page.focus(".text-block")
+    page.keyboard.press("ArrowRight")  # which scrolls the text
+    page.wait_for_timeout(200)
+    assert page.locator("text=1 of 8 in this list").count() == 1
+    page.click("text=Back to the list")
+    page.wait_for_selector("mark")
+    browser.wait_until_idle(viewer)
+
+
+def test_a_group_opens_in_place_and_a_column_sorts(viewer: str, browser: Browser):
+    page = browser.open(f"{viewer}/ui/trajectories?work=first")
+    assert not page.locator(".groups table").first.is_visible()
+    page.focus(".groups summary")
+    page.keyboard.press("Enter")
+    page.locator(".groups table").first.wait_for()
+    assert page.locator(".groups li:first-child tbody tr").count() == 2
+    page = browser.open(f"{viewer}/ui/trajectories?work=first&show=single")
+    page.click("th >> text=Reward")
+    page.wait_for_selector("th[aria-sort=descending]")
+    assert "sort=reward" in page.url and page.locator("tbody td.num").first.inner_text() == "1.000"
+    page.click("th >> text=Reward")
+    page.wait_for_selector("th[aria-sort=ascending]")
+    assert page.locator("tbody td.num").first.inner_text() == "0.000"
+    browser.wait_until_idle(viewer)
+
+
+def test_a_rollout_has_its_parts_side_by_side_or_stacked(viewer: str, browser: Browser):
+    def places() -> list[dict[str, float]]:
+        page = browser.open(f"{viewer}/ui/trajectory/first:1:3")
+        return [page.locator(".beside > *").nth(part).bounding_box() for part in range(3)]
+
+    browser.page.set_viewport_size({"width": 1280, "height": 800})
+    prompt, completion, verdicts = places()
+    assert prompt["y"] == completion["y"] == verdicts["y"]
+    assert prompt["x"] + prompt["width"] < completion["x"] and completion["x"] + completion["width"] < verdicts["x"]
+    assert verdicts["x"] + verdicts["width"] <= 1280
+    browser.page.set_viewport_size(PHONE)
+    prompt, completion, verdicts = places()
+    assert prompt["x"] == completion["x"] == verdicts["x"]
+    assert prompt["y"] + prompt["height"] <= completion["y"] < verdicts["y"]
     browser.wait_until_idle(viewer)
 
 
@@ -166,6 +227,9 @@ PATHS = [
     "/ui/trajectories",
     "/ui/trajectory/first:1:3",
     "/ui/trajectory/agent:0:6",
+    "/ui/trajectories?q=hacked",
+    "/ui/trajectories?show=single&sort=reward&group=1%2F1",
+    "/ui/hacks",
     "/ui/compare",
 ]
 
@@ -228,8 +292,8 @@ def test_sessions_are_filtered_by_status_and_compared(service: str, browser: Bro
         page.keyboard.press("Enter")
     page.wait_for_selector(".work")
     assert page.locator(".badge.live").inner_text() == "running"
-    page = browser.open(f"{service}/ui/trajectories?status=failed")
-    assert page.locator("tbody tr").count() == 1
+    page = browser.open(f"{service}/ui/trajectories?status=failed&sort=reward")
+    assert page.locator("tbody tr").count() == 1 and page.locator("input[name=q]").count() == 0
     page = browser.open(f"{service}/ui/compare?work=a&a=1&b=2")
     assert "iteration 1" in page.locator("#main").inner_text()
     for nowhere in ("session/nothing", "sessions", "run"):

@@ -14,7 +14,8 @@ pytest.importorskip("transformers", reason="the extra [train] is not installed")
 from rlvr.service.dashboard.conversation_view import list_branches, read_conversation
 from rlvr.service.dashboard.dashboard_data import Query
 from rlvr.service.dashboard.element_tree import texts
-from rlvr.service.dashboard.pages.trajectory_pages import trajectories, trajectory
+from rlvr.service.dashboard.pages.rollout_page import rollout
+from rlvr.service.dashboard.pages.rollouts_page import rollouts
 from rlvr.service.dashboard.pages.work_pages import overview, work_page
 from rlvr.service.dashboard.recording_source import RecordingSource
 from rlvr.service.dashboard.run_source import RunSource
@@ -84,7 +85,7 @@ def test_rows_that_no_run_writes_break_no_page() -> None:
 
 
 def test_the_pages_of_a_run_link_its_branches(run: RunSource) -> None:
-    main = trajectory(run, {"key": "run:3:6"}).main
+    main = rollout(run, {"key": "run:3:6"}).main
     said = texts(main)
     assert "Branches: 3" in said and "trained in another branch" in said and "weather" in said
     links = json.dumps(main)
@@ -94,8 +95,8 @@ def test_the_pages_of_a_run_link_its_branches(run: RunSource) -> None:
 def test_a_recording_is_shown_and_read_again_when_it_grows(tmp_path: Path) -> None:
     path = tmp_path / "traffic.jsonl"
     with recorder(path, CALL, "It rains.", "No rain.") as server:
-        rollout = server.open("task-1")
-        base, asked = rollout["openai_base_url"], {"role": "user", "content": "Rain?"}
+        opened = server.open("task-1")
+        base, asked = opened["openai_base_url"], {"role": "user", "content": "Rain?"}
         said = read_message(chat(base, asked, tools=[WEATHER]))
         told = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "12 degrees"}
         read_message(chat(base, asked, said, told, tools=[WEATHER]))
@@ -103,9 +104,9 @@ def test_a_recording_is_shown_and_read_again_when_it_grows(tmp_path: Path) -> No
         before = source.revision()
         (status, last) = chat(base, asked, said, told, {"role": "user", "content": "Sure?"}, tools=[WEATHER])
         assert status == 200
-        assert post(f"{rollout['url']}/reward", {"reward": 1, "call": last["id"]})[0] == 200
-        assert post(f"{rollout['url']}/reward", {"reward": 0})[0] == 200
-        assert post(f"{rollout['url']}/reward", {"reward": 0, "call": "none"})[0] == 404
+        assert post(f"{opened['url']}/reward", {"reward": 1, "call": last["id"]})[0] == 200
+        assert post(f"{opened['url']}/reward", {"reward": 0})[0] == 200
+        assert post(f"{opened['url']}/reward", {"reward": 0, "call": "none"})[0] == 404
     assert source.revision() != before
     ([work], count) = source.works()
     assert (count, work.about, work.figures["reward"]) == (1, "3 calls of task-1", "0")
@@ -125,9 +126,9 @@ def test_a_recording_is_shown_and_read_again_when_it_grows(tmp_path: Path) -> No
     assert [(b.text, b.depth, b.shared, b.reward) for b in detail.conversation.branches] == [
         ("It rains.", 0, 0, 0.0), ("No rain.", 1, 1, 1.0),
     ]  # fmt: skip
-    for view in (overview, trajectories, work_page, trajectory):
+    for view in (overview, rollouts, work_page, rollout):
         assert view(source, {"work": work.id, "key": rows[0].key}).status == 200
-    assert trajectory(source, {"key": "no_rollout:1"}).status == 404
+    assert rollout(source, {"key": "no_rollout:1"}).status == 404
 
 
 def test_a_file_that_is_no_recording_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlvr.core.types import Task
-from rlvr.service.dashboard.dashboard_data import AnswerPage, Query, finite_number, one_line, thin_points, visible_text
+from rlvr.service.dashboard.dashboard_data import Query, finite_number, one_line, thin_points, visible_text
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.dashboard.token_pieces import load_decode, token_pieces
 from rlvr.training.rollout_rows import trajectory_row
@@ -149,16 +149,17 @@ def test_rewritten_metrics_are_read_again(run: Path):
         assert len(points) == len(rewritten)
 
 
-def test_many_answers_are_read_in_parts(run: Path):
-    """A refresh reads no more than its budget, shows what it has, and the next one continues."""
+def test_what_a_page_has_no_time_to_read_is_read_in_a_thread(run: Path):
+    """An open page asks again as long as the revision changes, so it shows all in the end."""
     source = RunSource(run, budget=1)
-    seen, revisions = list[AnswerPage](), list[object]()
-    for _ in range(4):
-        revisions.append(source.revision())  # a page that is open asks again as long as it changes
-        seen.append(source.answers(Query()))
-    assert len(set(revisions)) == 4 and source.revision() != revisions[-1]
-    assert [page.total for page in seen] == [4, 8, 12, 16]
-    assert [page.complete for page in seen] == [False, False, False, True]
+    before = source.revision()
+    page = source.answers(Query())
+    assert page.complete == (page.share == 1) and page.total <= 16
+    source._reader._thread.join()  # type: ignore[reportPrivateUsage]
+    after = source.revision()
+    assert before != after
+    page = source.answers(Query())
+    assert (page.total, page.complete, page.share) == (16, True, 1.0) and source.revision() == after
 
 
 def test_a_run_is_running_while_it_is_locked(run: Path):
@@ -194,6 +195,8 @@ def test_reading_changes_no_file(run: Path):
     [
         "not json", "[1, 2]", "[" * 5000, '{"scores": 5, "response": 7, "logprobs": "x", "response_tokens": [1]}',
         '{"scores": {"a": {"value": 1e999, "outcome": [], "parts": {"x": "y"}}}, "response_tokens": [1e400]}',
+        '{"response": [1], "prompt": {}, "reference": {"answer": [[]]}, "level": {}, "scores": '
+        '{"a": {"outcome": "passed"}}}',
         '{"response_tokens": [99999999999], "logprobs": [-1], "response": "a"}', '{"reward": ' + "9" * 400 + "}",
     ],
 )  # fmt: skip
@@ -205,6 +208,7 @@ def test_a_damaged_row_breaks_no_page(run: Path, row: str):
     source = RunSource(run)
     for entry in source.answers(Query(step=9)).rows:
         assert source.detail(entry.key) is not None
+    assert source.groups(Query()).total >= 8 and isinstance(source.suspicions(""), list)
     assert source.works()[1] == 1
     for shown in (source.charts, source.notes, source.comparisons):
         assert isinstance(shown("first"), list)

@@ -20,6 +20,19 @@ POINTS = 400  # of a curve: a chart has no more distinguishable pixels
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
+class _Escapes(dict[int, str]):
+    """How each character may be shown, for `str.translate`, filled as characters come."""
+
+    def __missing__(self, code: int) -> str:
+        c = chr(code)
+        hidden = c not in "\n\t" and unicodedata.category(c) in _HIDDEN
+        self[code] = shown = c.encode("unicode_escape").decode() if hidden else c
+        return shown
+
+
+_ESCAPES = _Escapes()
+
+
 def visible_text(text: Any, most: int = TEXT) -> str:
     """Untrusted text as it may be shown: invisible characters and those that turn the writing direction are escaped,
     and the middle of a long text is replaced by a note. Line breaks and tabs stay."""
@@ -28,10 +41,8 @@ def visible_text(text: Any, most: int = TEXT) -> str:
     if len(text) > most:
         head, tail = most * 2 // 3, most // 3
         text = f"{text[:head]}\n[... {len(text) - head - tail:,} characters are not shown ...]\n{text[-tail:]}"
-    return "".join(
-        c.encode("unicode_escape").decode() if c not in "\n\t" and unicodedata.category(c) in _HIDDEN else c
-        for c in text
-    )
+    plain = text.isprintable() or text.replace("\n", "").replace("\t", "").isprintable()
+    return text if plain else text.translate(_ESCAPES)
 
 
 def one_line(text: Any, most: int = HEAD) -> str:
@@ -133,6 +144,9 @@ class AnswerRow:
     reason: str = ""
     rating: float | None = None
     verifiers: tuple[str, ...] = ()  # that judged it
+    level: str = ""
+    logprob: float | None = None  # mean over its tokens, in nats
+    found: str = ""  # of a search: the text around the first place that has it
 
 
 @dataclass(frozen=True)
@@ -149,11 +163,16 @@ class VerifierVerdict:
 
 @dataclass(frozen=True)
 class TokenPiece:
-    """A token as text with its log-probability. `token` is its id, or the ids of several that make one letter."""
+    """A token as text with its log-probability. `token` is its id, or the ids of several that make one letter, `place`
+    that of the first in the answer. The environment wrote those that are not `is_sampled`. `advantage` is its own,
+    where tokens of one answer differ."""
 
     text: str
     logprob: float
     token: str
+    place: int = 0
+    is_sampled: bool = True
+    advantage: float | None = None
 
 
 @dataclass(frozen=True)
@@ -201,7 +220,8 @@ class ConversationView:
 
 @dataclass(frozen=True)
 class AnswerDetail:
-    """One answer in full. `tokens` has no pieces without tokens or without a tokenizer that decodes them."""
+    """One answer in full. `tokens` has no pieces without tokens or without a tokenizer that decodes them. `siblings`
+    are the others of its group or session, and itself where they have an order."""
 
     row: AnswerRow
     prompt: str
@@ -218,8 +238,26 @@ class AnswerDetail:
 
 
 @dataclass(frozen=True)
+class Conditions:
+    """Further conditions of a query. Ranges include both ends. `text` is in the prompt, the completion or a verdict;
+    `sign` is a kind of suspicion (`suspicions.KINDS`)."""
+
+    text: str = ""
+    reason: str = ""
+    level: str = ""
+    steps: tuple[int | None, int | None] = (None, None)
+    rewards: tuple[float | None, float | None] = (None, None)
+    group: str = ""
+    sign: str = ""
+
+
+@dataclass(frozen=True)
 class Query:
-    """A filter of answers; '' and None are no condition."""
+    """A filter of answers; '' and None are no condition. A task matches if it contains `task`.
+
+    `sort` is one of the source's `sorts`, the greatest first, or with a `-` before it the smallest; '' is the newest
+    first.
+    """
 
     work: str = ""
     task: str = ""
@@ -228,15 +266,65 @@ class Query:
     step: int | None = None
     offset: int = 0
     limit: int = PAGE
+    sort: str = ""
+    more: Conditions = Conditions()
 
 
 @dataclass(frozen=True)
 class AnswerPage:
-    """A page of answers, newest first. `complete` is False while older ones are still being read."""
+    """A page of answers. `complete` is False while older ones are still being read, `share` how much of them was;
+    `note` says what else is not in the table."""
 
     rows: list[AnswerRow]
     total: int
     complete: bool = True
+    share: float = 1.0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """The completions of one prompt that match, the first of them in `rows`; `size` counts all, matching or not."""
+
+    name: str
+    rows: list[AnswerRow]
+    matching: int
+    size: int
+    passed: int
+    rewards: tuple[float, float, float] | None  # the least, the mean and the greatest of those that match
+
+
+@dataclass(frozen=True)
+class GroupPage:
+    """A page of groups; `answers` counts their completions that match, on all pages."""
+
+    groups: list[GroupRow]
+    total: int
+    answers: int
+    complete: bool = True
+    share: float = 1.0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The answers before and after one in the order of a query, its place from 1, and how many there are."""
+
+    before: str
+    after: str
+    place: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """A kind of suspicious rollouts: how many there are, what that means, some of them, and the query of all."""
+
+    title: str
+    meaning: str
+    count: int
+    rows: list[AnswerRow]
+    query: Query
 
 
 @dataclass(frozen=True)
@@ -247,6 +335,8 @@ class Choices:
     outcomes: list[str] = field(default_factory=list[str])
     statuses: list[str] = field(default_factory=list[str])
     steps: tuple[int, int] | None = None  # the first and the last
+    reasons: list[str] = field(default_factory=list[str])
+    levels: list[str] = field(default_factory=list[str])
 
 
 class Source(Protocol):
@@ -254,8 +344,9 @@ class Source(Protocol):
 
     `noun` names a work (`run`, `session`), `status_noun` the `status` of an answer, `step_noun` its step; `can_rate`
     says whether ratings can be stored, `can_compare` whether there are steps to compare, `no_charts` when the
-    overview's curves begin. `revision` is cheap and changes
-    when there is something new.
+    overview's curves begin. `filters` and `sorts` are those of a `Query` that the source can apply to answers,
+    `can_group` says whether it has `groups` and `neighbours`, `has_suspicions` whether it looks for hacks.
+    `answer_noun` names an answer. `revision` is cheap and changes when there is something new.
     """
 
     noun: ClassVar[str]
@@ -264,6 +355,12 @@ class Source(Protocol):
     can_rate: ClassVar[bool] = False
     can_compare: ClassVar[bool] = True
     no_charts: ClassVar[str] = ""
+    filters: ClassVar[frozenset[str]] = frozenset({"outcome", "task", "steps", "status"})
+    sorts: ClassVar[tuple[str, ...]] = ()
+    can_group: ClassVar[bool] = False
+    has_suspicions: ClassVar[bool] = False
+    answer_noun: ClassVar[str] = "rollout"
+    answer_nouns: ClassVar[str] = "rollouts"
     title: str
 
     def revision(self) -> object: ...
@@ -286,6 +383,18 @@ class Source(Protocol):
         return []
 
     def comparisons(self, work: str) -> list[Comparison]:
+        return []
+
+    def groups(self, query: Query) -> GroupPage:
+        raise ValueError("this source has no groups: its answers are a plain table")
+
+    def neighbours(self, query: Query, grouped: bool, key: str) -> Neighbours | None:
+        return None
+
+    def suspicions(self, work: str) -> list[Suspicion]:
+        return []
+
+    def cautions(self, work: str) -> list[Note]:
         return []
 
     def rate(self, key: str, owner: str, rating: float) -> None:

@@ -18,8 +18,10 @@ from nicegui.element import Element
 from rlvr.service.dashboard.dashboard_data import OWNER, SOURCE, Source
 from rlvr.service.dashboard.element_tree import Page, Tree, h
 from rlvr.service.dashboard.pages.compare_page import compare
+from rlvr.service.dashboard.pages.hacks_page import hacks
 from rlvr.service.dashboard.pages.page_parts import frame_page, not_found_page
-from rlvr.service.dashboard.pages.trajectory_pages import trajectories, trajectory
+from rlvr.service.dashboard.pages.rollout_page import rollout
+from rlvr.service.dashboard.pages.rollouts_page import rollouts
 from rlvr.service.dashboard.pages.work_pages import overview, work_page
 
 LOGGER = logging.getLogger("rlvr")
@@ -143,8 +145,9 @@ PAGES: dict[str, View] = {
     "/ui/run/{work:path}": work_page,
     "/ui/session/{work:path}": work_page,
     "/ui/rollout/{work:path}": work_page,
-    "/ui/trajectories": trajectories,
-    "/ui/trajectory/{key:path}": trajectory,
+    "/ui/trajectories": rollouts,
+    "/ui/trajectory/{key:path}": rollout,
+    "/ui/hacks": hacks,
     "/ui/compare": compare,
     "/ui/{address:path}": _unknown,  # the last: NiceGUI's own page for unknown addresses needs eval
 }

@@ -21,6 +21,8 @@ from rlvr.service.dashboard.dashboard_data import (
     AnswerPage,
     Chart,
     Choices,
+    GroupPage,
+    Neighbours,
     Note,
     Query,
     Source,
@@ -28,12 +30,14 @@ from rlvr.service.dashboard.dashboard_data import (
     one_line,
     visible_text,
 )
+from rlvr.service.dashboard.rollout_index import FILTERS, SORTS, RolloutIndex
 from rlvr.service.dashboard.row_details import answer_detail
 from rlvr.service.dashboard.run_files import answer_row, stamp
 from rlvr.service.dashboard.token_pieces import load_decode
 from rlvr.training.rollout_rows import trajectory_row
 
 Rows = dict[str, dict[str, Any]]
+SIBLINGS = 256  # of a group, beside an answer
 
 
 @dataclass
@@ -49,6 +53,8 @@ class RecordingSource(Source):
     """`file` is a recording; ValueError for another file."""
 
     noun, status_noun, step_noun, can_compare = "rollout", "stop reason", "step", False
+    filters, sorts, can_group = FILTERS - {"steps"}, tuple(one for one in SORTS if one != "step"), True
+    answer_noun, answer_nouns = "branch", "branches"
 
     def __init__(self, file: Path) -> None:
         self.file, self.title = file, visible_text(file.name, 100)
@@ -56,6 +62,7 @@ class RecordingSource(Source):
         self._stamp: object = None
         self._rollouts: dict[str, _Rollout] = {}
         self._decode: Decode | None = None
+        self._index = _make_index()
         self._refresh()
 
     def revision(self) -> object:
@@ -77,37 +84,36 @@ class RecordingSource(Source):
         return [Note("problem", found.problem)] if found and found.problem else []
 
     def choices(self, work: str) -> Choices:
-        statuses = {one_line(row.get("stop_reason")) for one in self._select(work) for row in one.rows.values()}
-        tasks = {one_line(row.get("group_id"), 100) for one in self._select(work) for row in one.rows.values()}
-        return Choices(sorted(tasks)[:1000], [], sorted(statuses - {""}), None)
+        self._refresh()
+        return self._index.choices(work)
 
     def answers(self, query: Query) -> AnswerPage:
-        rows = [
-            answer_row(one.work.id, None, key, row) for one in self._select(query.work) for key, row in one.rows.items()
-        ]
-        asked = (query.task, query.status, query.outcome)
-        found = [
-            row
-            for row in rows
-            if all(one in ("", own) for one, own in zip(asked, (row.task, row.status, row.outcome), strict=True))
-        ]
-        return AnswerPage(found[query.offset : query.offset + query.limit], len(found))
+        self._refresh()
+        return self._index.page(query)
+
+    def groups(self, query: Query) -> GroupPage:
+        self._refresh()
+        return self._index.groups(query)
+
+    def neighbours(self, query: Query, grouped: bool, key: str) -> Neighbours | None:
+        rollout, _, number = key.rpartition(":")
+        known = key in self._rows_of(rollout)
+        return self._index.neighbours(query, grouped, rollout, 0, int(number)) if known else None
 
     def detail(self, key: str) -> AnswerDetail | None:
-        rollouts = self._refresh()
-        found = rollouts.get(key.rpartition(":")[0])
-        if found is None or key not in found.rows:
+        rollout, _, number = key.rpartition(":")
+        rows = self._rows_of(rollout)
+        if key not in rows:
             return None
-        group = found.rows[key]["group_id"]
-        around = {k: row for one in rollouts.values() for k, row in one.rows.items() if row["group_id"] == group}
-        return answer_detail(found.work.id, None, key, around, self._decode)
+        group = self._index.group_of(rollout, 0, int(number), SIBLINGS)
+        return answer_detail(key, answer_row(rollout, None, key, rows[key]), rows, self._decode, group)
 
     def at_step(self, work: str, step: int) -> dict[str, float]:
         return {}
 
-    def _select(self, work: str) -> list[_Rollout]:
-        rollouts = self._refresh()
-        return ([rollouts[work]] if work in rollouts else []) if work else list(rollouts.values())
+    def _rows_of(self, rollout: str) -> Rows:
+        found = self._refresh().get(rollout)
+        return found.rows if found else {}
 
     def _refresh(self) -> dict[str, _Rollout]:
         """The rollouts, the newest first."""
@@ -117,7 +123,11 @@ class RecordingSource(Source):
                 if self._decode is None and recording.model:
                     self._decode = load_decode(Path(recording.model) / "tokenizer.json")
                 self._rollouts = {one.id: self._read(one) for one in reversed(recording.rollouts)}
-                self._stamp = now
+                index = _make_index()
+                index.rank(list(self._rollouts))
+                for work, one in self._rollouts.items():
+                    index.add(work, 0, None, [(place, 0, row) for place, row in enumerate(one.rows.values())])
+                self._index, self._stamp = index, now
             return self._rollouts
 
     def _read(self, rollout: RecordedRollout) -> _Rollout:
@@ -136,6 +146,11 @@ class RecordingSource(Source):
         work = Work(rollout.id, visible_text(rollout.id, 200), "recorded", about=one_line(about), changed=ended or None,
                     figures=figures)  # fmt: skip
         return _Rollout(work, rows, problem)
+
+
+def _make_index() -> RolloutIndex:
+    """A table in which the rollouts of one task are a group."""
+    return RolloutIndex(lambda rollout, file, place: f"{rollout}:{place}", groups_of_works=False)
 
 
 def _count_tokens(rollout: RecordedRollout) -> int:

@@ -7,10 +7,8 @@ value is trusted to have a type, and nothing is ever written.
 from __future__ import annotations
 
 import json
+import math
 import os
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,7 @@ from rlvr.service.dashboard.dashboard_data import (
     visible_text,
 )
 
-BUDGET = 32 << 20  # bytes of answers read per refresh; the next one continues
 SMALL = 16 << 20  # the largest JSON file that is read
-ROWS = 200_000  # answers indexed
-_NUMBERED = re.compile(r"rl-(\d{1,9})\.jsonl")
 
 
 def read_json(path: Path) -> Any:
@@ -83,122 +78,11 @@ class MetricsFile:
         return [row for row in self.rows if row.get("phase", "rl") == phase]
 
 
-@dataclass(frozen=True)
-class _IndexedAnswer:
-    """An answer without its texts: its place and what filters need."""
-
-    place: int  # of its line in the file
-    task: str
-    outcome: str
-    status: str
-
-
-@dataclass
-class _IndexedFile:
-    """The index of one file of answers, as of its stamp."""
-
-    stamp: tuple[int, int]
-    answers: list[_IndexedAnswer] = field(default_factory=list[_IndexedAnswer])
-
-
-class Rollouts:
-    """The answers of a run, `rollouts/rl-<step>.jsonl`. Texts stay on disk; the newest files are indexed first."""
-
-    def __init__(self, folder: Path, budget: int = BUDGET) -> None:
-        self.folder, self.budget = folder, budget
-        self._files: dict[int, _IndexedFile] = {}
-        self.complete = True
-
-    def refresh(self) -> None:
-        """Index new files, newest first, up to the budget; `complete` says whether all are indexed."""
-        left, rows, self.complete = self.budget, 0, True
-        present = self._present()
-        for gone in self._files.keys() - present.keys():
-            del self._files[gone]
-        for step in sorted(present, reverse=True):
-            size, changed = present[step]
-            file = self._files.get(step)
-            if file is None or file.stamp != (size, changed):
-                if left <= 0 or rows > ROWS:
-                    self.complete = False
-                    continue
-                left -= size
-                file = self._files[step] = _IndexedFile((size, changed), list(self._index(step)))
-            rows += len(file.answers)
-
-    @property
-    def num_indexed(self) -> int:
-        """The number of indexed files: it grows while older ones are still being read."""
-        return len(self._files)
-
-    def steps(self) -> list[int]:
-        return sorted(self._files)
-
-    def select(self, step: int | None, task: str, outcome: str, status: str) -> list[tuple[int, int]]:
-        """(step, line) of the matching answers, newest step first, in the order of the file."""
-        steps = [step] if step is not None else sorted(self._files, reverse=True)
-        return [
-            (at, answer.place)
-            for at in steps
-            for answer in (self._files[at].answers if at in self._files else [])
-            if (not task or answer.task == task)
-            and (not outcome or answer.outcome == outcome)
-            and (not status or answer.status == status)
-        ]
-
-    def choices(self) -> tuple[list[str], list[str], list[str]]:
-        """All tasks (at most the thousand most frequent), outcomes and stop reasons."""
-        tasks: dict[str, int] = {}
-        outcomes, statuses = set[str](), set[str]()
-        for file in self._files.values():
-            for answer in file.answers:
-                tasks[answer.task] = tasks.get(answer.task, 0) + 1
-                outcomes.add(answer.outcome)
-                statuses.add(answer.status)
-        often = sorted(tasks, key=lambda task: (-tasks[task], task))[:1000]
-        return sorted(often), sorted(outcomes - {""}), sorted(statuses - {""})
-
-    def rows(self, places: list[tuple[int, int]]) -> dict[tuple[int, int], dict[str, Any]]:
-        """Read the rows at these places from disk; missing ones are left out."""
-        by_step: dict[int, set[int]] = {}
-        for step, place in places:
-            by_step.setdefault(step, set()).add(place)
-        return {(step, place): row for step, lines in by_step.items() for place, row in self._lines(step, lines)}
-
-    def _present(self) -> dict[int, tuple[int, int]]:
-        files: dict[int, tuple[int, int]] = {}
-        try:
-            with os.scandir(self.folder) as entries:
-                for entry in entries:
-                    if match := _NUMBERED.fullmatch(entry.name):
-                        stat = entry.stat()
-                        files[int(match[1])] = (stat.st_size, stat.st_mtime_ns)
-        except OSError:
-            pass
-        return files
-
-    def _lines(self, step: int, places: set[int] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-        try:
-            with open(self.folder / f"rl-{step:06d}.jsonl", "rb") as file:
-                for place, text in enumerate(file):
-                    if (places is None or place in places) and (row := parse_row(text)) is not None:
-                        yield place, row
-        except OSError:
-            return
-
-    def _index(self, step: int) -> Iterator[_IndexedAnswer]:
-        for place, row in self._lines(step):
-            outcome, _ = outcome_of(verdicts_of(row.get("scores")))
-            yield _IndexedAnswer(
-                place, one_line(row.get("task_id"), 100), outcome, one_line(row.get("stop_reason"), 40)
-            )
-
-
 def answer_row(work: str, step: int | None, key: str, row: dict[str, Any]) -> AnswerRow:
     """A stored answer as a row of a table."""
     verdicts = verdicts_of(row.get("scores"))
     outcome, reason = outcome_of(verdicts)
-    tokens = row.get("response_tokens")
+    tokens, logprobs = row.get("response_tokens"), numbers(row.get("logprobs"))
     answer = row.get("answer") if isinstance(row.get("answer"), str) else row.get("response")
     return AnswerRow(
         key=key,
@@ -215,6 +99,8 @@ def answer_row(work: str, step: int | None, key: str, row: dict[str, Any]) -> An
         group=visible_text(row.get("group_id"), 200),
         reason=reason,
         verifiers=tuple(verdict.verifier for verdict in verdicts),
+        level=one_line(row.get("level"), 40),
+        logprob=math.fsum(logprobs) / len(logprobs) if logprobs else None,
     )
 
 

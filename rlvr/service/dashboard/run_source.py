@@ -23,37 +23,42 @@ from rlvr.service.dashboard.dashboard_data import (
     PAGE,
     AnswerDetail,
     AnswerPage,
-    AnswerRow,
     Chart,
     Choices,
     Comparison,
     Curve,
+    GroupPage,
+    Neighbours,
     Note,
     Query,
     Source,
+    Suspicion,
     Work,
     as_mapping,
     finite_number,
     thin_points,
     visible_text,
 )
+from rlvr.service.dashboard.rollout_index import FILTERS, SORTS, RolloutIndex
 from rlvr.service.dashboard.row_details import answer_detail
 from rlvr.service.dashboard.run_charts import failing_groups, run_charts, run_summary
 from rlvr.service.dashboard.run_files import (
-    BUDGET,
     SMALL,
     MetricsFile,
-    Rollouts,
     answer_row,
     is_held,
     read_json,
     stamp,
 )
+from rlvr.service.dashboard.run_rollouts import BUDGET, RolloutReader
+from rlvr.service.dashboard.suspicions import find_cautions, find_suspicions
 from rlvr.service.dashboard.token_pieces import load_decode
 from rlvr.tracking.console import format_metrics
 from rlvr.training.run_diagnosis import RunDiagnosis, diagnose_run
 
 RECENT_S = 60.0
+RUNS = 20  # the newest, whose rollouts are in tables of all runs
+SIBLINGS = 256  # of a group, beside a rollout
 MARKS = ("metrics.jsonl", "resolved.yaml", "journal.jsonl")  # a folder with one of these is a run's
 
 
@@ -65,9 +70,12 @@ class RunSource(Source):
     """`folder` is a run or holds runs; ValueError otherwise."""
 
     noun, status_noun, step_noun = "run", "stop reason", "step"
+    filters, sorts, can_group, has_suspicions = FILTERS, SORTS, True, True
 
     def __init__(self, folder: Path, budget: int = BUDGET) -> None:
-        self.folder, self.budget, self.single = folder, budget, is_run(folder)
+        self.folder, self.single = folder, is_run(folder)
+        self._index = RolloutIndex(answer_key)
+        self._reader = RolloutReader(self._index, budget)
         self._runs: dict[str, RunFolder] = {}
         self._lock = threading.Lock()
         self.title = visible_text(folder.resolve().name, 100)
@@ -80,7 +88,7 @@ class RunSource(Source):
             )
 
     def revision(self) -> object:
-        return tuple(run.revision() for run in self._refresh().values())
+        return self._index.revision, self._reader.share, tuple(run.revision() for run in self._refresh().values())
 
     def works(self, offset: int = 0, limit: int = PAGE) -> tuple[list[Work], int]:
         """The runs, the one that changed last first."""
@@ -118,31 +126,52 @@ class RunSource(Source):
         return [*run_summary(read_json(run.folder / "summary.json")), *failing_groups(run.diagnosis())] if run else []
 
     def choices(self, work: str) -> Choices:
-        of_runs = [run.choices() for run in self._select(work)]
-        tasks = sorted({task for one in of_runs for task in one.tasks})[:1000]
-        outcomes = sorted({outcome for one in of_runs for outcome in one.outcomes})
-        statuses = sorted({status for one in of_runs for status in one.statuses})
-        steps = [step for one in of_runs for step in one.steps or ()]
-        return Choices(tasks, outcomes, statuses, (min(steps), max(steps)) if steps else None)
+        self._read_rollouts(work)
+        return self._index.choices(work)
 
     def answers(self, query: Query) -> AnswerPage:
-        """The answers run by run, the run that changed last first."""
-        rows: list[AnswerRow] = []
-        skip, total, complete = query.offset, 0, True
-        for run in self._select(query.work):
-            page = run.answers(replace(query, offset=skip, limit=query.limit - len(rows)))
-            rows += page.rows
-            skip, total, complete = max(0, skip - page.total), total + page.total, complete and page.complete
-        return AnswerPage(rows, total, complete)
+        self._read_rollouts(query.work)
+        return replace(self._index.page(query, self._reader.share), note=self._reader.note)
+
+    def groups(self, query: Query) -> GroupPage:
+        self._read_rollouts(query.work)
+        return replace(self._index.groups(query, self._reader.share), note=self._reader.note)
+
+    def neighbours(self, query: Query, grouped: bool, key: str) -> Neighbours | None:
+        place = _parse_key(key)
+        return self._index.neighbours(query, grouped, *place) if place else None
+
+    def suspicions(self, work: str) -> list[Suspicion]:
+        self._read_rollouts(work)
+        return find_suspicions(self._index, work)
+
+    def cautions(self, work: str) -> list[Note]:
+        """What is known of the rewards of the runs, and how their rollouts can be had for a look of one's own."""
+        return find_cautions({run.name: run.config() for run in self._select(work)})
 
     def detail(self, key: str) -> AnswerDetail | None:
-        match = re.fullmatch(r"(.+):([0-9]{1,9}):([0-9]{1,9})", key)
-        run = self._run(match[1]) if match else None
-        return run.detail(int(match[2]), int(match[3])) if match and run else None
+        if (place := _parse_key(key)) is None or (run := self._run(place[0])) is None:
+            return None
+        file = place[:2]
+        if not self._reader.is_read(file) or not self._index.offsets(*place):
+            self._read_rollouts(run.name, file)
+        rows = self._reader.rows_at(file, self._index.offsets(*place))
+        if place[2] not in rows:
+            return None
+        episode = {answer_key(*file, other): row for other, row in rows.items()}
+        shown = answer_row(run.name, place[1], key, rows[place[2]])
+        return answer_detail(key, shown, episode, run.decoder(), self._index.group_of(*place, SIBLINGS))
 
     def at_step(self, work: str, step: int) -> dict[str, float]:
         run = self._run(work)
         return run.at_step(step) if run else {}
+
+    def _read_rollouts(self, work: str, file: tuple[str, int] | None = None) -> None:
+        """Read the rollouts of a run, or of the newest runs, into the table."""
+        newest = self._newest(None)
+        self._index.rank([run.name for run in newest])
+        chosen = [run for run in newest if run.name == work] + [run for run in newest[:RUNS] if run.name != work]
+        self._reader.refresh({run.name: run.folder / "rollouts" for run in chosen}, file)
 
     def _refresh(self) -> dict[str, RunFolder]:
         with self._lock:
@@ -152,7 +181,7 @@ class RunSource(Source):
                 del self._runs[gone]
             for name, folder in names.items():
                 if name not in self._runs:
-                    self._runs[name] = RunFolder(name, folder, self.budget)
+                    self._runs[name] = RunFolder(name, folder)
             return dict(self._runs)
 
     def _run_folders(self) -> list[Path]:
@@ -168,7 +197,7 @@ class RunSource(Source):
         if name:
             run = self._run(name)
             return [run] if run else []
-        return self._newest(20)
+        return self._newest(RUNS)
 
     def _newest(self, most: int | None) -> list[RunFolder]:
         return sorted(self._refresh().values(), key=lambda run: -(run.last_change() or 0))[:most]
@@ -177,17 +206,17 @@ class RunSource(Source):
 class RunFolder:
     """One run folder; thread-safe."""
 
-    def __init__(self, name: str, folder: Path, budget: int) -> None:
+    def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = visible_text(name, 200), folder
         self._lock = threading.RLock()
-        self._metrics, self._rollouts = MetricsFile(folder / "metrics.jsonl"), Rollouts(folder / "rollouts", budget)
+        self._metrics = MetricsFile(folder / "metrics.jsonl")
         self._decode: Decode | None = None
         self._config: tuple[float, dict[str, Any]] | None = None
         self._diagnosis: tuple[object, RunDiagnosis | None] | None = None
 
     def revision(self) -> object:
         places = ("metrics.jsonl", "summary.json", "rollouts", ".lock")
-        return (self.name, *(stamp(self.folder / place) for place in places), self._rollouts.num_indexed)
+        return (self.name, *(stamp(self.folder / place) for place in places))
 
     def last_change(self) -> float | None:
         times = [stamp(self.folder / name)[1] for name in (*MARKS, "summary.json")]
@@ -278,35 +307,12 @@ class RunFolder:
             notes.append(Note("note", f"{self._metrics.damaged:,} lines of metrics.jsonl are damaged and left out"))
         return notes
 
-    def choices(self) -> Choices:
-        with self._lock:
-            self._rollouts.refresh()
-            steps, (tasks, outcomes, statuses) = self._rollouts.steps(), self._rollouts.choices()
-        return Choices(tasks, outcomes, statuses, (steps[0], steps[-1]) if steps else None)
-
-    def answers(self, query: Query) -> AnswerPage:
-        with self._lock:
-            self._rollouts.refresh()
-            places = self._rollouts.select(query.step, query.task, query.outcome, query.status)
-            page = places[query.offset : query.offset + query.limit]
-            rows = self._rollouts.rows(page)
-            complete = self._rollouts.complete
-        found = [answer_row(self.name, at[0], answer_key(self.name, *at), rows[at]) for at in page if at in rows]
-        return AnswerPage(found, len(places), complete)
-
-    def detail(self, step: int, place: int) -> AnswerDetail | None:
-        with self._lock:
-            around = self._rollouts.rows([(step, other) for other in range(max(0, place - 64), place + 65)])
-        rows = {answer_key(self.name, *at): row for at, row in around.items()}
-        key = answer_key(self.name, step, place)
-        return answer_detail(self.name, step, key, rows, self._decoder()) if key in rows else None
-
     def at_step(self, step: int) -> dict[str, float]:
         row = next((row for row in self.rows() if row.get("step") == step), {})
         numbers = {name: finite_number(value) for name, value in row.items() if name != "step"}
         return {name: number for name, number in numbers.items() if number is not None}
 
-    def _decoder(self) -> Decode | None:
+    def decoder(self) -> Decode | None:
         """The tokenizer beside the newest weights, or in the initial model's folder."""
         name = as_mapping(self.config().get("model")).get("name")
         try:
@@ -319,6 +325,11 @@ class RunFolder:
             if file is not None and self._decode is None:
                 self._decode = load_decode(file)
             return self._decode
+
+
+def _parse_key(key: str) -> tuple[str, int, int] | None:
+    match = re.fullmatch(r"(.+):([0-9]{1,9}):([0-9]{1,9})", key)
+    return (match[1], int(match[2]), int(match[3])) if match else None
 
 
 def answer_key(run: str, step: int, place: int) -> str:

@@ -18,6 +18,8 @@ CUT = 2 * HEAD + 1  # characters of a text in a row
 MOST_TASKS = 1000  # that a filter offers
 MOST_ANSWERS = 5000  # of a session in its curves
 _e, _s = experiences.c, sessions.c
+FILTERS = frozenset({"outcome", "task", "steps", "rewards", "status"})
+SORTS: dict[str, sa.ColumnElement[Any]] = {"reward": _e.reward, "advantage": _e.advantage, "tokens": _e.num_tokens}
 _COLUMNS = (
     _e.id, _e.session_id, _e.task_id, _e.iteration, _e.outcome, _e.reward, _e.advantage, _e.num_tokens, _e.rating,
     _e.scores, _e.confidence, sa.func.substr(_e.prompt, 1, CUT).label("prompt"),
@@ -34,10 +36,15 @@ def _fetch(store: ExperienceStore, query: sa.Select[*tuple[Any, ...]]) -> Rows:
 
 
 def page(store: ExperienceStore, query: Query) -> tuple[Rows, int]:
-    """Answers with the status of their session, newest first, and their total."""
+    """Answers with the status of their session, and their total."""
     joined = experiences.join(sessions, _s.id == _e.session_id)
     rules = _rules(query)
-    rows = sa.select(*_COLUMNS).select_from(joined).where(*rules).order_by(_e.id.desc())
+    rows = sa.select(*_COLUMNS).select_from(joined).where(*rules)
+    column = SORTS.get(query.sort.removeprefix("-"))
+    if column is not None:
+        order = column.asc() if query.sort.startswith("-") else column.desc()
+        rows = rows.order_by(order.nulls_last())
+    rows = rows.order_by(_e.id.desc())
     counted = sa.select(sa.func.count()).select_from(joined if query.status else experiences).where(*rules)
     with store.read() as connection:
         page = connection.execute(rows.limit(query.limit).offset(query.offset)).mappings().all()
@@ -45,10 +52,13 @@ def page(store: ExperienceStore, query: Query) -> tuple[Rows, int]:
 
 
 def _rules(query: Query) -> list[sa.ColumnElement[bool]]:
-    named = {_e.session_id: query.work, _e.task_id: query.task, _e.outcome: query.outcome}
+    named = {_e.session_id: query.work, _e.outcome: query.outcome}
     rules = [column == value for column, value in named.items() if value]
-    if query.step is not None:
-        rules.append(_e.iteration == query.step)
+    if query.task:
+        rules.append(_e.task_id.contains(query.task, autoescape=True))
+    steps = query.more.steps if query.step is None else (query.step, query.step)
+    for column, (low, high) in ((_e.iteration, steps), (_e.reward, query.more.rewards)):
+        rules += ([] if low is None else [column >= low]) + ([] if high is None else [column <= high])
     if query.status:
         is_status = query.status in {status.value for status in Status}
         rules.append(_s.status == Status(query.status) if is_status else sa.false())

@@ -54,6 +54,7 @@ class StoreSource(Source):
     """`title` is the heading of the dashboard."""
 
     noun, status_noun, step_noun, can_rate = "session", "status", "iteration", True
+    filters, sorts = session_rows.FILTERS, tuple(session_rows.SORTS)
     no_charts = f"Curves begin at {FEWEST} judged answers."
 
     def __init__(

@@ -36,6 +36,6 @@ def token_pieces(ids: Sequence[int], logprobs: Sequence[float], decode: Decode) 
     for text, count in split_tokens(ids[:MOST], decode):
         end = place + count
         of_piece = " ".join(map(str, ids[place:end]))
-        pieces.append(TokenPiece(visible_text(text), math.fsum(logprobs[place:end]), of_piece))
+        pieces.append(TokenPiece(visible_text(text), math.fsum(logprobs[place:end]), of_piece, place))
         place = end
     return pieces

@@ -7,12 +7,12 @@ import { Ago, Chart } from "rlvr-dashboard/chart.js";
 
 const TAGS = new Set(
   ("a abbr article aside b button caption code datalist dd details div dl dt em fieldset footer form h1 h2 h3 header i " +
-    "input label legend li main meter nav ol optgroup option output p pre progress section select small span strong " +
+    "input label legend li main mark meter nav ol optgroup option output p pre progress section select small span strong " +
     "summary table tbody td th thead time tr ul").split(" "),
 );
 const ATTRIBUTES = new Set(
   ("action class colspan for hidden id key list max maxlength method min name open placeholder role scope selected " +
-    "step style tabindex title type value inputmode autocomplete disabled").split(" "),
+    "rel step style tabindex title type value inputmode autocomplete disabled").split(" "),
 );
 const PARTS = { "x-chart": Chart, "x-ago": Ago };
 
@@ -42,9 +42,34 @@ function draw(node, emit) {
   );
 }
 
+// Keys of a page: a link or a button that has `aria-keyshortcuts` is clicked by one of its keys. Keys that write, move
+// in a text or read a chart stay what they are.
+function pressShortcut(event) {
+  if (event.defaultPrevented || event.ctrlKey || event.altKey || event.metaKey || event.shiftKey) return;
+  const focused = event.target;
+  if (focused.closest?.("input, textarea, select, [contenteditable]")) return;
+  if (event.key.startsWith("Arrow") && focused.closest?.("svg, .text-block, .scrolls")) return;
+  const found = [...document.querySelectorAll("[aria-keyshortcuts]")].find((element) =>
+    element.getAttribute("aria-keyshortcuts").split(" ").includes(event.key),
+  );
+  if (!found) return;
+  event.preventDefault();
+  found.click();
+}
+
 export default {
   props: { tree: Array },
   emits: ["act"],
+  mounted() {
+    document.addEventListener("keydown", pressShortcut);
+    for (const list of this.$el.querySelectorAll(".scrolls")) {
+      const current = list.querySelector("[aria-current]"); // the one that is shown is in sight
+      if (current) list.scrollTop = current.offsetTop - list.offsetTop - list.clientHeight / 2;
+    }
+  },
+  unmounted() {
+    document.removeEventListener("keydown", pressShortcut);
+  },
   render() {
     return draw(this.tree, (name, value) => this.$emit(name, value));
   },

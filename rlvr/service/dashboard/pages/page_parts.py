@@ -26,13 +26,15 @@ def work_address(source: Source, work: str) -> str:
     return f"/ui/{source.noun}/{quote(work, safe='')}"
 
 
-def answer_address(key: str) -> str:
-    return f"/ui/trajectory/{quote(key, safe='')}"
+def answer_address(key: str, **query: object) -> str:
+    """The address of an answer; `query` are the filters of the table that it stands in."""
+    return address(f"/ui/trajectory/{quote(key, safe='')}", **query)
 
 
 def frame_page(source: Source, title: str, here: str, *main: Child, status: int = 200) -> Page:
     """A complete page. `here` is its entry in the menu."""
-    menu = [("Overview", "/"), ("Trajectories", "/ui/trajectories")]
+    menu = [("Overview", "/"), (source.answer_nouns.capitalize(), "/ui/trajectories")]
+    menu += [("Hacks", "/ui/hacks")] if source.has_suspicions else []
     menu += [("Compare", "/ui/compare")] if source.can_compare else []
     tree = h(
         "div",
@@ -61,9 +63,13 @@ def not_found_page(source: Source, what: str, name: str) -> Page:
     )  # fmt: skip
 
 
+def kind_of(word: str) -> str:
+    """The kind of a word about an outcome or a state: its colour."""
+    return "good" if word in GOOD else "bad" if word in BAD else "warn" if word in WARN else "plain"
+
+
 def badge(word: str, live: bool = False, text: str = "") -> Tree:
-    kind = "good" if word in GOOD else "bad" if word in BAD else "warn" if word in WARN else "plain"
-    return h("span", text or word or "none", class_=f"badge {'live' if live else kind}")
+    return h("span", text or word or "none", class_=f"badge {'live' if live else kind_of(word)}")
 
 
 def block(text: str) -> Tree:
@@ -189,13 +195,21 @@ def page_number(parameters: Mapping[str, str]) -> int:
     return max(1, int(text)) if text.isdecimal() and len(text) < 7 else 1
 
 
-def pager(path: str, query: Mapping[str, object], offset: int, shown: int, total: int) -> Tree | None:
-    """The place among `total`, with links to the next and the previous page."""
+def pager(
+    path: str,
+    query: Mapping[str, object],
+    offset: int,
+    shown: int,
+    total: int,
+    words: tuple[str, str] = ("Newer", "Older"),
+) -> Tree | None:
+    """The place among `total`, with links to the previous and the next page, which are called by `words`."""
     page = offset // PAGE + 1
     if total <= PAGE and page == 1:
         return None
-    older = h("a", "Older", href=address(path, **query, page=page + 1), class_="button", rel="next")
-    newer = h("a", "Newer", href=address(path, **query, page=page - 1 if page > 2 else ""), class_="button", rel="prev")
+    previous = address(path, **query, page=page - 1 if page > 2 else "")
+    newer = h("a", words[0], href=previous, class_="button", rel="prev")
+    older = h("a", words[1], href=address(path, **query, page=page + 1), class_="button", rel="next")
     where = f"{offset + 1:,} to {offset + shown:,} of {total:,}" if shown else f"page {page:,} is beyond the end"
     return h(
         "nav", newer if page > 1 else None, h("span", where, class_="dim"),

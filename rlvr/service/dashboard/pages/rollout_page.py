@@ -1,6 +1,6 @@
-"""The table of all answers with its filters, and the page of one answer: prompt, tokens shaded by log-prob, verdicts.
+"""The page of one rollout: prompt, tokens shaded by log-prob, what it is compared with, verdicts, and its group.
 
-The address has the filters.
+The address has the filters of the table that the reader came from, so that keys lead through that table.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping
 
 from rlvr.service.dashboard.dashboard_data import (
-    PAGE,
     AnswerDetail,
+    AnswerRow,
     BranchRow,
     ConversationView,
     Message,
@@ -21,102 +21,85 @@ from rlvr.service.dashboard.dashboard_data import (
 )
 from rlvr.service.dashboard.element_tree import Page, Tree, h
 from rlvr.service.dashboard.pages import page_parts as parts
+from rlvr.service.dashboard.pages.rollout_filters import RolloutFilters, link, read_filters
 
 DARKEST = 4.0  # nats: less likely tokens (2 %) have the full shade
 SURE = math.log(0.9)  # more likely tokens are not listed as unlikely
 RATINGS = ((0.0, "wrong"), (0.25, ""), (0.5, "half"), (0.75, ""), (1.0, "right"))
-PATH = "/ui/trajectories"
 ROLES = ("system", "user", "assistant", "tool")
 
 
-def query_of(parameters: Mapping[str, str]) -> Query:
-    """The filter of an address. A step that is not a number is ignored."""
-    step = parameters.get("step", "").strip()
-    return Query(
-        work=parameters.get("work", ""),
-        task=parameters.get("task", "").strip(),
-        outcome=parameters.get("outcome", ""),
-        status=parameters.get("status", ""),
-        step=int(step) if step.isdecimal() and len(step) < 10 else None,
-        offset=(parts.page_number(parameters) - 1) * PAGE,
-    )
-
-
-def trajectories(source: Source, parameters: Mapping[str, str]) -> Page:
-    query = query_of(parameters)
-    page = source.answers(query)
-    conditions = {"work": query.work, "task": query.task, "outcome": query.outcome, "status": query.status,
-            "step": query.step}  # fmt: skip
-    so_far = "" if page.complete else " so far (older ones are still being read)"
-    is_filtered = any(value not in ("", None) for value in conditions.values())
-    return parts.frame_page(
-        source,
-        "Trajectories",
-        "Trajectories",
-        h("div", h("h1", "Trajectories"), h("p", f"{page.total:,}{' match' if is_filtered else ''}{so_far}",
-                                            class_="dim", role="status"), class_="head"),
-        _filters(source, query, is_filtered),
-        h("section",
-          parts.answers_table(source, page.rows, not query.work, "Trajectories, newest first") if page.rows
-          else h("p", "No trajectory matches." if is_filtered else "No trajectory yet.", class_="empty"),
-          parts.pager(PATH, conditions, query.offset, len(page.rows), page.total), class_="panel"),
-    )  # fmt: skip
-
-
-def _filters(source: Source, query: Query, is_filtered: bool) -> Tree:
-    choices = source.choices(query.work)
-    works = parts.work_choices(source)
-    first, last = choices.steps or (0, 0)
-    step = "" if query.step is None else str(query.step)
-    hint = f"{first} to {last}" if choices.steps else ""
-    return h(
-        "form",
-        parts.select_field("outcome", "Outcome", query.outcome, choices.outcomes),
-        parts.text_field("task", "Task", query.task, choices.tasks, placeholder="any"),
-        parts.text_field("step", source.step_noun.capitalize(), step, inputmode="numeric", placeholder=hint or "any")
-        if source.can_compare or step else None,
-        parts.select_field("status", source.status_noun.capitalize(), query.status, choices.statuses),
-        parts.select_field("work", source.noun.capitalize(), query.work, works)
-        if len(works) > 1 or query.work else None,
-        h("div", h("button", "Filter", class_="main"),
-          h("a", "Clear", href=PATH, class_="button") if is_filtered else None, class_="rate"),
-        method="get", action=PATH, class_="filters panel", role="search", aria_label="Filter trajectories",
-    )  # fmt: skip
-
-
-def trajectory(source: Source, parameters: Mapping[str, str]) -> Page:
+def rollout(source: Source, parameters: Mapping[str, str]) -> Page:
     detail = source.detail(parameters.get("key", ""))
     if detail is None:
-        return parts.not_found_page(source, "trajectory", parameters.get("key", ""))
+        return parts.not_found_page(source, source.answer_noun, parameters.get("key", ""))
     row = detail.row
+    filters = read_filters(source, {name: value for name, value in parameters.items() if name != "key"})
     step = "" if row.step is None else f"{source.step_noun} {row.step}"
     facts = {
         "reward": parts.format_number(row.reward),
         "advantage": parts.format_number(row.advantage),
-        "tokens": str(row.tokens) if row.tokens else "–",
+        "tokens": f"{row.tokens:,}" if row.tokens else "–",
+        "mean log-prob": parts.format_number(row.logprob),
         source.status_noun: row.status or "–",
     }
-    verdicts = _verdicts(detail.verdicts, row.outcome in parts.GOOD)
-    side = [one for one in (_feedback(detail), _rating(source, detail, parameters)) if one is not None]
-    step_address = parts.address("/ui/trajectories", work=row.work, step=row.step)
+    step_address = parts.address("/ui/trajectories", work=row.work, **{"from": row.step, "to": row.step})
+    group = detail.siblings if any(one.key == row.key for one in detail.siblings) else [row, *detail.siblings]
+    has_messages = bool(detail.conversation.messages)
+    prompt = _conversation(detail) if has_messages else h(
+        "section", h("h2", "Prompt"), parts.block(detail.prompt), class_="panel"
+    )  # fmt: skip
+    beside: list[Tree | None] = [
+        _reference(detail.reference) if detail.reference else None,
+        _verdicts(detail.verdicts, row.outcome in parts.GOOD),
+        _group(source, group, row, filters),
+        _feedback(detail),
+        _rating(source, detail, parameters),
+    ]
     return parts.frame_page(
         source,
-        f"Trajectory {row.key}",
+        f"{source.answer_noun.capitalize()} {row.key}",
         "",
-        h("ol", h("li", h("a", row.work, href=parts.work_address(source, row.work))),
-          h("li", h("a", step, href=step_address)) if step else None, h("li", row.key), class_="crumbs"),
-        h("div", h("h1", row.task or "Trajectory", class_="mono"),
+        h("div",
+          h("ol", h("li", h("a", row.work, href=parts.work_address(source, row.work))),
+            h("li", h("a", step, href=step_address)) if step else None, h("li", row.key), class_="crumbs"),
+          _steps_through(source, filters, group, row), class_="head"),
+        h("div", h("h1", row.task or source.answer_noun.capitalize(), class_="mono"),
           parts.badge(row.outcome, text=row.outcome or "not judged"), h("span", row.reason, class_="dim"),
           class_="head"),
         h("section", parts.figures(facts | {k: v for k, v in detail.facts.items() if v}), class_="panel",
           aria_label="Numbers"),
         _branches(detail.conversation),
-        _conversation(detail) if detail.conversation.messages
-        else h("section", h("h2", "Prompt"), parts.block(detail.prompt), class_="panel"),
-        h("div", _answer(detail), _reference(detail.reference), class_="grid2") if detail.reference
-        else _answer(detail),
-        h("div", verdicts, h("div", side, class_="stack"), class_="grid2") if side else verdicts,
-        _siblings(source, detail),
+        h("div", prompt, h("div", _answer(detail), *beside, class_="stack"), class_="beside talk") if has_messages
+        else h("div", prompt, _answer(detail), h("div", beside, class_="stack"), class_="beside"),
+    )  # fmt: skip
+
+
+def _steps_through(source: Source, filters: RolloutFilters, group: list[AnswerRow], row: AnswerRow) -> Tree | None:
+    """Links to the one before and the one after, in the table that the reader came from, or else in the group."""
+    query = filters.query if filters.given else Query(work=row.work)
+    near = source.neighbours(query, filters.is_grouped, row.key)
+    if near is not None:
+        before, after, place = near.before, near.after, f"{near.place:,} of {near.total:,} in this list"
+    else:
+        at = next(place for place, one in enumerate(group) if one.key == row.key)
+        before = group[at - 1].key if at else ""
+        after = group[at + 1].key if at + 1 < len(group) else ""
+        place = f"{at + 1:,} of {len(group):,} in this group"
+    if not before and not after and not filters.given:
+        return None
+    given = filters.given
+
+    def to(key: str, text: str, keys: str, rel: str) -> Tree:
+        if not key:
+            return h("span", text, class_="button off")
+        return h("a", text, href=parts.answer_address(key, **given), class_="button", aria_keyshortcuts=keys, rel=rel)
+
+    return h(
+        "nav", to(before, "← Previous (k)", "k ArrowLeft", "prev"), h("small", place, class_="dim"),
+        to(after, "Next (j) →", "j ArrowRight", "next"),
+        h("a", "Back to the list", href=link(filters)) if given else None,
+        class_="pager end", aria_label=f"Other {source.answer_nouns}",
     )  # fmt: skip
 
 
@@ -178,7 +161,7 @@ def _message(message: Message) -> Tree:
 
 def _answer(detail: AnswerDetail) -> Tree:
     pieces, note = detail.tokens.pieces, detail.tokens.note
-    title = "Answer"
+    title = "Completion"
     if detail.conversation.messages:
         title = "Tokens of this branch" if detail.conversation.branches else "Tokens"
     if not pieces:
@@ -190,7 +173,9 @@ def _answer(detail: AnswerDetail) -> Tree:
         "section", h("h2", title),
         h("pre", [token_span(piece) for piece in pieces], class_="text-block tokens", tabindex="0"),
         h("div", h("span", "certain"), h("i", aria_hidden="true"), h("span", "unlikely (2 % or less)"),
-          h("span", f"least likely: {names}") if names else None, class_="scale"),
+          h("span", f"least likely: {names}") if names else None,
+          h("span", "underlined: written by the environment, not trained") if not all(
+              piece.is_sampled for piece in pieces) else None, class_="scale"),
         h("p", note, class_="dim") if note else None,
         h("details", h("summary", "As plain text"), parts.block(detail.answer)), class_="panel",
     )  # fmt: skip
@@ -200,6 +185,10 @@ def token_span(piece: TokenPiece) -> Tree:
     """A token, shaded darker the less likely it was. A line break is drawn as ⏎, so that it has a shade too."""
     shade = min(1.0, math.sqrt(max(0.0, -piece.logprob) / DARKEST)) * 0.75
     title = f"token {piece.token}: log-prob {piece.logprob:.3f}, {chance(piece.logprob)}"
+    if piece.advantage is not None:
+        title += f", advantage {piece.advantage:+.3f}"
+    if not piece.is_sampled:
+        return h("span", piece.text, title=f"token {piece.token}: written by the environment", class_="given")
     style = f"--a: {shade:.2f}" if shade >= 0.01 else None
     if "\n" not in piece.text:
         return h("span", piece.text, title=title, style=style)
@@ -269,11 +258,25 @@ def _rating(source: Source, detail: AnswerDetail, parameters: Mapping[str, str])
     )  # fmt: skip
 
 
-def _siblings(source: Source, detail: AnswerDetail) -> Tree | None:
-    if not detail.siblings:
+def _group(source: Source, group: list[AnswerRow], row: AnswerRow, filters: RolloutFilters) -> Tree | None:
+    """The others of the group, in a list beside the answer; a link keeps the filters."""
+    if len(group) < 2:
         return None
     title = "The same session" if source.noun == "session" else "The same group"
     return h(
-        "section", h("h2", f"{title}: {len(detail.siblings)} more"),
-        parts.answers_table(source, detail.siblings, False, title), class_="panel",
+        "section", h("h2", f"{title}: {len(group) - 1} more"),
+        h("ol", [_member(one, one.key == row.key, filters) for one in group], class_="members scrolls", tabindex="0",
+          aria_label=title), class_="panel",
+    )  # fmt: skip
+
+
+def _member(one: AnswerRow, is_shown: bool, filters: RolloutFilters) -> Tree:
+    words = f"{one.outcome or 'not judged'}, reward {parts.format_number(one.reward)}, {one.tokens} tokens"
+    return h(
+        "li",
+        h("a", parts.badge(one.outcome, text=one.outcome or "not judged"),
+          h("span", parts.format_number(one.reward), class_="num"),
+          h("span", one.answer or "(empty)", class_="short mono"),
+          href=parts.answer_address(one.key, **filters.given), aria_current="page" if is_shown else None,
+          aria_label=f"{words}: {one.answer}"),
     )  # fmt: skip

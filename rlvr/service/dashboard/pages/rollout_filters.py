@@ -1,0 +1,201 @@
+"""The filters of the rollouts in an address: read with what is wrong about them, drawn as a form, written as links."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rlvr.service.dashboard.dashboard_data import (
+    PAGE,
+    Conditions,
+    Query,
+    Source,
+    one_line,
+    visible_text,
+)
+from rlvr.service.dashboard.element_tree import Tree, h
+from rlvr.service.dashboard.pages import page_parts as parts
+from rlvr.service.dashboard.suspicions import KINDS
+
+PATH = "/ui/trajectories"
+LONGEST = 300  # characters of a search: comparing a text takes as long as both are
+LONGEST_VALUE = 4000  # characters of a filter
+SINGLE = "single"  # the value of `show` for a table without groups
+SORT_NAMES = {
+    "reward": ("Reward", "highest first", "lowest first"),
+    "advantage": ("Advantage", "highest first", "lowest first"),
+    "tokens": ("Length", "longest first", "shortest first"),
+    "logprob": ("Log-prob", "highest first", "lowest first"),
+    "step": ("Step", "last first", "first first"),
+}
+# The names of filters in an address, by the filter of the source that each needs.
+NAMES = {
+    "text": ("q",), "outcome": ("outcome",), "reason": ("reason",), "task": ("task",), "level": ("level",),
+    "steps": ("from", "to", "step"), "rewards": ("min", "max"), "status": ("status",),
+}  # fmt: skip
+GROUPED = ("group", "sign")  # that need a source with groups
+RARE = ("reason", "task", "level", "from", "to", "step", "status", "work", *GROUPED)  # behind "More filters"
+
+
+@dataclass(frozen=True)
+class RolloutFilters:
+    """What an address asks for: `given` are its filters as they stand in links, `problems` what cannot be applied."""
+
+    query: Query
+    is_grouped: bool
+    given: dict[str, str]
+    problems: list[str] = field(default_factory=list[str])
+
+    @property
+    def narrowing(self) -> dict[str, str]:
+        """The filters that choose among the rollouts of a work."""
+        return {name: value for name, value in self.given.items() if name not in ("sort", "show", "work")}
+
+
+def read_filters(source: Source, parameters: Mapping[str, str]) -> RolloutFilters:
+    """A filter that makes no sense is left out, and a problem says so."""
+    problems = list[str]()
+    known = [name for filter, names in NAMES.items() if filter in source.filters for name in names]
+    known += ["work", *(GROUPED if source.can_group else ()), *(("sort", "show") if source.sorts else ())]
+    given = {name: value for name in known if (value := visible_text(parameters.get(name), LONGEST_VALUE).strip())}
+    others = [name for names in NAMES.values() for name in names if parameters.get(name) and name not in known]
+    if others:
+        problems.append(f"{source.noun.capitalize()}s cannot be filtered by {', '.join(others)}; that is left out.")
+    if step := given.pop("step", ""):  # one step: it is read once, and named once if it is none
+        given = {name: value for name, value in given.items() if name != "to"} | {"from": step}
+    text = given.get("q", "")
+    if len(text) > LONGEST:
+        problems.append(f"The search has {len(text):,} characters; only the first {LONGEST} are searched for.")
+        given["q"] = text = text[:LONGEST].strip()
+    steps = _read_range(given, "from", "to", source.step_noun, whole=True, problems=problems)
+    if step and "from" in given:
+        given["to"], steps = step, (steps[0], steps[0])
+    rewards = _read_range(given, "min", "max", "reward", whole=False, problems=problems)
+    sort = given.get("sort", "")
+    if sort.removeprefix("-") not in ("", *source.sorts):
+        names = ", ".join(source.sorts)
+        problems.append(f"{one_line(sort, 40)!r} is no order; expected one of {names}, with - for the smallest first.")
+        del given["sort"]
+        sort = ""
+    if given.get("sign", "") not in ("", *KINDS):
+        problems.append(f"{one_line(given.pop('sign'), 40)!r} is no suspicion; expected one of {', '.join(KINDS)}.")
+    more = Conditions(
+        text, given.get("reason", ""), given.get("level", ""), _as_steps(steps), rewards, given.get("group", ""),
+        given.get("sign", ""),
+    )  # fmt: skip
+    query = Query(
+        given.get("work", ""), given.get("task", ""), given.get("outcome", ""), given.get("status", ""),
+        offset=(parts.page_number(parameters) - 1) * PAGE, sort=sort, more=more,
+    )  # fmt: skip
+    return RolloutFilters(query, source.can_group and given.get("show") != SINGLE, given, problems)
+
+
+Range = tuple[float | None, float | None]
+
+
+def _as_steps(steps: Range) -> tuple[int | None, int | None]:
+    low, high = steps
+    return None if low is None else int(low), None if high is None else int(high)
+
+
+def _read_range(given: dict[str, str], low: str, high: str, noun: str, whole: bool, problems: list[str]) -> Range:
+    """Two numbers of an address; those that are none are taken out of `given`."""
+    found: dict[str, float | None] = {low: None, high: None}
+    for name in (low, high):
+        text = given.get(name, "")
+        try:
+            number = float(int(text) if whole and len(text) < 10 else text) if text else None
+            if number is not None and not (math.isfinite(number) and (not whole or 0 <= number < 1e9)):
+                raise ValueError
+            found[name] = number
+        except ValueError:
+            expected = "a whole number from 0 on, such as 12" if whole else "a number such as 0.5"
+            shown = one_line(given.pop(name), 40)
+            problems.append(f"The filter {noun} {name}={shown!r} is left out: expected {expected}.")
+    first, last = found[low], found[high]
+    if first is not None and last is not None and first > last:
+        problems.append(f"No {noun} is from {given[low]} to {given[high]}: the first is the greater one.")
+    return first, last
+
+
+def link(filters: RolloutFilters, **changes: object) -> str:
+    """The address of the table with other filters."""
+    return parts.address(PATH, **{**filters.given, **changes})
+
+
+def filters_of(query: Query) -> RolloutFilters:
+    """The filters of a query, for a table without groups."""
+    more, (first, last), (low, high) = query.more, query.more.steps, query.more.rewards
+    given = {
+        "q": more.text, "outcome": query.outcome, "reason": more.reason, "task": query.task, "level": more.level,
+        "from": first, "to": last, "min": low, "max": high, "status": query.status, "work": query.work,
+        "group": more.group, "sign": more.sign, "sort": query.sort, "show": SINGLE,
+    }  # fmt: skip
+    return RolloutFilters(query, False, {name: str(value) for name, value in given.items() if value not in ("", None)})
+
+
+def draw_form(source: Source, filters: RolloutFilters) -> Tree:
+    """The form of all filters of the source; those that are rarely used are behind "More filters"."""
+    choices, given = source.choices(filters.query.work), filters.given
+    works = parts.work_choices(source)
+    first, last = choices.steps or (None, None)
+    step_noun = source.step_noun.capitalize()
+
+    def text(name: str, label: str, known: list[str] | None = None, **more: object) -> list[Tree]:
+        return parts.text_field(name, label, given.get(name, ""), known, **more)
+
+    def choice(name: str, label: str, values: list[str] | dict[str, str], every: str = "any") -> list[Tree]:
+        return [parts.select_field(name, label, given.get(name, ""), values, every)]
+
+    search = text("q", "Search in prompt, completion and reason", type="search", maxlength=str(LONGEST))
+    fields: dict[str, list[Tree]] = {
+        "outcome": choice("outcome", "Outcome", choices.outcomes),
+        "rewards": [
+            *text("min", "Reward from", inputmode="decimal", placeholder="any"),
+            *text("max", "Reward to", inputmode="decimal", placeholder="any"),
+        ],
+    }
+    rare: dict[str, list[Tree]] = {
+        "reason": choice("reason", "Reason", choices.reasons),
+        "task": text("task", "Task contains", choices.tasks, placeholder="any"),
+        "level": choice("level", "Level", choices.levels),
+        "steps": [
+            *text("from", f"{step_noun} from", inputmode="numeric", placeholder="any" if first is None else str(first)),
+            *text("to", f"{step_noun} to", inputmode="numeric", placeholder="any" if last is None else str(last)),
+        ],
+        "status": choice("status", source.status_noun.capitalize(), choices.statuses),
+    }
+    shown = [tree for name, trees in fields.items() if name in source.filters for tree in trees]
+    if source.sorts:
+        shown += choice("sort", "Sort by", _name_sorts(source), "Newest")
+    if source.can_group:
+        shown += choice("show", "Show", {SINGLE: f"single {source.answer_nouns}"}, "groups")
+    search = search if "text" in source.filters else []
+    hidden = [tree for name, trees in rare.items() if name in source.filters for tree in trees]
+    if len(works) > 1 or filters.query.work:
+        hidden += choice("work", source.noun.capitalize(), works)
+    if source.has_suspicions:
+        hidden += choice("sign", "Suspicion", {sign: title for sign, (title, _) in KINDS.items()})
+    if "group" in given:
+        hidden += text("group", "Group")
+    opened = any(name in given for name in RARE)
+    return h(
+        "form", *search, h("div", shown, class_="filters"),
+        h("details", h("summary", "More filters"), h("div", hidden, class_="filters"), open="" if opened else None)
+        if hidden else None,
+        h("div", h("button", "Show", class_="main"),
+          h("a", "Clear", href=PATH, class_="button") if filters.given else None, class_="rate"),
+        method="get", action=PATH, class_="panel stack-form", role="search",
+        aria_label=f"Filter {source.answer_nouns}",
+    )  # fmt: skip
+
+
+def _name_sorts(source: Source) -> dict[str, str]:
+    """{value of `sort`: label}."""
+    named: dict[str, str] = {}
+    for sort in source.sorts:
+        name, most, least = SORT_NAMES[sort]
+        name = source.step_noun.capitalize() if sort == "step" else name
+        named |= {sort: f"{name}, {most}", f"-{sort}": f"{name}, {least}"}
+    return named
