@@ -7,12 +7,14 @@ from contextlib import suppress
 from typing import Any
 
 from rlvr.core.protocols import TaskSource
-from rlvr.core.types import Score, Task, Trajectory
+from rlvr.core.types import Outcome, Score, Task, Trajectory
 from rlvr.reward.code import CodeProblem
 from rlvr.training.failure_groups import task_features
+from rlvr.training.judged_tasks import JudgedTask
 
 HEAD, TAIL = 200, 300  # characters of a verdict's detail that are kept
 MOST_REFERENCE = 4_000  # characters of what a task says is right; a longer one is left out
+_OF_TOKENS = ("prompt_tokens", "response_tokens", "logprobs", "advantage", "turn_credits")
 
 
 def format_scores(trajectory: Trajectory) -> str:
@@ -39,10 +41,31 @@ def task_reference(task: Task) -> dict[str, Any]:
     return reference if len(json.dumps(reference)) <= MOST_REFERENCE else {}
 
 
+def heldout_rows(judged: JudgedTask, reward: str, most: int) -> list[str]:
+    """JSON lines of at most `most` completions of a held-out task, without their tokens.
+
+    Passed and failed ones take turns, so that both are there to read.
+    """
+    seen: dict[bool, int] = {}
+    order: list[tuple[int, int]] = []
+    for sample, one in enumerate(judged.completions):
+        passed = reward in one.scores and one.scores[reward].outcome is Outcome.PASSED
+        seen[passed] = seen.get(passed, 0) + 1
+        order.append((seen[passed], sample))
+    chosen = sorted(sample for _, sample in sorted(order)[:most])
+    rows = [{**trajectory_fields(judged.completions[sample]), "sample": sample} for sample in chosen]
+    return [json.dumps({key: row[key] for key in row if key not in _OF_TOKENS}) + "\n" for row in rows]
+
+
 def trajectory_row(trajectory: Trajectory, source: TaskSource | None = None) -> str:
-    """A trajectory as one JSON line: everything but the token masks, and what its source says of the task."""
+    """A trajectory as one JSON line."""
+    return json.dumps(trajectory_fields(trajectory, source)) + "\n"
+
+
+def trajectory_fields(trajectory: Trajectory, source: TaskSource | None = None) -> dict[str, Any]:
+    """Everything of a trajectory but the token masks, and what its source says of the task."""
     t = trajectory
-    row = {
+    return {
         "rollout_id": t.rollout_id,
         "group_id": t.group_id,
         "task_id": t.task.id if t.task else "",
@@ -65,4 +88,3 @@ def trajectory_row(trajectory: Trajectory, source: TaskSource | None = None) -> 
         "response_tokens": t.response_tokens,
         "logprobs": [round(x, 6) for x in t.logprobs],
     }
-    return json.dumps(row) + "\n"
