@@ -70,7 +70,7 @@ def test_the_findings_and_the_failing_groups_are_those_of_doctor(run: Path):
     assert table.rows == [("level 1", "30", "0.0 %", "100.0 %")]
     assert (
         source.notes("first") == source.notes("first")
-        and source._run("first").diagnosis() is source._run("first").diagnosis()
+        and source.run("first").diagnosis() is source.run("first").diagnosis()
     )  # type: ignore[union-attr]
 
 

@@ -49,7 +49,7 @@ def tasks_page(source: Source, parameters: Mapping[str, str]) -> Page:
           h("button", "Show", class_="main"), method="get", action=TASKS, class_="filters panel"),
         h("section", heldout_parts.task_table(shown, sides, "Held-out tasks", prompts, has_kinds=bool(kinds)) if shown
           else h("p", "No task is of this kind on both sides.", class_="empty"),
-          parts.pager(TASKS, query, offset, len(shown), len(tasks)), class_="panel"),
+          parts.pager(TASKS, query, offset, len(shown), len(tasks), ("Previous", "Next")), class_="panel"),
     )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def task_page(source: Source, parameters: Mapping[str, str]) -> Page:
     task = ordered[place]
     stored = [run.heldout_answers(stage, id) if (run := runs.run(name)) else None for name, stage in sides]
     example = next((rows[0] for rows in stored if rows), {})
-    near = [("Falls more", place - 1, "prev"), ("Falls less", place + 1, "next")]
+    near = [("Previous task", place - 1, "prev"), ("Next task", place + 1, "next")]
     links = [h("a", label, href=heldout_parts.task_address(sides, ordered[at].id), rel=rel, class_="button")
              for label, at, rel in near if 0 <= at < len(ordered)]  # fmt: skip
     labels = heldout_parts.name_sides(sides)
@@ -74,7 +74,7 @@ def task_page(source: Source, parameters: Mapping[str, str]) -> Page:
     return parts.frame_page(
         source, f"Task {id}", "",
         _crumbs(source, sides, id),
-        h("div", h("h1", id, class_="mono"),
+        h("div", h("h1", h("span", id, class_="mono")),
           h("span", ", ".join(kind.replace("=", " ", 1) for kind in sorted(task.kinds)), class_="dim"),
           h("span", _verdict(task, labels)), class_="head"),
         h("nav", links, h("span", f"{place + 1:,} of {len(ordered):,}, the one that fell most first", class_="dim"),

@@ -91,13 +91,26 @@ def span(before: float, after: float) -> Tree:
 
 
 def parts_table(changes: HeldoutChanges, sides: Sides) -> Tree:
-    """All tasks, then each level and kind."""
+    """All tasks and each level, then what else sets tasks apart."""
     first, second = name_sides(sides)
-    columns = [("Number", "num"), ("", "wide"), (first, ""), (second, ""), ("Change", ""), ("p", "num")]
-    rows = [_part_row(part, sides) for part in changes.parts]
-    table = parts.data_table(columns, rows, "Held-out pass rate by kind of task", head="Tasks")
-    note = f"p-values are not corrected for the number of rows ({len(rows)})."
-    return h("div", table, h("p", note, class_="dim after") if len(rows) > 2 else None)
+    columns = [("", "wide"), (first, ""), (second, ""), ("Change", ""), ("p", "num")]
+
+    def table(chosen: Sequence[PartChange], label: str) -> Tree:
+        return parts.data_table(columns, [_part_row(part, sides) for part in chosen], label, head="Tasks")
+
+    by_property: dict[str, list[PartChange]] = {}
+    for part in changes.parts[1:]:
+        by_property.setdefault(part.key.partition("=")[0], []).append(part)
+    first_property, *others = [*by_property] or [""]
+    number = len(changes.parts)
+    note = f"p-values are not corrected for the number of rows ({number})."
+    return h(
+        "div",
+        table([*changes.parts[:1], *by_property.get(first_property, [])], f"Held-out pass rate {first_property}"),
+        [h("details", h("summary", f"By {name}: {len(by_property[name])}"), table(by_property[name], f"By {name}"))
+         for name in others],
+        h("p", note, class_="dim after") if number > 2 else None,
+    )  # fmt: skip
 
 
 def _part_row(part: PartChange, sides: Sides) -> list[Child]:
@@ -106,7 +119,8 @@ def _part_row(part: PartChange, sides: Sides) -> list[Child]:
     rates = [finite_number(side.get("value")) for side in (before, after)]
     drawn = span(*rates) if None not in rates else None  # type: ignore[arg-type]
     link = h("a", part.key.replace("=", " ", 1), href=tasks_address(sides, kind=part.key)) if part.key else None
-    return [link or h("b", "all"), f"{compared['tasks']:,}", drawn, estimate(before, "pass@1"),
+    name = h("span", link or h("b", "all"), h("small", f" {compared['tasks']:,} tasks"))
+    return [name, drawn, estimate(before, "pass@1"),
             estimate(after, "pass@1"), format_change(compared["change"]), format_p(compared["p_value"])]  # fmt: skip
 
 
@@ -148,6 +162,6 @@ def task_table(
                  h("small", text, class_="clip") if text else None, class_="stack tight")  # fmt: skip
         kinds = [h("small", ", ".join(kind.replace("=", " ", 1) for kind in sorted(task.kinds)))] if has_kinds else []
         rows.append([name, *kinds, span(rates[0], rates[1]), counts[0], counts[1], f"{100 * task.change:+.0f}"])
-    columns = [("Kind", "")] if has_kinds else []
+    columns = [("Kind", "wide")] if has_kinds else []
     columns += [("", "wide"), (first, "num"), (second, "num"), ("Points", "num")]
     return parts.data_table(columns, rows, label, head="Task", class_="data short")

@@ -10,6 +10,7 @@ from rlvr.service.dashboard.element_tree import Child, Page, Tree, h
 
 GOOD = ("passed", "solved", "finished", "done", "ready", "ok")
 BAD = ("failed", "not solved", "error", "timeout", "down", "problem")
+NEWEST_FIRST = ("Newer", "Older")
 FEW = 8  # answers on a work's page; the table has all
 WARN = (
     "invalid", "unverified", "interrupted", "cancelled", "loading", "absent", "length", "stopped",
@@ -237,13 +238,17 @@ def page_number(parameters: Mapping[str, str]) -> int:
     return max(1, int(text)) if text.isdecimal() and len(text) < 7 else 1
 
 
-def pager(path: str, query: Mapping[str, object], offset: int, shown: int, total: int) -> Tree | None:
+def pager(
+    path: str, query: Mapping[str, object], offset: int, shown: int, total: int, words: tuple[str, str] = NEWEST_FIRST
+) -> Tree | None:
     """The place among `total`, with links to the next and the previous page."""
     page = offset // PAGE + 1
     if total <= PAGE and page == 1:
         return None
-    older = h("a", "Older", href=address(path, **query, page=page + 1), class_="button", rel="next")
-    newer = h("a", "Newer", href=address(path, **query, page=page - 1 if page > 2 else ""), class_="button", rel="prev")
+    older = h("a", words[1], href=address(path, **query, page=page + 1), class_="button", rel="next")
+    newer = h(
+        "a", words[0], href=address(path, **query, page=page - 1 if page > 2 else ""), class_="button", rel="prev"
+    )
     where = f"{offset + 1:,} to {offset + shown:,} of {total:,}" if shown else f"page {page:,} is beyond the end"
     return h(
         "nav", newer if page > 1 else None, h("span", where, class_="dim"),
