@@ -49,8 +49,9 @@ def run_page(source: RunSource, parameters: Mapping[str, str], here: str = "") -
         here,
         h("div", h("h1", work.name), parts.badge(work.status, work.live), h("span", work.about, class_="dim"),
           h("span", parts.ago(work.changed), class_="dim"),
-          h("a", "Compare with another run", href=parts.address("/ui/compare", b=name), class_="end")
-          if others else None, class_="head"),
+          h("span", h("a", "Compare with another run", href=parts.address("/ui/compare", b=name)) if others else None,
+            h("a", "Compare two steps", href=parts.address("/ui/compare", work=name)), class_="end head"),
+          class_="head"),
         h("section", h("progress", value=str(work.done), max="1", aria_label="progress") if work.done else None,
           parts.figures(work.figures), class_="panel", aria_label="Latest numbers") if work.figures else None,
         _learned(run, changes, sides),
