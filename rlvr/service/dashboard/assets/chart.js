@@ -97,10 +97,11 @@ export const Chart = {
       };
     },
     summary() {
+      const axis = this.x.split(" ")[0];
       const parts = this.named.map((line) => {
         const first = line.points[0];
         const last = line.points[line.points.length - 1];
-        return `${line.name} ${this.value(first)} at ${this.x} ${first[0]}, ${this.value(last)} at ${last[0]}`;
+        return `${line.name || this.name} ${this.value(first)} at ${axis} ${first[0]}, ${this.value(last)} at ${last[0]}`;
       });
       const unit = this.unit ? ` in ${this.unit}` : "";
       return `${this.name}${unit}: ${parts.join("; ")}. Arrow keys read the values.`;
