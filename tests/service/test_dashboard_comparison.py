@@ -30,7 +30,7 @@ from rlvr.service.dashboard.run_source import RunSource
 from rlvr.training.evaluate import compare as compare_evaluations
 from rlvr.training.evaluate import stored_evaluation
 from tests.kit.dashboard_fixtures import add_evaluations, make_run, metric_row
-from tests.kit.study_runs import MOCK
+from tests.kit.study_runs import make_study
 from tests.kit.tiny_run import TINY
 
 BEFORE = {"1-a": 4, "1-b": 3, "1-c": 0, "2-a": 0, "2-b": 2, "2-c": 1, "2-d": 4}
@@ -94,7 +94,7 @@ def test_what_was_learned_is_said_with_the_test_of_the_evaluation(folder: Path):
 @pytest.mark.parametrize(("sides", "verdict"), [(("low", "high"), "rose"), (("high", "low"), "fell")])
 def test_a_clear_change_is_named(tmp_path: Path, sides: tuple[str, str], verdict: str):
     rates = {"low": {f"1-{n:02}": 0 for n in range(30)}, "high": {f"1-{n:02}": 3 for n in range(30)}}
-    add_evaluations(make_run(tmp_path / "only"), *(rates[side] for side in sides))
+    add_evaluations(make_run(tmp_path / "only"), rates[sides[0]], rates[sides[1]])
     shown = said(work_page(RunSource(tmp_path / "only"), {"work": "only"}))
     assert f"The held-out pass rate  {verdict}" in shown and "p < 0.0001" in shown
 
@@ -310,16 +310,7 @@ def test_a_real_run_has_its_answers_before_and_after(tmp_path: Path):
 
 def test_a_study_is_listed_and_shown_with_its_runs(tmp_path: Path):
     """A study in a folder of runs, and its folder by itself."""
-    config = tmp_path / "mock.yaml"
-    config.write_text(MOCK)
-    words = [
-        "seeds=1..2",
-        "training.group_size=2,4",
-        "training.steps=2",
-        f"run.root={tmp_path / 'runs'}",
-        "--name=sizes",
-    ]
-    assert command(["study", f"--config={config}", *words]) == 0
+    make_study(tmp_path / "runs", "sizes", "seeds=1..2", "training.group_size=2,4", "training.steps=2")
     make_run(tmp_path / "runs" / "loose")
     source = RunSource(tmp_path / "runs")
     first = overview(source, {})

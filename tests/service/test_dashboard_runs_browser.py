@@ -11,9 +11,8 @@ from urllib.parse import quote
 
 import pytest
 
-from rlvr.cli.main import run as command
 from tests.kit.dashboard_fixtures import Browser, add_evaluations, add_step, chromium, make_run, metric_row, running
-from tests.kit.study_runs import MOCK
+from tests.kit.study_runs import make_study
 
 pytestmark = pytest.mark.slow
 BEFORE = {f"{level}-{name}": 2 for level in (1, 2) for name in "abcdefghij"}
@@ -48,9 +47,7 @@ def browser(context: Any) -> Iterator[Browser]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two measured runs, one that trains, and a study."""
     folder = tmp_path_factory.mktemp("runs")
-    (folder.parent / "mock.yaml").write_text(MOCK)
-    words = ["seeds=1..2", "training.group_size=2,4", "training.steps=3", f"run.root={folder}", "--name=sizes"]
-    assert command(["study", f"--config={folder.parent / 'mock.yaml'}", *words]) == 0
+    make_study(folder, "sizes", "seeds=1..2", "training.group_size=2,4", "training.steps=3")
     for seed, name in enumerate(("second", "first"), 1):
         run = make_run(folder / name, steps=0)
         rows = [{**metric_row(step % 7), "step": step, "reward": 0.1 + step / 50} for step in range(30)]

@@ -73,16 +73,18 @@ class PhaseMetrics:
 
     def add(self, row: dict[str, Any]) -> None:
         (self.first if len(self.first) < FIRST_ROWS else self.last).append(row)
+        columns, place = self._columns, self.num_rows
         for name, value in row.items():
-            if (number := finite_number(value)) is None:
+            if (type(value) is not float and type(value) is not int) or not -1e300 < value < 1e300:
                 continue
-            column = self._columns.get(name)
+            column = columns.get(name)
             if column is None:
-                if len(self._columns) >= MOST_METRICS:
+                if len(columns) >= MOST_METRICS:
                     continue
-                column = self._columns[name] = array("d")
-            column.extend([math.nan] * (self.num_rows - len(column)))
-            column.append(number)
+                column = columns[name] = array("d")
+            if len(column) < place:
+                column.extend([math.nan] * (place - len(column)))
+            column.append(value)
         self.num_rows += 1
 
     def columns(self, *names: str) -> list[np.ndarray]:
