@@ -16,7 +16,7 @@ UNSET = "not set"
 
 
 @dataclass(frozen=True)
-class Difference:
+class RunDifference:
     """A key with its value in both runs. `group` is settings, data, or code and machine."""
 
     group: str
@@ -25,9 +25,9 @@ class Difference:
     second: str
 
 
-def list_differences(first: RunReader, second: RunReader) -> list[Difference]:
+def list_differences(first: RunReader, second: RunReader) -> list[RunDifference]:
     """Data first, then settings, then code and machine."""
-    found: list[Difference] = []
+    found: list[RunDifference] = []
     for group, sides in (("settings", (first.config(), second.config())),
                          ("code and machine", (first.machine(), second.machine()))):  # fmt: skip
         whole = [dict(flatten(side)) for side in sides]
@@ -39,7 +39,7 @@ def list_differences(first: RunReader, second: RunReader) -> list[Difference]:
             if texts[0] == texts[1]:
                 texts = [f"{text} (differs in what is not shown)" for text in texts]
             kind = "data" if group == "settings" and key.startswith(DATA) else group
-            found.append(Difference(kind, one_line(key, 120), *texts))
+            found.append(RunDifference(kind, one_line(key, 120), *texts))
     return sorted(found, key=lambda one: ("data", "settings", "code and machine").index(one.group))
 
 

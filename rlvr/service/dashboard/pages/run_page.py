@@ -54,7 +54,7 @@ def run_page(source: RunSource, parameters: Mapping[str, str], here: str = "") -
           class_="head"),
         h("section", h("progress", value=str(work.done), max="1", aria_label="progress") if work.done else None,
           parts.figures(work.figures), class_="panel", aria_label="Latest numbers") if work.figures else None,
-        _learned(run, changes, sides),
+        _result(run, changes, sides),
         heldout_parts.task_tables(changes, sides, _prompts(run, changes)) if changes else None,
         _findings(run, path, sides if changes else None),
         [parts.comparison(one) for one in failing_groups(run.diagnosis())],
@@ -64,11 +64,11 @@ def run_page(source: RunSource, parameters: Mapping[str, str], here: str = "") -
     )  # fmt: skip
 
 
-def _learned(run: RunReader, changes: HeldoutChanges | None, sides: Sides) -> Tree:
+def _result(run: RunReader, changes: HeldoutChanges | None, sides: Sides) -> Tree:
     """The result in one look: the sentence, and the table by level and kind."""
     title = h("h2", "What was learned")
     if changes is None:
-        return h("section", title, _learned_so_far(run), class_="panel stack tight")
+        return h("section", title, _result_so_far(run), class_="panel stack tight")
     more = [one for one in run_summary({**changes.whole}) if len(one.rows) > 1]
     fell, rose, same = changes.count()
     return h(
@@ -85,7 +85,7 @@ def _learned(run: RunReader, changes: HeldoutChanges | None, sides: Sides) -> Tr
     )  # fmt: skip
 
 
-def _learned_so_far(run: RunReader) -> list[Tree]:
+def _result_so_far(run: RunReader) -> list[Tree]:
     """What is known of the held-out tasks before the evaluation at the end."""
     said: list[Tree] = []
     baseline = run.evaluation(BEFORE)
