@@ -6,3 +6,5 @@ with the statistics of `seed_statistics`; `study_report` writes the table and th
 
 A study trains nothing itself: each run is the ordinary command in an ordinary run folder, so it resumes to the bit.
 """
+
+SPECIFICATION = "study.json"  # the file that makes a folder a study's

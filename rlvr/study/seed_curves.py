@@ -18,8 +18,8 @@ from rlvr.core.registry import did_you_mean
 from rlvr.core.types import mean
 from rlvr.runs.library import Run, load_run
 from rlvr.runs.run_folder import CONNECTION_KEYS
-from rlvr.study.seed_statistics import spread
-from rlvr.study.study_folder import SPECIFICATION
+from rlvr.study import SPECIFICATION
+from rlvr.study.seed_statistics import summarize_steps
 from rlvr.tracking.picture_files import begin_figure, count_steps, smooth, to_picture_path, write_figure
 from rlvr.training.metric_values import get_value
 
@@ -27,7 +27,6 @@ from rlvr.training.metric_values import get_value
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _OF_A_RUN = ("seed", "run", "tracking", "engine", "folder", *CONNECTION_KEYS)  # in which runs of several seeds differ
 _BANDS = {1: "1 seed, no band", 2: "2 seeds, band: from one to the other"}  # of more seeds it is the interval
-_RATES = "/correct"  # what the name of a share ends with
 
 Runs = Sequence[Run | str | Path]
 
@@ -55,13 +54,6 @@ def plot_seeds(
     path = to_picture_path(file if file is not None else place / f"seeds-{metric.replace('/', '-')}.png")
     write_figure(_draw(curves, metric, place.name), path)
     return path
-
-
-def summarize_steps(curves: Sequence[Mapping[int, float]], metric: str = "reward") -> dict[int, dict[str, Any]]:
-    """The `spread` over the runs at each step that all of them have."""
-    bounds = (0.0, 1.0) if metric.endswith(_RATES) else (-math.inf, math.inf)
-    common = set(curves[0]).intersection(*curves[1:]) if curves else set[int]()
-    return {step: found for step in sorted(common) if (found := spread([c[step] for c in curves], bounds)) is not None}
 
 
 def _name_lists(runs: Any) -> tuple[Path, dict[str, list[Run]]]:

@@ -20,6 +20,7 @@ RANDOM_FLIPS = 99_999  # signs that are drawn beyond that
 FEWEST = 6  # pairs with which p can be below 0.05
 FEWEST_FOR_POWER = 5  # pairs whose spread says something about how many are needed
 MOST_SEEDS = 1000  # beyond that "more than" is said
+_RATES = "/correct"  # what the name of a share ends with
 POWER = 0.8  # the chance that a study of the size we name shows a difference
 
 
@@ -38,6 +39,13 @@ def spread(values: Sequence[float], bounds: tuple[float, float] = (-math.inf, ma
     sd = math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (n - 1))
     half = float(t_quantile(0.975, n - 1)) * sd / math.sqrt(n)
     return {**result, "sd": sd, "low": max(bounds[0], centre - half), "high": min(bounds[1], centre + half)}
+
+
+def summarize_steps(curves: Sequence[Mapping[int, float]], metric: str = "reward") -> dict[int, dict[str, Any]]:
+    """The `spread` over the runs at each step that all of them have."""
+    bounds = (0.0, 1.0) if metric.endswith(_RATES) else (-math.inf, math.inf)
+    common = set(curves[0]).intersection(*curves[1:]) if curves else set[int]()
+    return {step: found for step in sorted(common) if (found := spread([c[step] for c in curves], bounds)) is not None}
 
 
 def compare_pairs(reference: Mapping[int, float], other: Mapping[int, float]) -> dict[str, Any]:

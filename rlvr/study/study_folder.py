@@ -20,10 +20,10 @@ from rlvr.config import difference
 from rlvr.config.build_config import add_defaults
 from rlvr.core.files import lock_file, read_json, remove_leftovers, write_atomic
 from rlvr.runs.run_folder import CONNECTION_KEYS
+from rlvr.study import SPECIFICATION
 from rlvr.study.study_plan import StudyPlan
 from rlvr.training.journal import RunLockedError
 
-SPECIFICATION = "study.json"
 LOGS = "logs"
 _REMEDY = "restore it, or choose another --name"
 

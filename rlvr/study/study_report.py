@@ -32,20 +32,29 @@ def write_report(folder: Path, summary: Mapping[str, Any]) -> None:
     write_atomic(folder / "table.md", text)
 
 
+def statistics_rows(summary: Mapping[str, Any]) -> list[list[Sequence[str]]]:
+    """The spread over the seeds, variant by variant, then the comparisons with the first variant: parts of rows, the
+    first of them the head. A row of one cell is a title or a sentence."""
+    variants, compared = summary["variants"], summary["comparisons"]
+    parts: list[list[Sequence[str]]] = [
+        [("pass@1", "Mean [95% over seeds]", "Min to max", "SD over seeds")],
+        [row for variant in variants for row in _variant_rows(variant, summary["runs"])],
+        *([*_comparison_rows(comparison)] for comparison in compared),
+    ]
+    if len(compared) > 1:
+        parts[-1].append((f"p-values are not corrected for the number of comparisons ({len(compared)})",))
+    return parts
+
+
 def study_table(summary: Mapping[str, Any]) -> str:
-    """The spread over the seeds, variant by variant; the comparisons with the first variant; then every run."""
+    """The statistics over the seeds, then every run."""
     variants, runs = summary["variants"], summary["runs"]
     finished = [run for run in runs if run["state"] == "finished"]
-    compared = summary["comparisons"]
-    body: list[list[Sequence[str]]] = [
-        [("pass@1", "Mean [95% over seeds]", "Min to max", "SD over seeds")],
-        [row for variant in variants for row in _variant_rows(variant, runs)],
-        *([*_comparison_rows(comparison)] for comparison in compared),
+    body = [
+        *statistics_rows(summary),
         [("Run", "Before [95% over tasks]", "After [95% over tasks]", "Time")],
         [row for variant in variants for row in _run_rows(variant["variant"], runs, len(variants) > 1)],
     ]
-    if len(compared) > 1:
-        body[-3].append((f"p-values are not corrected for the number of comparisons ({len(compared)})",))
     rows = [cells for part in body for cells in part if len(cells) > 1]
     widths = [22, 24, 24, 12, 0]  # at least, as in the final table of a run
     widths = [max([w, *(len(row[i]) + 2 for row in rows if i < len(row))]) for i, w in enumerate(widths)]

@@ -185,11 +185,13 @@ def evaluate(
     chunk: int = 512,
     progress: Callable[[int], None] = lambda done: None,
     group_size: int = 0,
+    keep: Callable[[JudgedTask], None] = lambda judged: None,
 ) -> Evaluation:
     """Sample `samples` completions of every task and judge them. Random draws depend on (seed, task id, sample) alone.
 
     With a `group_size`, that of training, the form of failed answers is examined too (`rlvr.training.answer_form`).
-    TrainingStoppedError if more than a share `error_budget` of the completions gets no verdict.
+    `keep` gets each task with its completions. TrainingStoppedError if more than a share `error_budget` of the
+    completions gets no verdict.
     """
     counts: list[TaskCount] = []
     failures: list[Trajectory] = []
@@ -201,6 +203,7 @@ def evaluate(
     for groups in chunks:
         for index, group in enumerate(groups, len(counts)):
             failures += group.failures
+            keep(group)
             if group_size and index % stride == 0:
                 examined.append(group)
         counts += [group.count(source, reward, watched) for group in groups]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rlvr.core import rng
 from rlvr.core.messages import SamplingParams
@@ -20,6 +21,7 @@ from rlvr.training.evaluate import (
 )
 from rlvr.training.failure_groups import lowest_kind_rate
 from rlvr.training.interim import PASS_RATE
+from rlvr.training.judged_tasks import JudgedTask
 
 
 @dataclass
@@ -43,14 +45,20 @@ class HeldoutEvaluator:
         self.extra = extra_heldout(self.source, self.options)
 
     def evaluate(
-        self, sampler: SamplingClient, seed: int, progress: Callable[[int], None], group_size: int = 0
+        self,
+        sampler: SamplingClient,
+        seed: int,
+        progress: Callable[[int], None],
+        group_size: int = 0,
+        keep: Callable[[JudgedTask], None] = lambda judged: None,
     ) -> Evaluation:
         """Evaluate the reported tasks, then the extra sets. `progress` gets the number of finished tasks.
 
-        With a `group_size`, the form of failed answers is examined (`evaluate`).
+        With a `group_size`, the form of failed answers is examined; `keep` gets the reported tasks with their
+        completions (`evaluate`).
         """
         samples = self.options.samples
-        result = self._evaluate(self.tasks, sampler, samples, seed, progress, group_size=group_size)
+        result = self._evaluate(self.tasks, sampler, samples, seed, progress, group_size=group_size, keep=keep)
         extra = {name: self._evaluate(tasks, sampler, samples, seed) for name, tasks in self.extra.items()}
         return replace(result, extra_heldout=extra)
 
@@ -76,7 +84,7 @@ class HeldoutEvaluator:
         seed: int,
         progress: Callable[[int], None] = lambda done: None,
         k: int | None = None,
-        group_size: int = 0,
+        **more: Any,
     ) -> Evaluation:
         return evaluate(
             self.source,
@@ -90,5 +98,5 @@ class HeldoutEvaluator:
             error_budget=self.error_budget,
             watched=self.watched,
             progress=progress,
-            group_size=group_size,
+            **more,
         )

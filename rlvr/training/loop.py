@@ -121,7 +121,8 @@ class TrainingLoop:
         self.log.keep(lambda row: Position(self.phases.index(row["phase"]), int(row["step"])) < position)
         for number, phase in enumerate(self.phases):
             if number >= position.phase:
-                self._evaluation_file(phase).unlink(missing_ok=True)
+                for file in (self._evaluation_file(phase), self._completions_file(phase)):
+                    file.unlink(missing_ok=True)
             elif phase in EVALUATIONS:  # a damaged one is reported before hours of work, not after them
                 stored_evaluation(self._evaluation_file(phase))
 
@@ -261,6 +262,9 @@ class TrainingLoop:
     def _evaluation_file(self, phase: str) -> Path:
         return self.job.folder / "evaluations" / f"{phase}.json"
 
+    def _completions_file(self, phase: str) -> Path:
+        return self._evaluation_file(phase).with_suffix(".jsonl")
+
     def _evaluate(self, phase: int) -> None:
         """Evaluate all held-out sets; the checkpoint after it says that the result is on disk.
 
@@ -289,7 +293,16 @@ class TrainingLoop:
         sampler = parts.client.save_weights_and_get_sampling_client()
         is_baseline = name == "baseline" and self.steps_to_train > 0
         size = parts.options.group_size if is_baseline else 0
-        evaluation = self.heldout.evaluate(sampler, parts.seed, self._progress, size)
+        most, kept = self.job.options.rollouts_per_task, list[str]()
+        evaluation = self.heldout.evaluate(
+            sampler,
+            parts.seed,
+            self._progress,
+            size,
+            lambda judged: kept.extend(rollout_rows.heldout_rows(judged, parts.reward.name, most)),
+        )
+        if most:
+            write_atomic(self._completions_file(name), "".join(kept))
         if is_baseline and self.trained == "rl":
             self._report_baseline(evaluation)
         return json.dumps(evaluation.to_json())

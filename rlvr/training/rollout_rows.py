@@ -7,12 +7,14 @@ from contextlib import suppress
 from typing import Any
 
 from rlvr.core.protocols import TaskSource
-from rlvr.core.types import Score, Task, Trajectory
+from rlvr.core.types import Outcome, Score, Task, Trajectory
 from rlvr.reward.code import CodeProblem
 from rlvr.training.failure_groups import task_features
+from rlvr.training.judged_tasks import JudgedTask
 
 HEAD, TAIL = 200, 300  # characters of a verdict's detail that are kept
 MOST_REFERENCE = 4_000  # characters of what a task says is right; a longer one is left out
+_OF_TOKENS = ("prompt_tokens", "response_tokens", "logprobs", "advantage", "turn_credits")
 
 
 def format_scores(trajectory: Trajectory) -> str:
@@ -39,11 +41,32 @@ def task_reference(task: Task) -> dict[str, Any]:
     return reference if len(json.dumps(reference)) <= MOST_REFERENCE else {}
 
 
+def heldout_rows(judged: JudgedTask, reward: str, most: int) -> list[str]:
+    """JSON lines of at most `most` completions of a held-out task, without their tokens.
+
+    Passed and failed ones take turns, so that both are there to read.
+    """
+    seen: dict[bool, int] = {}
+    order: list[tuple[int, int]] = []
+    for sample, one in enumerate(judged.completions):
+        passed = reward in one.scores and one.scores[reward].outcome is Outcome.PASSED
+        seen[passed] = seen.get(passed, 0) + 1
+        order.append((seen[passed], sample))
+    chosen = sorted(sample for _, sample in sorted(order)[:most])
+    rows = [{**trajectory_fields(judged.completions[sample]), "sample": sample} for sample in chosen]
+    return [json.dumps({key: row[key] for key in row if key not in _OF_TOKENS}) + "\n" for row in rows]
+
+
 def trajectory_row(trajectory: Trajectory, source: TaskSource | None = None) -> str:
-    """A trajectory as one JSON line, and what its source says of the task. The mask of actions and the advantages of
-    tokens are there where tokens differ."""
+    """A trajectory as one JSON line."""
+    return json.dumps(trajectory_fields(trajectory, source)) + "\n"
+
+
+def trajectory_fields(trajectory: Trajectory, source: TaskSource | None = None) -> dict[str, Any]:
+    """A trajectory, and what its source says of the task. The mask of actions and the advantages of tokens are there
+    where tokens differ."""
     t = trajectory
-    row = {
+    return {
         "rollout_id": t.rollout_id,
         "group_id": t.group_id,
         "task_id": t.task.id if t.task else "",
@@ -68,4 +91,3 @@ def trajectory_row(trajectory: Trajectory, source: TaskSource | None = None) -> 
         **({"action_mask": t.action_mask} if 0 in t.action_mask else {}),  # 0: the environment wrote the token
         **({"token_advantages": [round(x, 6) for x in t.token_advantages]} if t.token_advantages else {}),
     }
-    return json.dumps(row) + "\n"

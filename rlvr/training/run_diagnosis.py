@@ -94,22 +94,23 @@ def closing_remark(folder: Path, summary: Mapping[str, Any]) -> str:
         return ""
     worth = [finding for finding in diagnose_run(folder).findings if finding.severity != "note"]
     main = f"{worth[0].fact}; `rlvr doctor {folder}` says more" if worth else ""
-    if _has_gained(summary):
+    if has_gained(summary):
         return main if worth and worth[0].code == "unsolved_kind" else ""
-    measured = "the pass rate fell" if _has_lost(summary) else "no gain was measured"
-    if not _has_lost(summary) and _has_higher_reward(summary):
+    measured = "the pass rate fell" if has_lost(summary) else "no gain was measured"
+    if not has_lost(summary) and _has_higher_reward(summary):
         before, after = (summary[side]["mean_reward"]["value"] for side in ("baseline", "final"))
         measured = f"the mean reward rose from {before:.3g} to {after:.3g}, the pass rate did not"
     why = f": {main}" if main else f"; `rlvr doctor {folder}` shows completions that fail"
     return f"{measured} (p = {summary['p_value']:.2g}){why}"
 
 
-def _has_gained(summary: Mapping[str, Any]) -> bool:
+def has_gained(summary: Mapping[str, Any]) -> bool:
     """Whether the paired test and the interval of the change both say that more held-out tasks pass."""
     return summary["p_value"] < SIGNIFICANT and summary["change"]["low"] > 0
 
 
-def _has_lost(summary: Mapping[str, Any]) -> bool:
+def has_lost(summary: Mapping[str, Any]) -> bool:
+    """Whether both say that fewer pass."""
     return summary["p_value"] < SIGNIFICANT and summary["change"]["high"] < 0
 
 
@@ -126,7 +127,7 @@ def _outcome_findings(folder: Path) -> Iterator[Finding]:
         if summary.get("steps") == 0:  # nothing was trained
             return
         before, after = (summary[side]["pass@1"]["value"] for side in ("baseline", "final"))
-        has_gained, has_lost, is_solved = _has_gained(summary), _has_lost(summary), after >= SOLVED
+        gained, lost, is_solved = has_gained(summary), has_lost(summary), after >= SOLVED
         low, high = summary["change"]["low"], summary["change"]["high"]
         reward = [summary[side]["mean_reward"] for side in ("baseline", "final")]
         has_higher_reward = _has_higher_reward(summary)
@@ -136,14 +137,14 @@ def _outcome_findings(folder: Path) -> Iterator[Finding]:
         change = f"{rates}; change {100 * low:+.1f} to {100 * high:+.1f} points"
     except (ValueError, KeyError, TypeError):  # not finished, or damaged
         return
-    if has_lost:
+    if lost:
         yield Finding(
             "hint",
             "lost",
             f"held-out tasks pass less often ({rates})",
             "a lower training.optimizer.learning_rate, or fewer training.steps",
         )
-    elif not has_gained and not is_solved and has_higher_reward:
+    elif not gained and not is_solved and has_higher_reward:
         yield Finding(
             "hint",
             "reward_only",
@@ -151,7 +152,7 @@ def _outcome_findings(folder: Path) -> Iterator[Finding]:
             f"more often ({change}): the policy may please the reward without solving tasks",
             "read completions of rollouts/ with a high reward that fail; give correctness more weight (reward.kwargs)",
         )
-    elif not has_gained and not is_solved:
+    elif not gained and not is_solved:
         yield Finding(
             "hint",
             "no_gain",

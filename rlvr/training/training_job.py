@@ -38,8 +38,9 @@ def freeze_collector() -> Iterator[None]:
 class RunOptions:
     """The folder of a run (`root`/`name`; default: the name of the config) and how often it saves.
 
-    `rollouts_per_step` completions a step are stored to read, 0 for none. With `keep_best`, and interim evaluations
-    (`evaluation.every`), the weights with the best one are kept too; the last step is then evaluated as well.
+    `rollouts_per_step` completions a step are stored to read, and `rollouts_per_task` of each held-out task, before and
+    after training; 0 for none. With `keep_best`, and interim evaluations (`evaluation.every`), the weights with the
+    best one are kept too; the last step is then evaluated as well.
     """
 
     root: str = "runs"
@@ -49,6 +50,7 @@ class RunOptions:
     keep_checkpoints: int = 2
     keep_best: bool = True
     rollouts_per_step: int = 32
+    rollouts_per_task: int = 4
 
     def __post_init__(self) -> None:
         if self.checkpoint_every < 1 or self.keep_checkpoints < 2:

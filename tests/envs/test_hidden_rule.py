@@ -31,9 +31,7 @@ TASK = Task("by hand", "b", {"rule": "312", "asked": "bcaabc"})  # a is 3, b is 
 def test_later_rounds_are_paid() -> None:
     source = HiddenRule(letters=3)
     t, text = play(source, TASK, ["1", "3", "1", "3", "1", "3"])
-    assert text.split() == (
-        "b 1 <end> b 1 c 3 <end> c 2 a 1 <end> a 3 a 3 <end> a 3 b 1 <end> b 1 c 3 <end>".split()
-    )
+    assert text == "b 1 <end> b 1 c 3 <end> c 2 a 1 <end> a 3 a 3 <end> a 3 b 1 <end> b 1 c 3 <end>"
     assert t.reward == pytest.approx(2 / 3)
     assert t.metadata["first_round"] == pytest.approx(1 / 3) and t.metadata["later_rounds"] == pytest.approx(2 / 3)
     assert t.scores["environment"].outcome is Outcome.FAILED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory
 from rlvr.store import Experience, ExperienceStore, Session, Status, open_store
 from rlvr.tracking import MetricsLog
 from rlvr.training import rollout_rows
+from rlvr.training.evaluate import Evaluation
+from rlvr.training.judged_tasks import JudgedTask, TaskResult
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = [
@@ -109,6 +112,38 @@ def add_step(folder: Path, step: int, answers: int = 4) -> None:
     (folder / "rollouts" / f"rl-{step:06d}.jsonl").write_text(rows)
     with MetricsLog(folder / "metrics.jsonl") as log:
         log.append(metric_row(step))
+
+
+def add_evaluations(folder: Path, before: dict[str, int], after: dict[str, int], samples: int = 4) -> None:
+    """The evaluations of a run: how many completions of each task passed. A task is of the level before its dash."""
+    (folder / "evaluations").mkdir(exist_ok=True)
+    for stage, passed in (("baseline", before), ("final", after)):
+        results = [
+            TaskResult(id, id.partition("-")[0], count, samples, count / samples, {}, {"kind": id[-1]})
+            for id, count in passed.items()
+        ]
+        evaluation = Evaluation(results, samples)
+        (folder / "evaluations" / f"{stage}.json").write_text(json.dumps(evaluation.to_json()))
+        rows = [
+            row
+            for id, count in passed.items()
+            for row in rollout_rows.heldout_rows(_judge(id, count, samples), "exact", 4)
+        ]
+        (folder / "evaluations" / f"{stage}.jsonl").write_text("".join(rows))
+
+
+def _judge(id: str, passed: int, samples: int) -> JudgedTask:
+    task = Task(id, f"prompt of {id}", {"answer": "42"}, level=id.partition("-")[0])
+    made = [
+        replace(
+            answer(0, int(sample < passed)),
+            prompt=task.prompt_text,
+            response=f"{id}, sample {sample}: {EVIL}",
+            task=task,
+        )
+        for sample in range(samples)
+    ]
+    return JudgedTask(task, made, 0)
 
 
 def experience(session: str, iteration: int, sample: int = 0, text: str = "def f(): ...", **more: Any) -> Experience:

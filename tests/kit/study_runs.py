@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rlvr.cli.main import run
 from rlvr.study.study_folder import open_study
 from rlvr.study.study_plan import StudyPlan, read_plan
+from rlvr.study.study_report import write_report
+from rlvr.study.study_summary import summarize
 
 MOCK = """
 client: mock
@@ -24,6 +28,15 @@ def planned(*overrides: str, environment: tuple[str, ...] = (), name: str | None
 def studied(*words: str) -> list[str]:
     """The command."""
     return ["study", "--config=mock.yaml", *words]
+
+
+def make_study(root: Path, name: str, *overrides: str) -> Path:
+    """The folder of a study with its runs, table and summary, made in this process."""
+    (root.parent / "mock.yaml").write_text(MOCK)
+    plan = read_plan([*overrides, f"run.root={root}"], (), name, config=str(root.parent / "mock.yaml"))
+    make_runs(plan)
+    write_report(plan.folder, summarize(plan))
+    return plan.folder
 
 
 def make_runs(plan: StudyPlan, *without: str) -> None:

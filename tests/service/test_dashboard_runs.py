@@ -70,7 +70,7 @@ def test_the_findings_and_the_failing_groups_are_those_of_doctor(run: Path):
     assert table.rows == [("level 1", "30", "0.0 %", "100.0 %")]
     assert (
         source.notes("first") == source.notes("first")
-        and source._run("first").diagnosis() is source._run("first").diagnosis()
+        and source.run("first").diagnosis() is source.run("first").diagnosis()
     )  # type: ignore[union-attr]
 
 
@@ -125,7 +125,8 @@ def test_new_rows_of_a_running_run_appear(run: Path):
     add_step(run, 4)
     assert source.revision() != revision
     assert source.answers(Query()).total == before + 4
-    assert source.charts("first")[0].lines[0].points[-1] == (4.0, 0.7)
+    charts = {chart.title: chart for chart in source.charts("first")}
+    assert charts["Reward"].lines[0].points[-1] == (4.0, 0.7)
 
 
 def test_a_sharded_run_shows_how_its_ranks_wait_and_what_their_exchange_takes(run: Path):
@@ -184,7 +185,7 @@ def test_reading_changes_no_file(run: Path):
 
     before = state()
     source = RunSource(run)
-    assert source.works()[0] and source.charts("first", "grad_norm") and source.detail("first:1:1")
+    assert source.works()[0] and source.charts("first") and source.detail("first:1:1")
     assert state() == before
     with pytest.raises(ValueError, match="read-only"):
         source.rate("first:1:1", "", 1.0)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.study.seed_curves import _draw, summarize_steps  # pyright: ignore[reportPrivateUsage]
+from rlvr.study.seed_curves import _draw  # pyright: ignore[reportPrivateUsage]
+from rlvr.study.seed_statistics import summarize_steps
 from tests.kit.study_runs import MOCK, make_runs, planned
 
 T2 = 4.302652729911275  # 0.975 quantile of Student's t with 2 degrees of freedom

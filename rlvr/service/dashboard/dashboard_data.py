@@ -8,9 +8,11 @@ goes through `visible_text` before it is in one of these records, so pages need 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
+
+import numpy as np
 
 SOURCE, OWNER = "rlvr.dashboard", "rlvr.owner"  # the keys of the source and the user's key name in a request's scope
 PAGE = 25  # rows of a table
@@ -74,30 +76,46 @@ def as_list(value: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve: (x, y), x ascending."""
+    """One curve: (x, y), or (x, y, low, high) where values have an interval; x ascending.
+
+    `style` is `line`, `raw` (pale, behind the smoothed line of the same colour), `dots` (single measurements with
+    their intervals), `ends` (the same, and no line joins them) or `band` (a line in its interval). `colour` is a
+    number, by default the place of the curve.
+    """
 
     name: str
-    points: list[tuple[float, float]]
+    points: Sequence[tuple[float, ...]]
+    style: str = "line"
+    colour: int | None = None
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves with common axes; with `share` they are percentages from 0 to 100."""
+    """Curves with common axes; with `share` they are percentages from 0 to 100.
+
+    `x` and `unit` say what the axes count. `log` names logarithmic axes (`x`, `y`, `xy`). `csv` is the address of the
+    whole series, `zoom` the beginning of an address that shows a part: `from` and `to` are added to it.
+    """
 
     title: str
     lines: list[Curve]
     share: bool = False
     x: str = "step"
     hint: str = ""
+    unit: str = ""
+    log: str = ""
+    csv: str = ""
+    zoom: str = ""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A remark about a work. `kind` is problem, hint or note."""
+    """A remark about a work. `kind` is problem, hint or note; `code` is that of a finding of `rlvr doctor`."""
 
     kind: str
     text: str
     remedy: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -366,20 +384,21 @@ class Source(Protocol):
     def revision(self) -> object: ...
     def works(self, offset: int = 0, limit: int = PAGE) -> tuple[list[Work], int]: ...
     def work(self, work: str) -> Work | None: ...
-    def charts(self, work: str = "", metric: str = "") -> list[Chart]: ...
+    def charts(self, work: str = "") -> list[Chart]: ...
     def notes(self, work: str) -> list[Note]: ...
     def choices(self, work: str) -> Choices: ...
     def answers(self, query: Query) -> AnswerPage: ...
     def detail(self, key: str) -> AnswerDetail | None: ...
     def at_step(self, work: str, step: int) -> dict[str, float]: ...
 
+    def names(self) -> dict[str, str]:
+        """{id: label} of the newest works: a session's task and the start of its id."""
+        return {w.id: w.id if w.name == w.id else f"{w.name}, {w.id[:8]}" for w in self.works(0, 200)[0]}
+
     def health(self) -> dict[str, Any] | None:
         return None
 
     def texts(self, work: str) -> list[tuple[str, str]]:
-        return []
-
-    def metrics(self, work: str) -> list[str]:
         return []
 
     def comparisons(self, work: str) -> list[Comparison]:
@@ -403,17 +422,19 @@ class Source(Protocol):
 
 def thin_points(points: list[tuple[float, float]], most: int = POINTS) -> list[tuple[float, float]]:
     """At most `most` points: the lowest and the highest of each stretch, so no spike is lost."""
-    if len(points) <= most:
-        return points
-    thinned: list[tuple[float, float]] = []
-    size = len(points) / (most // 2)
+    return [points[i] for i in thin_indices(np.array([y for _, y in points]), most)]
+
+
+def thin_indices(values: np.ndarray, most: int = POINTS) -> np.ndarray:
+    """The places of at most `most` values: the lowest and the highest of each stretch, and the last."""
+    if len(values) <= most:
+        return np.arange(len(values))
+    chosen = [len(values) - 1]
+    size = len(values) / (most // 2)
     for i in range(most // 2):
-        part = points[int(i * size) : int((i + 1) * size)]
-        low, high = min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])
-        thinned += sorted({low, high})
-    if thinned[-1] != points[-1]:
-        thinned.append(points[-1])
-    return thinned
+        start, part = int(i * size), values[int(i * size) : int((i + 1) * size)]
+        chosen += [start + int(part.argmin()), start + int(part.argmax())]
+    return np.unique(chosen)
 
 
 def outcome_of(verdicts: list[VerifierVerdict]) -> tuple[str, str]:

@@ -11,17 +11,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request, Response
 from nicegui import app, ui
 from nicegui.element import Element
 
 from rlvr.service.dashboard.dashboard_data import OWNER, SOURCE, Source
 from rlvr.service.dashboard.element_tree import Page, Tree, h
 from rlvr.service.dashboard.pages.compare_page import compare
+from rlvr.service.dashboard.pages.curve_file import curve_file
 from rlvr.service.dashboard.pages.hacks_page import hacks
+from rlvr.service.dashboard.pages.heldout_pages import task_page, tasks_page
 from rlvr.service.dashboard.pages.page_parts import frame_page, not_found_page
 from rlvr.service.dashboard.pages.rollout_page import rollout
 from rlvr.service.dashboard.pages.rollouts_page import rollouts
+from rlvr.service.dashboard.pages.study_page import study_page
 from rlvr.service.dashboard.pages.work_pages import overview, work_page
 
 LOGGER = logging.getLogger("rlvr")
@@ -140,6 +143,21 @@ def _unknown(source: Source, parameters: Mapping[str, str]) -> Page:
     return not_found_page(source, "page", f"/ui/{parameters['address']}")
 
 
+@app.get("/ui/curves.csv")
+async def serve_curves(request: Request) -> Response:
+    """The numbers of a chart as a file."""
+    source: Source = request.scope[SOURCE]
+    parameters = {name: value[:LONGEST] for name, value in request.query_params.items()}
+    try:
+        found = await asyncio.wait_for(asyncio.to_thread(curve_file, source, parameters), DATA_S)
+    except TimeoutError:
+        return Response(f"no data within {DATA_S:g} s\n", 503, media_type="text/plain")
+    if found is None:
+        return Response("there is no such chart\n", 404, media_type="text/plain")
+    name, text = found
+    return Response(text, media_type="text/csv", headers={"content-disposition": f'attachment; filename="{name}"'})
+
+
 PAGES: dict[str, View] = {
     "/": overview,
     "/ui/run/{work:path}": work_page,
@@ -149,6 +167,9 @@ PAGES: dict[str, View] = {
     "/ui/trajectory/{key:path}": rollout,
     "/ui/hacks": hacks,
     "/ui/compare": compare,
+    "/ui/tasks": tasks_page,
+    "/ui/task": task_page,
+    "/ui/study/{study:path}": study_page,
     "/ui/{address:path}": _unknown,  # the last: NiceGUI's own page for unknown addresses needs eval
 }
 

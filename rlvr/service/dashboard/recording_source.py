@@ -76,7 +76,7 @@ class RecordingSource(Source):
         found = self._refresh().get(work)
         return found.work if found else None
 
-    def charts(self, work: str = "", metric: str = "") -> list[Chart]:
+    def charts(self, work: str = "") -> list[Chart]:
         return []
 
     def notes(self, work: str) -> list[Note]:

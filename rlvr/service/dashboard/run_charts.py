@@ -1,56 +1,99 @@
-"""The charts of a run and the table of its results. Metric names are those of docs/run/metrics.md."""
+"""The charts of runs, and the tables of their results. Metric names are those of docs/run/metrics.md."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rlvr.service.dashboard.dashboard_data import Chart, Comparison, Curve, as_mapping, finite_number, one_line
+from rlvr.service.dashboard.curve_view import CurveView, Series
+from rlvr.service.dashboard.dashboard_data import Chart, Comparison, as_mapping, finite_number, one_line
+from rlvr.training.interim import MEAN_REWARD, PASS_RATE
 from rlvr.training.run_diagnosis import RunDiagnosis
 
-CurveReader = Callable[[str, str], list[tuple[float, float]]]
+SeriesReader = Callable[[str, str], Series | None]  # of a metric and a phase
+ENDS = {PASS_RATE: "pass@1", MEAN_REWARD: "mean_reward"}  # what the evaluations before and after say of it
+STEPS = {"rl": "step of reinforcement learning", "sft": "step of fine-tuning"}
 
-# title, ((name of the curve, metric), ...), whether they are shares, hint
-_RL: tuple[tuple[str, tuple[tuple[str, str], ...], bool, str], ...] = (
-    ("Reward", (("mean", "reward"), ("held-out", "test/env/all/reward/total")), False, "mean over a step's answers"),
-    ("Pass rate", (("training", "env/all/correct"), ("held-out", "test/env/all/correct")), True,
-     "of judged answers; held-out: interim evaluations"),
-    ("Groups with signal", (("signal", "frac_groups_with_signal"), ("all pass", "env/all/by_group/frac_all_good"),
-     ("all fail", "env/all/by_group/frac_all_bad")), True, "what the algorithm can learn from"),
-    ("Entropy", (("per token", "entropy"),), False, "nats; near zero: exploration has stopped"),
-    ("Answer length", (("mean", "completions/mean_length"), ("longest", "completions/max_length")), False, "tokens"),
-    ("Verifier", (("no answer", "verifier/no_answer_rate"), ("broke", "verifier/error_rate"),
-     ("cut short", "completions/clipped_ratio")), True, "why answers were not judged"),
-    ("Distance from the sampler", (("KL after the step", "optim/kl_after"), ("KL from the start", "kl")), False,
-     "how far an update moves the policy"),
-    ("Gradient norm", (("before clipping", "grad_norm"),), False, "of the last update of a step"),
-    ("Ranks that wait for others", tuple((f"rank {n}", f"ranks/idle/{n}") for n in range(8)), True,
-     "share of the time in commands, of the first 8: high where rows are of unequal lengths"),
-    ("Exchange of the ranks", (("among the ranks", "ranks/transfer_s"), ("weights to the sampler", "ranks/publish_s")),
-     False, "seconds of an update"),
+
+@dataclass(frozen=True)
+class ChartSpec:
+    """A chart: the metrics that it shows with the names of their curves, and what its axis counts."""
+
+    title: str
+    lines: tuple[tuple[str, str], ...]
+    unit: str
+    hint: str = ""
+    phase: str = "rl"
+
+    @property
+    def chart(self) -> Chart:
+        return Chart(self.title, [], self.unit.startswith("%"), STEPS[self.phase], self.hint, self.unit)
+
+
+CHARTS = (
+    ChartSpec("Pass rate", (("training", "env/all/correct"), ("held-out, interim", PASS_RATE)), "% of completions",
+              "held-out: with 95 % intervals; interim ones are of other tasks than those before and after"),
+    ChartSpec("Reward", (("training", "reward"), ("held-out, interim", MEAN_REWARD)), "mean reward of a completion"),
+    ChartSpec("Groups with signal", (("signal", "frac_groups_with_signal"),
+              ("all pass", "env/all/by_group/frac_all_good"), ("all fail", "env/all/by_group/frac_all_bad")),
+              "% of groups", "what the algorithm can learn from"),
+    ChartSpec("Entropy", (("policy", "entropy"),), "nats per token", "near zero: exploration has stopped"),
+    ChartSpec("Answer length", (("mean", "completions/mean_length"), ("longest", "completions/max_length")), "tokens"),
+    ChartSpec("Verifier", (("no answer", "verifier/no_answer_rate"), ("broke", "verifier/error_rate"),
+              ("cut short", "completions/clipped_ratio")), "% of completions", "why answers were not judged"),
+    ChartSpec("Distance from the sampler", (("KL after the step", "optim/kl_after"), ("KL from the start", "kl")),
+              "nats per token", "how far an update moves the policy"),
+    ChartSpec("Gradient norm", (("before clipping", "grad_norm"),), "L2 norm", "of the last update of a step"),
+    ChartSpec("Ranks that wait for others", tuple((f"rank {n}", f"ranks/idle/{n}") for n in range(8)),
+              "% of the time in commands", "of the first 8: high where rows are of unequal lengths"),
+    ChartSpec("Exchange of the ranks", (("among the ranks", "ranks/transfer_s"),
+              ("weights to the sampler", "ranks/publish_s")), "seconds of an update"),
+    ChartSpec("Supervised fine-tuning: loss", (("loss", "loss"),), "nats per token", "negative log-likelihood", "sft"),
+    ChartSpec("Supervised fine-tuning: held-out pass rate", (("held-out, interim", PASS_RATE),), "% of completions",
+              "interim evaluations, with 95 % intervals", "sft"),
 )  # fmt: skip
-_SFT: tuple[tuple[str, tuple[tuple[str, str], ...], bool, str], ...] = (
-    ("Supervised fine-tuning: loss", (("loss", "loss"),), False, "negative log-likelihood per token"),
-    (
-        "Supervised fine-tuning: held-out pass rate",
-        (("held-out", "test/env/all/correct"),),
-        True,
-        "interim evaluations",
-    ),
-)
+# What runs beside each other show: one metric in each chart.
+COMPARED = ("env/all/correct", PASS_RATE, "reward", "entropy", "completions/mean_length", "frac_groups_with_signal",
+            "grad_norm", "optim/kl_after")  # fmt: skip
 
 
-def run_charts(curve: CurveReader) -> list[Chart]:
-    """The charts that this run has data for; no verifier chart if no verifier failed."""
-    run: list[Chart] = []
-    for phase, charts in (("rl", _RL), ("sft", _SFT)):
-        for title, names, share, hint in charts:
-            lines = [Curve(name, points) for name, metric in names if (points := curve(metric, phase))]
-            if title == "Verifier":
-                lines = [line for line in lines if any(y for _, y in line.points)]
-            if lines:
-                run.append(Chart(title, lines, share, hint=hint))
-    return run
+def metric_chart(metric: str, phase: str = "rl") -> Chart:
+    """The empty chart of one metric, with the unit that `CHARTS` has for it."""
+    for spec in CHARTS:
+        if spec.phase == phase and metric in dict((name, line) for line, name in spec.lines):
+            line = next(line for line, name in spec.lines if name == metric)
+            if len(spec.lines) == 1:
+                return spec.chart
+            hint = "interim evaluations, with 95 % intervals" if metric.startswith("test/") else ""
+            return replace(spec.chart, title=f"{spec.title}: {line}", hint=hint)
+    return Chart(one_line(metric, 100), [], x=STEPS.get(phase, "step"), unit=one_line(metric, 100))
+
+
+def run_series(
+    read: SeriesReader, ends: Callable[[str], Series | None], metric: str = ""
+) -> list[tuple[Chart, list[Series]]]:
+    """The charts that this run has data for, the chosen metric first; no verifier chart if no verifier failed."""
+    found: list[tuple[Chart, list[Series]]] = []
+    if metric:
+        phases = [phase for phase in STEPS if read(metric, phase)]
+        found += [(metric_chart(metric, phase), [replace(series, name="")])
+                  for phase in phases[:1] if (series := read(metric, phase))]  # fmt: skip
+    for spec in CHARTS:
+        lines = [replace(series, name=name, colour=number) for number, (name, metric) in enumerate(spec.lines)
+                 if (series := read(metric, spec.phase))]  # fmt: skip
+        if spec.title == "Verifier":
+            lines = [line for line in lines if line.y.any()]
+        if lines and spec.phase == "rl":
+            lines += [replace(end, colour=len(spec.lines)) for _, name in spec.lines if (end := ends(name))]
+        if lines:
+            found.append((spec.chart, lines))
+    return found
+
+
+def draw_charts(given: Sequence[tuple[Chart, list[Series]]], view: CurveView) -> list[Chart]:
+    """The charts as a page shows them."""
+    return [chart for empty, lines in given if (chart := view.draw(empty, lines)) is not None]
 
 
 def run_summary(summary: Any) -> list[Comparison]:

@@ -9,8 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
+from array import array
+from collections import deque
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rlvr.service.dashboard.dashboard_data import (
     AnswerRow,
@@ -22,6 +26,8 @@ from rlvr.service.dashboard.dashboard_data import (
 )
 
 SMALL = 16 << 20  # the largest JSON file that is read
+FIRST_ROWS, LAST_ROWS = 500, 5_000  # rows of metrics that are kept whole, of each phase
+MOST_METRICS = 2_000
 
 
 def read_json(path: Path) -> Any:
@@ -43,11 +49,55 @@ def parse_row(text: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
+class PhaseMetrics:
+    """The rows of one phase: of each metric all numbers, and of the rows themselves the first and the last ones."""
+
+    def __init__(self) -> None:
+        self.num_rows, self.first, self.last = 0, list[dict[str, Any]](), deque[dict[str, Any]](maxlen=LAST_ROWS)
+        self._columns: dict[str, array[float]] = {}
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [*self.first, *self.last]
+
+    @property
+    def names(self) -> list[str]:
+        """The metrics that have a number."""
+        return sorted(self._columns)
+
+    def add(self, row: dict[str, Any]) -> None:
+        (self.first if len(self.first) < FIRST_ROWS else self.last).append(row)
+        columns, place = self._columns, self.num_rows
+        for name, value in row.items():
+            if (type(value) is not float and type(value) is not int) or not -1e300 < value < 1e300:
+                continue
+            column = columns.get(name)
+            if column is None:
+                if len(columns) >= MOST_METRICS:
+                    continue
+                column = columns[name] = array("d")
+            if len(column) < place:
+                column.extend([math.nan] * (place - len(column)))
+            column.append(value)
+        self.num_rows += 1
+
+    def columns(self, *names: str) -> list[np.ndarray]:
+        """The steps, and the values of these metrics, of the rows that have all of them; by step."""
+        whole = [np.full(self.num_rows, math.nan) for _ in range(len(names) + 1)]
+        for values, name in zip(whole, ("step", *names), strict=True):
+            stored = self._columns.get(name, array("d"))
+            values[: len(stored)] = stored
+        complete = np.flatnonzero(np.all([~np.isnan(values) for values in whole], axis=0))
+        order = complete[np.argsort(whole[0][complete], kind="stable")]
+        return [values[order] for values in whole]
+
+
 class MetricsFile:
-    """The rows of a metrics.jsonl. `refresh` reads new lines, and everything if the file was rewritten."""
+    """A metrics.jsonl, phase by phase. `refresh` reads new lines, and everything if the file was rewritten."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.rows, self.damaged = path, list[dict[str, Any]](), 0
+        self.path, self.damaged = path, 0
+        self._phases: dict[str, PhaseMetrics] = {}
         self._place: tuple[int, int] = (0, 0)  # inode, bytes read
         self._last = b""  # the last line read: detects a file rewritten in place
 
@@ -58,7 +108,7 @@ class MetricsFile:
                 inode, read = self._place
                 file.seek(max(0, read - len(self._last)))
                 if inode != stat.st_ino or stat.st_size < read or file.read(len(self._last)) != self._last:
-                    self.rows, self.damaged, self._last, read = [], 0, b"", 0
+                    self._phases, self.damaged, self._last, read = {}, 0, b"", 0
                     file.seek(0)
                 for text in file:
                     if not text.endswith(b"\n"):
@@ -69,13 +119,13 @@ class MetricsFile:
                     if row is None:
                         self.damaged += 1
                     else:
-                        self.rows.append(row)
+                        self._phases.setdefault(str(row.get("phase", "rl")), PhaseMetrics()).add(row)
                 self._place = (stat.st_ino, read)
         except OSError:
-            self.rows, self._place, self._last = [], (0, 0), b""
+            self._phases, self._place, self._last = {}, (0, 0), b""
 
-    def of(self, phase: str) -> list[dict[str, Any]]:
-        return [row for row in self.rows if row.get("phase", "rl") == phase]
+    def of(self, phase: str) -> PhaseMetrics:
+        return self._phases.get(phase) or PhaseMetrics()
 
 
 def answer_row(work: str, step: int | None, key: str, row: dict[str, Any]) -> AnswerRow:

@@ -8,17 +8,14 @@ Read-only, and live while a run trains. Of a checkpoint only the tokenizer is op
 
 from __future__ import annotations
 
-import os
 import re
 import threading
-import time
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from rlvr.chat.token_texts import Decode
+from rlvr.service.dashboard.curve_view import CurveView, Series
 from rlvr.service.dashboard.dashboard_data import (
     PAGE,
     AnswerDetail,
@@ -26,7 +23,6 @@ from rlvr.service.dashboard.dashboard_data import (
     Chart,
     Choices,
     Comparison,
-    Curve,
     GroupPage,
     Neighbours,
     Note,
@@ -34,36 +30,24 @@ from rlvr.service.dashboard.dashboard_data import (
     Source,
     Suspicion,
     Work,
-    as_mapping,
-    finite_number,
-    thin_points,
     visible_text,
 )
+from rlvr.service.dashboard.heldout_changes import AFTER, STAGES, HeldoutChanges, list_changes
 from rlvr.service.dashboard.rollout_index import FILTERS, SORTS, RolloutIndex
 from rlvr.service.dashboard.row_details import answer_detail
-from rlvr.service.dashboard.run_charts import failing_groups, run_charts, run_summary
-from rlvr.service.dashboard.run_files import (
-    SMALL,
-    MetricsFile,
-    answer_row,
-    is_held,
-    read_json,
-    stamp,
-)
+from rlvr.service.dashboard.run_charts import draw_charts, failing_groups, metric_chart, run_summary
+from rlvr.service.dashboard.run_files import answer_row
+from rlvr.service.dashboard.run_reader import MARKS, RunReader, is_run
 from rlvr.service.dashboard.run_rollouts import BUDGET, RolloutReader
+from rlvr.service.dashboard.study_reader import StudyReader, is_study
 from rlvr.service.dashboard.suspicions import find_cautions, find_suspicions
-from rlvr.service.dashboard.token_pieces import load_decode
-from rlvr.tracking.console import format_metrics
-from rlvr.training.run_diagnosis import RunDiagnosis, diagnose_run
 
-RECENT_S = 60.0
 RUNS = 20  # the newest, whose rollouts are in tables of all runs
 SIBLINGS = 256  # of a group, beside a rollout
-MARKS = ("metrics.jsonl", "resolved.yaml", "journal.jsonl")  # a folder with one of these is a run's
+MOST_CHANGES = 16  # comparisons of evaluations that are kept
+OVERVIEW = ("env/all/correct", "test/env/all/correct", "reward")  # metrics of the newest runs in one chart each
 
-
-def is_run(folder: Path) -> bool:
-    return any((folder / mark).is_file() for mark in MARKS)
+Side = tuple[str, str]  # a run and one of `STAGES`
 
 
 class RunSource(Source):
@@ -76,7 +60,9 @@ class RunSource(Source):
         self.folder, self.single = folder, is_run(folder)
         self._index = RolloutIndex(answer_key)
         self._reader = RolloutReader(self._index, budget)
-        self._runs: dict[str, RunFolder] = {}
+        self._runs: dict[str, RunReader] = {}
+        self._studies: dict[str, StudyReader] = {}
+        self._changes: OrderedDict[tuple[Side, Side], tuple[object, HeldoutChanges | None]] = OrderedDict()
         self._lock = threading.Lock()
         self.title = visible_text(folder.resolve().name, 100)
         if not folder.is_dir():
@@ -88,42 +74,83 @@ class RunSource(Source):
             )
 
     def revision(self) -> object:
-        return self._index.revision, self._reader.share, tuple(run.revision() for run in self._refresh().values())
+        runs = self._refresh()
+        return (
+            self._index.revision,
+            self._reader.share,
+            *(run.revision() for run in runs.values()),
+            *(study.revision() for study in self.studies()),
+        )
 
     def works(self, offset: int = 0, limit: int = PAGE) -> tuple[list[Work], int]:
-        """The runs, the one that changed last first."""
-        runs = self._newest(None)
+        """The runs, the one that changed last first. Those of a study are on its page."""
+        runs = [run for run in self._newest(None) if "/" not in run.name]
         return [run.work() for run in runs[offset : offset + limit]], len(runs)
 
+    def names(self) -> dict[str, str]:
+        return {run.name: run.name for run in self._newest(1000)}
+
+    def studies(self) -> list[StudyReader]:
+        """The studies in the folder, or the folder itself if it is one."""
+        self._refresh()
+        return list(self._studies.values())
+
+    def study(self, name: str) -> StudyReader | None:
+        return next((study for study in self.studies() if study.name == name), None)
+
+    def changes(self, before: Side, after: Side) -> HeldoutChanges | None:
+        """How the held-out tasks changed from one evaluation to another; None unless both can be read."""
+        runs = [self.run(name) for name, _ in (before, after)]
+        if None in runs or not {before[1], after[1]} <= STAGES.keys():
+            return None
+        sides = [(run, stage) for run, (_, stage) in zip(runs, (before, after), strict=True) if run is not None]
+        state = tuple(run.evaluation_stamp(stage) for run, stage in sides)
+        with self._lock:
+            stored = self._changes.get((before, after))
+        if stored is None or stored[0] != state:
+            first, second = (run.evaluation(stage) for run, stage in sides)
+            stored = (state, list_changes(first, second) if first and second else None)
+            with self._lock:
+                self._changes[before, after] = stored
+                while len(self._changes) > MOST_CHANGES:
+                    self._changes.popitem(last=False)
+        return stored[1]
+
+    def choose_pair(self) -> tuple[str, str]:
+        """The two runs that Compare opens with: the newest ones with a last evaluation on tasks of one environment,
+        or else the newest two; the earlier one first."""
+        runs = self._newest(50)
+        measured = [run for run in runs if run.evaluation(AFTER)]
+        pairs = [
+            (one, other)
+            for number, one in enumerate(measured)
+            for other in measured[number + 1 :]
+            if one.config().get("env") == other.config().get("env")
+        ]
+        later, earlier = next(iter(pairs), (runs[0], runs[min(1, len(runs) - 1)]))
+        return earlier.name, later.name
+
     def work(self, work: str) -> Work | None:
-        run = self._run(work)
+        run = self.run(work)
         return run.work() if run else None
 
-    def charts(self, work: str = "", metric: str = "") -> list[Chart]:
-        if run := self._run(work):
-            return run.charts(metric)
-        charts = [
-            ("Pass rate", "env/all/correct", True, "share of judged answers of a step that pass"),
-            ("Reward", "reward", False, "mean over the answers of a step"),
-        ]
-        overview: list[Chart] = []
-        for title, name, share, hint in charts:
-            curves = [Curve(run.name, points) for run in self._newest(8) if (points := run.curve(name))]
-            if curves:
-                overview.append(Chart(title, curves, share, hint=hint))
-        return overview
+    def charts(self, work: str = "") -> list[Chart]:
+        if run := self.run(work):
+            return draw_charts(run.chart_series(), CurveView())
+        names = [run.name for run in self._newest(8)]
+        return draw_charts([(metric_chart(metric), self.run_series(metric, names)) for metric in OVERVIEW], CurveView())
 
-    def metrics(self, work: str) -> list[str]:
-        run = self._run(work)
-        return run.metric_names() if run else []
+    def run_series(self, metric: str, runs: Sequence[str]) -> list[Series]:
+        found = [run.series(metric) for name in runs if (run := self.run(name))]
+        return [series for series in found if series is not None]
 
     def notes(self, work: str) -> list[Note]:
-        run = self._run(work)
+        run = self.run(work)
         return run.notes() if run else []
 
     def comparisons(self, work: str) -> list[Comparison]:
-        run = self._run(work)
-        return [*run_summary(read_json(run.folder / "summary.json")), *failing_groups(run.diagnosis())] if run else []
+        run = self.run(work)
+        return [*run_summary(run.summary()), *failing_groups(run.diagnosis())] if run else []
 
     def choices(self, work: str) -> Choices:
         self._read_rollouts(work)
@@ -150,7 +177,7 @@ class RunSource(Source):
         return find_cautions({run.name: run.config() for run in self._select(work)})
 
     def detail(self, key: str) -> AnswerDetail | None:
-        if (place := _parse_key(key)) is None or (run := self._run(place[0])) is None:
+        if (place := _parse_key(key)) is None or (run := self.run(place[0])) is None:
             return None
         file = place[:2]
         if not self._reader.is_read(file) or not self._index.offsets(*place):
@@ -163,7 +190,7 @@ class RunSource(Source):
         return answer_detail(key, shown, episode, run.decoder(), self._index.group_of(*place, SIBLINGS))
 
     def at_step(self, work: str, step: int) -> dict[str, float]:
-        run = self._run(work)
+        run = self.run(work)
         return run.at_step(step) if run else {}
 
     def _read_rollouts(self, work: str, file: tuple[str, int] | None = None) -> None:
@@ -173,158 +200,54 @@ class RunSource(Source):
         chosen = [run for run in newest if run.name == work] + [run for run in newest[:RUNS] if run.name != work]
         self._reader.refresh({run.name: run.folder / "rollouts" for run in chosen}, file)
 
-    def _refresh(self) -> dict[str, RunFolder]:
+    def _refresh(self) -> dict[str, RunReader]:
         with self._lock:
-            folders = [self.folder] if self.single else self._run_folders()
-            names = {folder.resolve().name if self.single else folder.name: folder for folder in folders}
+            names, studies = self._find_runs()
+            self._studies = {
+                name: self._studies.get(name) or StudyReader(name, folder, prefix)
+                for name, (folder, prefix) in studies.items()
+            }
             for gone in self._runs.keys() - names.keys():
                 del self._runs[gone]
             for name, folder in names.items():
                 if name not in self._runs:
-                    self._runs[name] = RunFolder(name, folder)
+                    self._runs[name] = RunReader(name, folder)
             return dict(self._runs)
 
-    def _run_folders(self) -> list[Path]:
-        try:
-            return sorted(place for place in self.folder.iterdir() if place.is_dir() and is_run(place))
-        except OSError:
-            return []
+    def _find_runs(self) -> tuple[dict[str, Path], dict[str, tuple[Path, str]]]:
+        """The folders of runs by their names, and those of studies with what the names of their runs begin with."""
+        if self.single:
+            return {self.folder.resolve().name: self.folder}, {}
+        if is_study(self.folder):
+            runs = {place.name: place for place in list_folders(self.folder) if is_run(place)}
+            return runs, {self.folder.resolve().name: (self.folder, "")}
+        runs, studies = dict[str, Path](), dict[str, tuple[Path, str]]()
+        for place in list_folders(self.folder):
+            if is_run(place):
+                runs[place.name] = place
+            elif is_study(place):
+                studies[place.name] = place, f"{place.name}/"
+                runs |= {f"{place.name}/{one.name}": one for one in list_folders(place) if is_run(one)}
+        return runs, studies
 
-    def _run(self, name: str) -> RunFolder | None:
+    def run(self, name: str) -> RunReader | None:
         return self._refresh().get(name) if name else None
 
-    def _select(self, name: str) -> list[RunFolder]:
+    def _select(self, name: str) -> list[RunReader]:
         if name:
-            run = self._run(name)
+            run = self.run(name)
             return [run] if run else []
         return self._newest(RUNS)
 
-    def _newest(self, most: int | None) -> list[RunFolder]:
+    def _newest(self, most: int | None) -> list[RunReader]:
         return sorted(self._refresh().values(), key=lambda run: -(run.last_change() or 0))[:most]
 
 
-class RunFolder:
-    """One run folder; thread-safe."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.folder = visible_text(name, 200), folder
-        self._lock = threading.RLock()
-        self._metrics = MetricsFile(folder / "metrics.jsonl")
-        self._decode: Decode | None = None
-        self._config: tuple[float, dict[str, Any]] | None = None
-        self._diagnosis: tuple[object, RunDiagnosis | None] | None = None
-
-    def revision(self) -> object:
-        places = ("metrics.jsonl", "summary.json", "rollouts", ".lock")
-        return (self.name, *(stamp(self.folder / place) for place in places))
-
-    def last_change(self) -> float | None:
-        times = [stamp(self.folder / name)[1] for name in (*MARKS, "summary.json")]
-        return max(times) / 1e9 or None
-
-    def status(self) -> str:
-        """`writing` is a run with new metrics and no lock on this machine: another machine may train it."""
-        if (self.folder / "summary.json").is_file():
-            return "finished"
-        if is_held(self.folder / ".lock"):
-            return "running"
-        return "writing" if time.time() - stamp(self.folder / "metrics.jsonl")[1] / 1e9 < RECENT_S else "stopped"
-
-    def rows(self, phase: str = "rl") -> list[dict[str, Any]]:
-        with self._lock:
-            self._metrics.refresh()
-            return self._metrics.of(phase)
-
-    def config(self) -> dict[str, Any]:
-        """`resolved.yaml`, or {} if it cannot be read."""
-        path = self.folder / "resolved.yaml"
-        changed = stamp(path)[1]
-        with self._lock:
-            if self._config is None or self._config[0] != changed:
-                try:
-                    text = path.read_bytes() if path.stat().st_size < SMALL // 16 else b""
-                    self._config = (changed, dict(as_mapping(yaml.safe_load(text))))
-                except (OSError, yaml.YAMLError, RecursionError, ValueError):
-                    self._config = (changed, {})
-            return self._config[1]
-
-    def work(self) -> Work:
-        rows, sft_rows = self.rows(), self.rows("sft")
-        row: dict[str, Any] = {}
-        for older in (rows or sft_rows)[-10:]:  # metrics that are not measured every step keep their last value
-            row |= older
-        step = int(finite_number(row.get("step")) or 0) + 1 if row else 0
-        phase, key = ("training", "training") if rows else ("fine-tuning", "sft")
-        steps = finite_number(as_mapping(self.config().get(key)).get("steps"))
-        status, changed = self.status(), self.last_change()
-        about = "" if not row else f"{phase} step {step:,}" + (f" of {int(steps):,}" if steps else "")
-        return Work(
-            id=self.name,
-            name=self.name,
-            status=status,
-            live=status in ("running", "writing"),
-            about=about or "nothing measured yet",
-            changed=changed,
-            done=1.0 if status == "finished" else min(1.0, step / steps) if steps and rows else None,
-            figures=format_metrics({k: v for k, v in row.items() if k != "loss" or not rows}),
-        )
-
-    def curve(self, name: str, phase: str = "rl") -> list[tuple[float, float]]:
-        return curve(self.rows(phase), name)
-
-    def charts(self, metric: str) -> list[Chart]:
-        extra = [Chart(visible_text(metric, 100), [Curve("", points)])] if (points := self.curve(metric)) else []
-        return extra + run_charts(self.curve)
-
-    def metric_names(self) -> list[str]:
-        rows = self.rows()
-        names = {
-            name for row in (*rows[:3], *rows[-20:]) for name, value in row.items() if finite_number(value) is not None
-        }
-        return sorted(names - {"step"})[:500]
-
-    def diagnosis(self) -> RunDiagnosis | None:
-        """What `rlvr doctor` says of the run; None if its metrics have values that no run writes."""
-        rows = [*self.rows("sft"), *self.rows()]
-        files = ("metrics.jsonl", "rollouts", "evaluations/final.json")
-        state = tuple(stamp(self.folder / file) for file in files)
-        with self._lock:
-            if self._diagnosis is None or self._diagnosis[0] != state:
-                try:
-                    self._diagnosis = (state, diagnose_run(self.folder, rows))
-                except (TypeError, ValueError, ArithmeticError):
-                    self._diagnosis = (state, None)
-            return self._diagnosis[1]
-
-    def notes(self) -> list[Note]:
-        if diagnosis := self.diagnosis():
-            notes = [
-                Note(f.severity, visible_text(f.fact, 1000), visible_text(f.remedy, 1000)) for f in diagnosis.findings
-            ]
-        else:
-            notes = [Note("note", "metrics.jsonl has values that no run writes; it cannot be diagnosed")]
-        if self._metrics.damaged:
-            notes.append(Note("note", f"{self._metrics.damaged:,} lines of metrics.jsonl are damaged and left out"))
-        return notes
-
-    def at_step(self, step: int) -> dict[str, float]:
-        row = next((row for row in self.rows() if row.get("step") == step), {})
-        numbers = {name: finite_number(value) for name, value in row.items() if name != "step"}
-        return {name: number for name, number in numbers.items() if number is not None}
-
-    def decoder(self) -> Decode | None:
-        """The tokenizer beside the newest weights, or in the initial model's folder."""
-        name = as_mapping(self.config().get("model")).get("name")
-        try:
-            saved = sorted(self.folder.glob("checkpoints/*/tokenizer.json"), key=os.path.getmtime)
-            initial = [Path(name) / "tokenizer.json"] if isinstance(name, str) and Path(name).is_dir() else []
-        except (OSError, ValueError):
-            return None
-        file = next(iter([*reversed(saved), *initial]), None)
-        with self._lock:
-            if file is not None and self._decode is None:
-                self._decode = load_decode(file)
-            return self._decode
+def list_folders(folder: Path) -> list[Path]:
+    try:
+        return sorted(place for place in folder.iterdir() if place.is_dir())
+    except OSError:
+        return []
 
 
 def _parse_key(key: str) -> tuple[str, int, int] | None:
@@ -334,8 +257,3 @@ def _parse_key(key: str) -> tuple[str, int, int] | None:
 
 def answer_key(run: str, step: int, place: int) -> str:
     return f"{run}:{step}:{place}"
-
-
-def curve(rows: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
-    pairs = ((finite_number(row.get("step")), finite_number(row.get(name))) for row in rows)
-    return thin_points([(step, value) for step, value in pairs if step is not None and value is not None])

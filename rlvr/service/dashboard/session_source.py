@@ -103,7 +103,7 @@ class StoreSource(Source):
             *reference_of_session(session),
         ]
 
-    def charts(self, work: str = "", metric: str = "") -> list[Chart]:
+    def charts(self, work: str = "") -> list[Chart]:
         return self._session_charts(work) if work else self._overall_charts()
 
     def _overall_charts(self) -> list[Chart]:

@@ -3,7 +3,8 @@
 // Texts become text nodes, and attributes come from a list, so model output cannot act here. Vue compares a new tree
 // with the last one and changes only the differences: focus, selection and scrolling stay.
 
-import { Ago, Chart } from "rlvr-dashboard/chart.js";
+import { Ago } from "rlvr-dashboard/ago.js";
+import { Chart } from "rlvr-dashboard/chart.js";
 
 const TAGS = new Set(
   ("a abbr article aside b button caption code datalist dd details div dl dt em fieldset footer form h1 h2 h3 header i " +

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 
 from rlvr.service.dashboard.dashboard_data import AnswerRow, Query, Source
 from rlvr.service.dashboard.element_tree import Child, Page, Tree, h
+from rlvr.service.dashboard.heldout_changes import AFTER, BEFORE
+from rlvr.service.dashboard.pages import heldout_parts
 from rlvr.service.dashboard.pages import page_parts as parts
+from rlvr.service.dashboard.pages.run_comparison import compare_runs
+from rlvr.service.dashboard.run_source import RunSource
 
 MOST = 64  # answers read of a step
 PAIRS = 12  # pairs of answers shown
@@ -19,6 +23,9 @@ FIRST = (
 
 
 def compare(source: Source, parameters: Mapping[str, str]) -> Page:
+    """Two runs; with `work` in the address, or of a source with nothing else, two steps of one."""
+    if isinstance(source, RunSource) and not parameters.get("work") and len(source.names()) > 1:
+        return compare_runs(source, parameters)
     works = parts.work_choices(source)
     work = parameters.get("work", "") or next(iter(works), "")
     if not work:
@@ -87,6 +94,8 @@ def _answers(source: Source, work: str, a: int, b: int) -> Tree:
         for one, other in pairs[:PAIRS]
     ]
     noun, alone = source.step_noun, sum(None in pair for pair in pairs)
+    if alone == len(pairs) and (heldout := _heldout(source, work)) is not None:
+        return heldout  # a run draws new tasks at each step
     note = ""
     if alone and alone == len(pairs):
         note = (
@@ -100,6 +109,13 @@ def _answers(source: Source, work: str, a: int, b: int) -> Tree:
         )
     return h("section", h("h2", "Answers"), h("p", note, class_="dim", role="status") if note else None,
              rows or [h("p", "No answers are stored for these steps.", class_="empty")], class_="panel")  # fmt: skip
+
+
+def _heldout(source: Source, work: str) -> Tree | None:
+    """The tasks that a run has before and after training."""
+    sides = ((work, BEFORE), (work, AFTER))
+    changes = source.changes(*sides) if isinstance(source, RunSource) else None
+    return heldout_parts.task_tables(changes, sides, {}) if changes else None
 
 
 def pair_answers(left: list[AnswerRow], right: list[AnswerRow]) -> list[tuple[AnswerRow | None, AnswerRow | None]]:

@@ -9,7 +9,6 @@ from rlvr.service.dashboard.element_tree import Page, Tree, h
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.rollout_filters import filters_of, link
 from rlvr.service.dashboard.pages.rollouts_page import draw_reading, rollout_table
-from rlvr.service.dashboard.pages.work_pages import note
 
 PATH = "/ui/hacks"
 
@@ -40,7 +39,7 @@ def hacks(source: Source, parameters: Mapping[str, str]) -> Page:
         h("form", parts.select_field("work", source.noun.capitalize(), work, works, f"all {source.noun}s"),
           h("div", h("button", "Show", class_="main")), method="get", action=PATH, class_="filters panel")
         if len(works) > 1 else None,
-        [note(one) for one in source.cautions(work)],
+        [parts.note(one) for one in source.cautions(work)],
         [_suspicion(source, one) for one in found],
         h("section", h("h2", "Looked for, and not found"),
           h("dl", [part for one in clear for part in (h("dt", one.title), h("dd", one.meaning, class_="dim"))],

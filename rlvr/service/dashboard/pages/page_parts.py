@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote, urlencode
 
-from rlvr.service.dashboard.dashboard_data import PAGE, AnswerRow, Chart, Comparison, Source, Work
+from rlvr.service.dashboard.dashboard_data import PAGE, AnswerRow, Chart, Comparison, Note, Query, Source, Work
 from rlvr.service.dashboard.element_tree import Child, Page, Tree, h
 
 GOOD = ("passed", "solved", "finished", "done", "ready", "ok")
 BAD = ("failed", "not solved", "error", "timeout", "down", "problem")
+NEWEST_FIRST = ("Newer", "Older")
+FEW = 8  # answers on a work's page; the table has all
 WARN = (
     "invalid", "unverified", "interrupted", "cancelled", "loading", "absent", "length", "stopped",
 )  # fmt: skip
@@ -86,13 +88,18 @@ def format_number(value: float | None, digits: int = 3) -> str:
 
 
 def chart(one: Chart) -> Tree:
-    lines = [{"name": line.name, "points": [list(point) for point in line.points]} for line in one.lines]
+    lines = [
+        {"name": line.name, "points": [list(point) for point in line.points], "kind": line.style,
+         "colour": number if line.colour is None else line.colour}
+        for number, line in enumerate(one.lines)
+    ]  # fmt: skip
     return ["x-chart", {"key": one.title, "name": one.title, "lines": lines, "share": one.share, "x": one.x,
-                        "hint": one.hint}]  # fmt: skip
+                        "hint": one.hint, "unit": one.unit, "log": one.log, "csv": one.csv,
+                        "zoom": one.zoom}]  # fmt: skip
 
 
-def charts(given: list[Chart]) -> Tree | None:
-    return h("section", [chart(one) for one in given], class_="charts", aria_label="Curves") if given else None
+def charts(given: list[Chart], label: str = "Curves") -> Tree | None:
+    return h("section", [chart(one) for one in given], class_="charts", aria_label=label) if given else None
 
 
 def ago(at: float | None) -> Tree | None:
@@ -113,17 +120,35 @@ def work_card(source: Source, work: Work) -> Tree:
 
 
 def comparison(one: Comparison) -> Tree:
+    columns = [(name, "") for name in one.columns[1:]]
+    table = data_table(columns, [list(row) for row in one.rows], one.title, head=one.columns[0])
+    return h("section", h("h2", one.title), table, class_="panel")
+
+
+def data_table(
+    columns: Sequence[tuple[str, str]],
+    rows: Sequence[Sequence[Child]],
+    label: str,
+    head: str = "",
+    class_: str = "data",
+) -> Tree:
+    """A table whose rows become blocks on a phone, each cell with the name of its column.
+
+    `columns` are names and classes of all but the first, whose cells name the rows. A row of one cell is a sentence.
+    """
+    width = str(len(columns) + 1)
     return h(
-        "section",
-        h("h2", one.title),
-        h("div", h(
-            "table",
-            h("thead", h("tr", [h("th", name, scope="col") for name in one.columns])),
-            h("tbody", [
-                h("tr", h("th", row[0], scope="row"), [h("td", cell) for cell in row[1:]]) for row in one.rows
-            ]),
-        ), style="overflow-x: auto"),
-        class_="panel",
+        "table",
+        h("thead", h("tr", h("th", head, scope="col"), [h("th", name, scope="col", class_=kind or None)
+                                                        for name, kind in columns])),
+        h("tbody", [
+            h("tr", h("th", row[0], scope="row"), [
+                h("td", cell, class_=kind or None, data_label=name or None)
+                for cell, (name, kind) in zip(row[1:], columns, strict=False)
+            ]) if len(row) > 1 else h("tr", h("td", row[0], colspan=width, class_="dim"))
+            for row in rows
+        ]),
+        class_=class_, aria_label=label,
     )  # fmt: skip
 
 
@@ -164,6 +189,30 @@ def _row(source: Source, row: AnswerRow, several: bool) -> Tree:
     )  # fmt: skip
 
 
+def note(one: Note, evidence: Tree | None = None) -> Tree:
+    return h("div", h("b", one.text), h("span", one.remedy) if one.remedy else None, evidence,
+             class_=f"note {one.kind}", role="status")  # fmt: skip
+
+
+def first_of_each_group(rows: list[AnswerRow]) -> list[AnswerRow]:
+    """The newest answers, one of each group: eight answers to one prompt would be alike."""
+    first = {row.group or row.key: row for row in reversed(rows)}
+    return [row for row in rows if first[row.group or row.key] is row][:FEW]
+
+
+def latest_answers(source: Source, work: Work) -> Tree:
+    """The newest answers of a run or session, with a link to all."""
+    page = source.answers(Query(work=work.id, limit=FEW * 8))
+    latest = first_of_each_group(page.rows)
+    more = h("a", f"All {page.total:,} trajectories", href=address("/ui/trajectories", work=work.id))
+    return h(
+        "section", h("h2", "Latest trajectories"),
+        answers_table(source, latest, False, f"Latest trajectories of {work.name}") if latest
+        else h("p", "No answers are stored.", class_="empty"),
+        h("p", more) if page.total > len(latest) else None, class_="panel",
+    )  # fmt: skip
+
+
 def field(name: str, label: str, control: Tree) -> Tree:
     return h("label", h("span", label), control, for_=f"f-{name}")
 
@@ -178,7 +227,7 @@ def text_field(name: str, label: str, value: str, choices: list[str] | None = No
 
 def work_choices(source: Source) -> dict[str, str]:
     """{id: label} of the newest works: a session's task and the start of its id, a run's name."""
-    return {w.id: w.id if w.name == w.id else f"{w.name}, {w.id[:8]}" for w in source.works(0, 200)[0]}
+    return source.names()
 
 
 def select_field(name: str, label: str, value: str, choices: list[str] | dict[str, str], every: str = "any") -> Tree:
@@ -196,12 +245,7 @@ def page_number(parameters: Mapping[str, str]) -> int:
 
 
 def pager(
-    path: str,
-    query: Mapping[str, object],
-    offset: int,
-    shown: int,
-    total: int,
-    words: tuple[str, str] = ("Newer", "Older"),
+    path: str, query: Mapping[str, object], offset: int, shown: int, total: int, words: tuple[str, str] = NEWEST_FIRST
 ) -> Tree | None:
     """The place among `total`, with links to the previous and the next page, which are called by `words`."""
     page = offset // PAGE + 1

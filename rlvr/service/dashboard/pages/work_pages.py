@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlvr.service.dashboard.dashboard_data import PAGE, AnswerRow, Note, Query, Source
+from rlvr.service.dashboard.dashboard_data import PAGE, Source
 from rlvr.service.dashboard.element_tree import Page, Tree, h
-from rlvr.service.dashboard.pages import page_parts
 from rlvr.service.dashboard.pages import page_parts as parts
-
-FEW = 8  # answers on a work's page; the table has all
+from rlvr.service.dashboard.pages.run_page import run_page
+from rlvr.service.dashboard.pages.study_page import study_list, study_page
+from rlvr.service.dashboard.run_source import RunSource
 
 
 def overview(source: Source, parameters: Mapping[str, str]) -> Page:
     offset = (parts.page_number(parameters) - 1) * PAGE
     works, total = source.works(offset)
-    if source.noun == "run" and total == 1 and works:  # `rlvr view` of one run
-        return work_page(source, {**parameters, "work": works[0].id}, "Overview")
+    if isinstance(source, RunSource):
+        if total == 1 and works and not source.studies():  # `rlvr view` of one run
+            return run_page(source, {**parameters, "work": works[0].id}, "Overview")
+        if len(source.studies()) == 1 and not source.studies()[0].prefix:  # of the folder of a study
+            return study_page(source, {**parameters, "study": source.studies()[0].name}, "Overview")
     listed = h("ul", [parts.work_card(source, work) for work in works], class_="works") if works else _no_works(source)
     noun = f"{source.noun}s"
     return parts.frame_page(
@@ -26,20 +29,20 @@ def overview(source: Source, parameters: Mapping[str, str]) -> Page:
         h("div", h("h1", source.title), h("p", f"{total:,} {noun}" if total != 1 else f"1 {source.noun}",
                                           class_="dim"), class_="head"),
         _health(source),
-        page_parts.charts(source.charts()) or (h("p", source.no_charts or None, class_="dim") if works else None),
+        parts.charts(source.charts()) or (h("p", source.no_charts or None, class_="dim") if works else None),
+        study_list(source) if isinstance(source, RunSource) else None,
         h("section", h("h2", noun.capitalize()), listed, parts.pager("/", {}, offset, len(works), total),
-          aria_label=noun.capitalize()),
+          aria_label=noun.capitalize()) if works or not isinstance(source, RunSource) else None,
     )  # fmt: skip
 
 
 def work_page(source: Source, parameters: Mapping[str, str], here: str = "") -> Page:
-    name, metric = parameters.get("work", ""), parameters.get("metric", "")
+    if isinstance(source, RunSource):
+        return run_page(source, parameters, here)
+    name = parameters.get("work", "")
     work = source.work(name)
     if work is None:
         return parts.not_found_page(source, source.noun, name)
-    page = source.answers(Query(work=name, limit=FEW * 8))
-    latest = first_of_each_group(page.rows)
-    more = h("a", f"All {page.total:,} trajectories", href=parts.address("/ui/trajectories", work=name))
     return parts.frame_page(
         source,
         work.name,
@@ -52,37 +55,11 @@ def work_page(source: Source, parameters: Mapping[str, str], here: str = "") -> 
           class_="head"),
         h("section", h("progress", value=str(work.done), max="1", aria_label="progress") if work.done else None,
           parts.figures(work.figures), class_="panel", aria_label="Latest numbers") if work.figures else None,
-        [note(one) for one in source.notes(name)],
+        [parts.note(one) for one in source.notes(name)],
         [h("section", h("h2", title), parts.block(text), class_="panel") for title, text in source.texts(name)],
-        [page_parts.comparison(one) for one in source.comparisons(name)],
-        page_parts.charts(source.charts(name, metric)),
-        _any_metric(source, name, metric),
-        h("section", h("h2", "Latest trajectories"),
-          parts.answers_table(source, latest, False, f"Latest trajectories of {work.name}") if latest
-          else h("p", "No answers are stored.", class_="empty"),
-          h("p", more) if page.total > len(latest) else None, class_="panel"),
-    )  # fmt: skip
-
-
-def first_of_each_group(rows: list[AnswerRow]) -> list[AnswerRow]:
-    """The newest answers, one of each group: eight answers to one prompt would be alike."""
-    first = {row.group or row.key: row for row in reversed(rows)}
-    return [row for row in rows if first[row.group or row.key] is row][:FEW]
-
-
-def note(one: Note) -> Tree:
-    return h("div", h("b", one.text), h("span", one.remedy) if one.remedy else None, class_=f"note {one.kind}",
-             role="status")  # fmt: skip
-
-
-def _any_metric(source: Source, work: str, metric: str) -> Tree | None:
-    """A form for any other metric, which becomes the first chart."""
-    names = source.metrics(work)
-    if not names:
-        return None
-    return h(
-        "form", page_parts.select_field("metric", "Draw another metric", metric, names, "none"),
-        h("button", "Draw"), method="get", action=page_parts.work_address(source, work), class_="filters panel",
+        [parts.comparison(one) for one in source.comparisons(name)],
+        parts.charts(source.charts(name)),
+        parts.latest_answers(source, work),
     )  # fmt: skip
 
 

@@ -1,0 +1,145 @@
+"""A study: its statistics over seeds, each seed before and after, its curves with bands over seeds, and its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from urllib.parse import quote
+
+from rlvr.service.dashboard.curve_view import CurveView, Series
+from rlvr.service.dashboard.dashboard_data import Chart, Source, as_list, as_mapping, one_line
+from rlvr.service.dashboard.element_tree import Child, Page, Tree, h
+from rlvr.service.dashboard.pages import page_parts as parts
+from rlvr.service.dashboard.pages.curve_parts import curve_section
+from rlvr.service.dashboard.run_charts import COMPARED, draw_charts, estimate, metric_chart
+from rlvr.service.dashboard.run_source import RunSource
+from rlvr.service.dashboard.study_reader import StudyReader, seed_bands, seed_dots
+from rlvr.training.interim import PASS_RATE
+
+SHOWN = (PASS_RATE, *(metric for metric in COMPARED if metric != PASS_RATE))
+
+
+def study_address(name: str) -> str:
+    return f"/ui/study/{quote(name, safe='')}"
+
+
+def study_list(source: RunSource) -> Tree | None:
+    """The studies in the folder."""
+    items = [
+        h("li", h("div", h("a", study.name, href=study_address(study.name)), class_="line"),
+          h("p", _describe(source, study), class_="dim"), class_="panel work")
+        for study in source.studies()
+    ]  # fmt: skip
+    return h("section", h("h2", "Studies"), h("ul", items, class_="works"), aria_label="Studies") if items else None
+
+
+def study_page(source: Source, parameters: Mapping[str, str], here: str = "") -> Page:
+    if not isinstance(source, RunSource) or (study := source.study(parameters.get("study", ""))) is None:
+        return parts.not_found_page(source, "study", parameters.get("study", ""))
+    metric, view = parameters.get("metric", ""), CurveView.of(parameters)
+    runs = [name for variant in study.variants() for name in variant.runs.values()]
+    charts = draw_charts(study_series(source, study, metric, view.window), view)
+    metrics = sorted({one for name in runs[:4] if (run := source.run(name)) for one in run.metric_names()})
+    return parts.frame_page(
+        source, study.name, here,
+        h("div", h("h1", study.name), h("span", "study", class_="badge plain"),
+          h("span", _describe(source, study), class_="dim"), class_="head"),
+        _statistics(study),
+        _seeds(study),
+        curve_section(study_address(study.name), {}, charts, view, metric, metrics),
+        _runs(source, study),
+    )  # fmt: skip
+
+
+def study_series(
+    source: RunSource, study: StudyReader, metric: str, window: int = 1
+) -> list[tuple[Chart, list[Series]]]:
+    """Bands over the seeds of each variant, a chart a metric."""
+    found: list[tuple[Chart, list[Series]]] = []
+    for name in dict.fromkeys((metric, *SHOWN) if metric else SHOWN):
+        named = [(variant.label or study.name, source.run_series(name, list(variant.runs.values())))
+                 for variant in study.variants()]  # fmt: skip
+        hint = f"each seed is a mean of {window} steps" if window > 1 else "pale: each seed; band: 95 % over seeds"
+        chart = replace(metric_chart(name), hint=hint)
+        found.append((chart, seed_bands(named, name, window, chart.share)))
+    return found
+
+
+def _describe(source: RunSource, study: StudyReader) -> str:
+    variants = study.variants()
+    if not variants:
+        return "its study.json cannot be read"
+    runs = [name for variant in variants for name in variant.runs.values()]
+    finished = sum(run.status() == "finished" for name in runs if (run := source.run(name)))
+    seeds = len(variants[0].runs)
+    kinds = f"{len(variants):,} variant{'s' if len(variants) > 1 else ''} x {seeds:,} seed{'s' if seeds != 1 else ''}"
+    return f"{kinds}, {finished:,} of {len(runs):,} runs finished"
+
+
+def _statistics(study: StudyReader) -> Tree:
+    statistics = study.statistics()
+    if not statistics:
+        text = "No run of this study has finished, or its summary.json cannot be read: there are no statistics yet."
+        return h("section", h("h2", "Result"), h("p", text, class_="dim", role="status"), class_="panel")
+    [head], *rest = statistics
+    columns = [(name, "") for name in (*head[1:], "p")]
+    tables = [
+        h("section", h("h3", one_line(rows[0][0], 300)),
+          parts.data_table(columns, [_statistics_row(row) for row in rows[1:]], rows[0][0], head=head[0]),
+          class_="stack tight")
+        for rows in _split(rest)
+    ]  # fmt: skip
+    return h("section", h("h2", "Result"), tables, class_="panel stack")
+
+
+def _split(groups: list[list[tuple[str, ...]]] | list) -> list[list[tuple[str, ...]]]:
+    """The rows of each variant and comparison, which begin with a title that is not indented."""
+    found: list[list[tuple[str, ...]]] = []
+    for row in (row for group in groups for row in group):
+        if (len(row) == 1 and not row[0].startswith(" ")) or not found:
+            found.append([row])
+        else:
+            found[-1].append(row)
+    return found
+
+
+def _statistics_row(row: tuple[str, ...]) -> list[Child]:
+    cells = [one_line(cell, 300) for cell in row]
+    if len(cells) > 1 and not any(cells[1:]):
+        cells = [cells[0]]
+    return [*cells, *[""] * (5 - len(cells))] if len(cells) > 1 else [*cells]
+
+
+def _seeds(study: StudyReader) -> Tree | None:
+    """The picture: each seed's pass rate before and after."""
+    view = CurveView()
+    charts = [
+        view.draw(Chart(f"Each seed {side} training", [], True, "seed", "held-out pass@1; bars: 95 % over tasks",
+                        "% of completions"), seed_dots(study, side))
+        for side in ("before", "after")
+    ]  # fmt: skip
+    drawn = [chart for chart in charts if chart is not None]
+    return parts.charts(drawn, "Seeds")
+
+
+def _runs(source: RunSource, study: StudyReader) -> Tree:
+    """Every run as a link, with its result."""
+    results = study.results()
+    rows: list[list[Child]] = []
+    for variant in study.variants():
+        first = next(iter(variant.runs.values()), "")
+        for seed, name in variant.runs.items():
+            result, run = results.get(name, {}), source.run(name)
+            work = run.work() if run else None
+            link = h("a", f"seed {seed}", href=parts.work_address(source, name)) if run else f"seed {seed}"
+            state = parts.badge(work.status, work.live) if work else parts.badge("", text="not begun")
+            alarms = ", ".join(one_line(as_mapping(one).get("code"), 40) for one in as_list(result.get("alarms")))
+            reason = one_line(result.get("reason"), 160)
+            label = f"Compare seed {seed} with the first one"
+            beside = h("a", "compare", href=parts.address("/ui/compare", a=first, b=name), aria_label=label)
+            rows.append([link, variant.label or "–", state, estimate(result.get("before"), "pass@1"),
+                         estimate(result.get("after"), "pass@1"), alarms or reason or "–",
+                         beside if run and name != first else ""])  # fmt: skip
+    columns = ["Variant", "State", "Before", "After", "Alarms", ""]
+    table = parts.data_table([(name, "") for name in columns], rows, "Runs of the study", head="Run")
+    return h("section", h("h2", "Runs"), table, class_="panel") if rows else h("p", "No run.", class_="panel empty")
