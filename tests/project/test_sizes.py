@@ -33,6 +33,7 @@ PARAMETERS = {
     "serve": COMMAND,
     "serve_engine": COMMAND,
     "dataset": SETTINGS,
+    "textarena_source": SETTINGS,
     "RefineSource.__init__": SETTINGS,
     "AgentSource.__init__": SETTINGS,
     "ToolSource.__init__": SETTINGS,
