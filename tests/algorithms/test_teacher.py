@@ -109,9 +109,7 @@ def test_two_tokenizers_are_compared_token_by_token(words: Any) -> None:
     other = build_tokenizer("words", [*"hgfedcba"], end="<end>", pad="<pad>")
     fewer = build_tokenizer("words", [*"abcdefg"], end="<end>", pad="<pad>")
     check_same_tokens(words, build_tokenizer("words", [*"abcdefgh"], end="<end>", pad="<pad>"), "same", "student")
-    with pytest.raises(
-        ValueError, match=r"mine has another tokenizer.*there and '\w' for the policy"
-    ):
+    with pytest.raises(ValueError, match=r"mine has another tokenizer.*there and '\w' for the policy"):
         check_same_tokens(words, other, "mine", "student")
     with pytest.raises(ValueError, match=r"small has another tokenizer"):
         check_same_tokens(words, fewer, "small", "student")
@@ -181,7 +179,7 @@ def test_a_run_learns_from_another_run_resumes_to_the_bit_and_refuses_other_toke
     assert sum(gaps[-3:]) < 0.5 * sum(gaps[:3]) and gaps[0] > 0.5
     write_model(tmp_path / "model")
     with pytest.raises(
-        ValueError, match=r"teacher.model=model has another tokenizer than the policy .model.tokenizer=words.: token 0 is"
+        ValueError, match=r"teacher.model=model has another tokenizer than .*tokenizer=words.: token 0 is"
     ):
         attempt("tiny.yaml", *student, "run.name=other", "teacher.model=model")
 
