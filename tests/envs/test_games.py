@@ -127,6 +127,28 @@ def test_perfect_play_wins_every_won_start_and_no_lost_one() -> None:
             assert wins(heap, most, False) == (heap % (most + 1) != 0), "no reply beats the rule"
 
 
+def test_a_demonstration_is_one_roles_part_of_random_play_in_the_words_of_an_episode() -> None:
+    """Its prompt is what an episode of that role begins with, its turns are legal, and both roles come."""
+    source = resolve_environment("take_away", heap=9, most=[3], heldout_fraction=0.1)
+    tokenizer = WordTokenizer(source.vocabulary)
+    seen: set[str] = set()
+    for index in range(40):
+        task = source.train(0, index, "")
+        prompt, shown = source.complete_prompt(task, tokenizer).model_prompt, source.demonstration(task, 0)
+        words = str(prompt).split()
+        role, left = words[-6], int(words[-4])
+        assert words[:2] == ["start", str(task.meta["heap"])] and shown == source.demonstration(task, 1)
+        seen.add(role)
+        for place, text in enumerate(shown):
+            if place % 2 == 0:
+                assert 1 <= int(text) <= min(3, left)
+            else:
+                left = int(text.split()[1])
+    assert seen == {"first", "second"}
+    pair = resolve_environment(f"{GAMES}:Pair")
+    assert pair.demonstration(pair.train(0, 0, ""), 0) is None, "without an opponent there is nothing to imitate"
+
+
 def test_heldout_starts_are_never_trained_on_and_are_played_as_the_role_that_wins() -> None:
     source = resolve_environment("take_away", heap=13, most=[2, 3, 4, 5])
     heldout, train = source.heldout(None), [source.train(0, i, "") for i in range(source.size(""))]

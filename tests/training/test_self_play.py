@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import rlvr
+from tests.kit.ecosystems import find_interpreter
 from tests.kit.killed_runs import run_until_done
 from tests.kit.tiny_run import TINY, attempt
 
@@ -96,7 +97,24 @@ def test_self_play_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_pa
 
 
 @pytest.mark.slow
-def test_self_play_from_nothing_wins_held_out_starts_against_perfect_play() -> None:
+@pytest.mark.timeout(300)
+def test_a_game_of_textarena_is_learned_from_by_both_players() -> None:
+    """Whatever is said: each row is one player's, and its mask covers as many tokens as were sampled for it."""
+    find_interpreter("textarena")
+    environment = '{name: "textarena:Nim-v0", kwargs: {opponent: self, seeds: {heldout: 2}}}'
+    Path("arena.yaml").write_text(re.sub("env: .*", f"env: {environment}", TINY))
+    words = ["sft.steps=0", "algorithm.name=spiral", "model.tokenizer=characters", "training.steps=2"]
+    attempt("arena.yaml", *words, "model.config.max_position_embeddings=4096", "rollout.max_tokens=8")
+    rows = [json.loads(line) for line in Path("runs/arena/rollouts/rl-000001.jsonl").read_text().splitlines()]
+    assert rows and {row["role"] for row in rows} <= {"player_0", "player_1"} and any(row["advantage"] for row in rows)
+    for row in rows:
+        said = [message["content"] for message in row["messages"] if message["role"] == "assistant"]
+        assert len(said) == row["turns"] and sum(x != 0.0 for x in row["logprobs"]) >= row["turns"]
+        assert f"Welcome to Nim, Player {row['role'][-1]}!" in row["rendered_prompt"]
+
+
+@pytest.mark.slow
+def test_self_play_wins_more_held_out_starts_against_perfect_play_than_random_play_does() -> None:
     """The packaged config."""
     summary = attempt(str(CONFIGS / "self_play.yaml"), "run.name=learned")
-    assert summary["baseline"]["pass@1"]["value"] < 0.05 < 0.25 < summary["final"]["pass@1"]["value"]
+    assert summary["change"]["low"] > 0.1

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlvr.chat.special_tokens import special_token_texts, strip_special
 from rlvr.core import rng
 from rlvr.core.futures import run_to_end
 from rlvr.core.protocols import SamplingClient, TaskSource
@@ -18,6 +19,7 @@ from rlvr.core.types import Task
 from rlvr.envs.games.game_env import GameEnv, Seats
 from rlvr.envs.games.game_session import ClassGame, MultiplayerGame
 from rlvr.envs.limited_calls import EpisodeError
+from rlvr.envs.prompt import append_text
 from rlvr.envs.registry import register_environment
 from rlvr.envs.wrapped_source import NestedSource
 from rlvr.reward.reward_options import check_integer, check_number
@@ -128,8 +130,42 @@ class GameSource(NestedSource):
         except EpisodeError as failure:
             raise ValueError(str(failure)) from failure
 
-    def demonstration(self, task: Task, key: int) -> None:
-        return None
+    def complete_prompt(self, task: Task, tokenizer: Any) -> Task:
+        read, _ = self._demonstrate(task)
+        return append_text(task, strip_special(read[0], special_token_texts(tokenizer))) if read else task
+
+    def demonstration(self, task: Task, key: int) -> list[str] | None:
+        """The turns of one role in a play of the first opponent that the game has against itself: what to imitate."""
+        read, said = self._demonstrate(task)
+        return [text for pair in zip(read, said, strict=True) for text in pair][1:] or None
+
+    def _demonstrate(self, task: Task) -> tuple[list[str], list[str]]:
+        """What the role of a task reads and says where the game's first opponent plays all; of a task of all roles, one
+        that is drawn for it among those that have a turn."""
+        session, draw = self._game.open(), task.meta["draw"]
+        read: dict[str, list[str]] = {}
+        said: dict[str, list[str]] = {}
+
+        async def play() -> None:
+            try:
+                turn = await session.begin(task)
+                while turn.role and self._game.opponents:
+                    moves = list(await session.list_moves(self._game.opponents[0]))
+                    number = sum(map(len, said.values()))
+                    move = moves[rng.integer(len(moves), rng.key("demonstrated", draw, number))]
+                    read.setdefault(turn.role, []).append(turn.text)
+                    said.setdefault(turn.role, []).append(move)
+                    turn = await session.step(move)
+            except EpisodeError:  # others play in another process
+                read.clear()
+            finally:
+                await session.close()
+
+        run_to_end(play())
+        if not read:
+            return [], []
+        role = task.meta.get("role") or list(read)[rng.integer(len(read), rng.key("demonstrated role", draw))]
+        return read.get(role, []), said.get(role, [])
 
 
 @register_environment("game")
