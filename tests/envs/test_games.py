@@ -37,7 +37,7 @@ def play(source: Any, tasks: list[Any], *said: str, tokenizer: Any = None, size:
 def start(source: Any, heap: int, most: int, opponent: str = "self", role: str = "first") -> Any:
     task = next(source.train(0, i, "") for i in range(source.size("")))
     meta = {**task.meta, "heap": heap, "most": most, "opponent": opponent, "role": role}
-    return type(task)("own", f"start {heap} most {most} ;", meta)
+    return type(task)("own", "", meta)
 
 
 def sampled(t: Trajectory, tokenizer: Any) -> list[str]:
@@ -55,9 +55,9 @@ def test_each_role_has_a_row_of_its_own_turns_and_its_own_reward() -> None:
     tokenizer = WordTokenizer(source.vocabulary)
     first, second = sorted(play(source, [start(source, 9, 3)], "1", "2", "3", "3"), key=lambda t: t.role)
     assert (first.role, second.role) == ("first", "second")
-    assert tokenizer.decode(first.prompt_tokens) == "start 9 most 3 ; first left 9 most 3 :"
+    assert tokenizer.decode(first.prompt_tokens) == "first left 9 most 3 :"
     assert tokenizer.decode(first.response_tokens) == "1 <end> left 6 most 3 : 3 <end>"
-    assert tokenizer.decode(second.prompt_tokens) == "start 9 most 3 ; second left 8 most 3 :"
+    assert tokenizer.decode(second.prompt_tokens) == "second left 8 most 3 :"
     assert tokenizer.decode(second.response_tokens) == "2 <end> left 3 most 3 : 3 <end>"
     assert sampled(first, tokenizer) == ["1 <end>", "3 <end>"] and sampled(second, tokenizer) == ["2 <end>", "3 <end>"]
     assert (first.reward, second.reward) == (-1.0, 1.0) and (first.turn_credits, second.turn_credits) == (
@@ -94,7 +94,7 @@ def test_episodes_of_a_group_begin_alike_and_an_opponent_follows_from_the_turns(
         tokenizer.decode(play(source, [type(task)("own", task.prompt, {**task.meta, "draw": n})], "1")[0].prompt_tokens)
         for n in range(20)
     }
-    assert seen == {f"start 9 most 3 ; second left {left} most 3 :" for left in (8, 7, 6)}
+    assert seen == {f"second left {left} most 3 :" for left in (8, 7, 6)}
 
 
 def test_an_illegal_turn_loses_at_once_and_the_other_role_may_have_no_row() -> None:
@@ -129,7 +129,7 @@ def test_perfect_play_wins_every_won_start_and_no_lost_one() -> None:
 
 def test_a_demonstration_is_one_roles_part_of_random_play_in_the_words_of_an_episode() -> None:
     """Its prompt is what an episode of that role begins with, its turns are legal, and both roles come."""
-    source = resolve_environment("take_away", heap=9, most=[3], heldout_fraction=0.1)
+    source = resolve_environment("take_away", heap=9, most=[3])
     tokenizer = WordTokenizer(source.vocabulary)
     seen: set[str] = set()
     for index in range(40):
@@ -137,7 +137,8 @@ def test_a_demonstration_is_one_roles_part_of_random_play_in_the_words_of_an_epi
         prompt, shown = source.complete_prompt(task, tokenizer).model_prompt, source.demonstration(task, 0)
         words = str(prompt).split()
         role, left = words[-6], int(words[-4])
-        assert words[:2] == ["start", str(task.meta["heap"])] and shown == source.demonstration(task, 1)
+        assert (role, left) == ("first", task.meta["heap"]) or (role == "second" and left < task.meta["heap"])
+        assert shown == source.demonstration(task, 1)
         seen.add(role)
         for place, text in enumerate(shown):
             if place % 2 == 0:
@@ -159,7 +160,6 @@ def test_heldout_starts_are_never_trained_on_and_are_played_as_the_role_that_win
         assert task.meta["role"] == ("second" if task.meta["heap"] % (task.meta["most"] + 1) == 0 else "first")
     ((name, extra),) = source.extra_heldout(3).items()
     assert name == "against random" and {t.meta["opponent"] for t in extra} == {"random"}
-    assert {word for t in [*heldout, *train] for word in t.prompt.split()} <= set(source.vocabulary)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +201,7 @@ def test_a_game_that_does_not_end_gives_every_role_0_and_says_why() -> None:
         ),
         ("take_away", {"most": 3}, r"most=3, expected a list"),
         ("take_away", {"most": [1]}, r"most=1, expected a whole number from 2"),
+        ("take_away", {"heap": 2, "most": [2], "heldout_fraction": 1}, r"leaves 0 to train on and 2 held out"),
         ("take_away", {"heap": 1}, r"heap=1, expected a whole number from 2"),
         (f"{GAMES}:Pair", {"opponent": "random"}, r"opponent='random' is unknown; known: self, and the path"),
         (f"{GAMES}:Nameless", {}, r"roles=\(\), expected different names"),
@@ -244,7 +245,7 @@ def test_another_sampler_plays_the_other_role_and_is_not_trained() -> None:
     assert unseated.reward is None and "which no one plays" in unseated.scores["environment"].detail
     source.seat(other)
     (row,) = play(source, [task], "1")
-    assert tokenizer.decode(row.prompt_tokens) == "start 9 most 3 ; second left 6 most 3 :"
+    assert tokenizer.decode(row.prompt_tokens) == "second left 6 most 3 :"
     assert sampled(row, tokenizer) == ["1 <end>", "1 <end>"] and row.policy_fingerprint == "script"
     assert tokenizer.decode(row.response_tokens) == "1 <end> left 2 most 3 : 1 <end>" and row.reward == 1.0
     assert len(other.prompts) == 3

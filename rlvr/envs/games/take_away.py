@@ -1,6 +1,6 @@
 """A game of two roles with a known solution: take from a heap in turn; the role that takes the last one wins.
 
-    left 13 most 3 :  ->  1        leaves 12, a multiple of 4: whatever the other takes of it, the first to move wins
+    first left 13 most 3 :  ->  1        leaves 12, a multiple of 4: whatever the other takes of it, `first` can win
 
 A heap of n, of which each turn takes 1 to k, is lost for the role whose turn it is exactly if k + 1 divides n, and else
 won by taking n mod (k + 1) (Bouton 1901, the subtraction game). So play can be compared with perfect play.
@@ -15,7 +15,7 @@ from rlvr.core.types import Task
 from rlvr.envs.games.game_session import ClassGame
 from rlvr.envs.games.game_source import SELF, GameSource
 from rlvr.envs.registry import register_environment
-from rlvr.envs.row_source import RowSource
+from rlvr.envs.seeds import NumberedSource
 from rlvr.reward.reward_options import check_integer, check_number, is_list
 
 MOST_HEAP = 100
@@ -44,7 +44,7 @@ class TakeAway:
         """Whose turn it is, and what that role reads; None once a role has lost."""
         if self.loser:
             return None
-        begin = f" {self.mover}" if self.moves_made < 2 else ""
+        begin = self.mover if self.moves_made < 2 else ""
         return self.mover, f"{begin} left {self.heap} most {self.most} :"
 
     def step(self, action: str) -> None:
@@ -103,16 +103,16 @@ class TakeAwaySource(GameSource):
             for one in most:
                 id = f"{count}-{one}"
                 winner = TakeAway.roles[count % (one + 1) == 0]
-                task = Task(id, f"start {count} most {one} ;", {"heap": count, "most": one, "role": winner})
+                task = Task(id, "", {"heap": count, "most": one, "role": winner})
                 is_heldout = rng.uniform(rng.key("take-away-heldout", id)) < heldout_fraction
                 (heldout if is_heldout else train).append(task)
         game = ClassGame(TakeAway, "take_away", {}, None)
-        words = [*map(str, range(1, heap + 1)), *game.roles, *["start", "left", "most", ":", ";"]]
+        words = [*map(str, range(1, heap + 1)), *game.roles, "left", "most", ":"]
         game.vocabulary = [*words, self.end_word, self.pad_word]
-        super().__init__(
-            game, RowSource("take_away", train, heldout, "environment"), None, opponent, heldout_opponent, heap + 1
-        )
-
-    def advice(self) -> list[str]:
-        """None: starts differ by a number, as they are meant to."""
-        return []
+        if not (train and heldout):
+            raise ValueError(
+                f"take_away: heldout_fraction={heldout_fraction} of {len(train + heldout)} starts leaves "
+                f"{len(train)} to train on and {len(heldout)} held out; give another fraction, or a larger heap"
+            )
+        starts = NumberedSource(train.__getitem__, len(train), heldout.__getitem__, len(heldout))
+        super().__init__(game, starts, None, opponent, heldout_opponent, heap + 1)
