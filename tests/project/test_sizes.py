@@ -54,6 +54,7 @@ PARAMETERS = {
     "VerificationJob.__init__": "those of `Sandbox.verify`",
 }
 FIELDS = {
+    "TaskSource": "what an environment may say of itself, each with a default",
     "RunConfig": "the sections of a config",
     "TrainArguments": "the arguments of `rlvr.train`, which an editor completes",
     "ChatRequest": "what a request of any dialect may ask for",
