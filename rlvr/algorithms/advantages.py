@@ -27,10 +27,14 @@ EPSILON = 1e-6  # verl's addend to a standard deviation
 
 @dataclass
 class RunningBaseline:
-    """A moving average of the mean return over batches; `value` is None before the first one."""
+    """A moving average of the mean return over batches; `value` is None before the first one.
+
+    `of_roles` are those of an advantage with one for each role, by game and role; None for the others.
+    """
 
     decay: float = 0.99
     value: float | None = None
+    of_roles: dict[str, float] | None = None
 
     def observe(self, trajectories: Sequence[Trajectory]) -> None:
         """value <- decay x value + (1 - decay) x mean of the batch; the first batch's mean starts it."""
@@ -116,6 +120,8 @@ class Advantage(Part):
     """Its baseline moves from batch to batch."""
     reads_branches: ClassVar[bool] = False
     """It reads the rewards of branches (`Trajectory.turn_credits`)."""
+    needs_roles: ClassVar[bool] = False
+    """Its baseline is that of a role (`Trajectory.role`)."""
 
     def start_baseline(self) -> RunningBaseline:
         """The moving average of a run."""
@@ -124,6 +130,14 @@ class Advantage(Part):
     def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
         """Set `advantage` of every trajectory. `baseline` is the moving average before this batch."""
         raise NotImplementedError
+
+    def observe(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        """Let the moving average see the batch, after `estimate`."""
+        baseline.observe(trajectories)
+
+    def split(self, group: Sequence[Trajectory]) -> list[list[Trajectory]]:
+        """The parts of a group that are compared, each by itself."""
+        return list(group_by(group, lambda t: t.role).values()) if self.needs_roles else [list(group)]
 
     def keep(self, trajectories: list[Trajectory]) -> list[Trajectory]:
         """Those that the batch and its denominators count."""
@@ -350,6 +364,67 @@ class MovingAverageAdvantage(Advantage):
 
 
 @dataclass(frozen=True)
+class RoleGroupMeanAdvantage(Advantage):
+    """A_i = r_i - mean of r over the trajectories of the same role in G. For self-play: where one role has the better
+    start, the mean over both would pay it for that, and not for its moves.
+    """
+
+    name = "role_group_mean"
+    reads_branches = True
+    is_groupwise = True
+    needs_roles = True
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        for group in _groups(trajectories):
+            for part in self.split(group):
+                _assign(part, mean(list(rollout_values(part).values())))
+
+
+@dataclass(frozen=True)
+class RoleBaselineAdvantage(Advantage):
+    """A_i = r_i - b with b the running baseline of its game and role: b <- `role_decay` b + (1 - `role_decay`) r_i.
+
+    b is 0 at first, and an episode moves it after it was subtracted, in the order of the batch. Role-conditioned
+    advantage estimation (RAE) of SPIRAL, arXiv:2506.24119, which takes 0.95.
+    """
+
+    name = "role_baseline"
+    reads_branches = True
+    of_batch = True
+    keeps_baseline = True
+    needs_roles = True
+
+    decay: float = setting(0.95, low=0, high=1, expected="0 to 1 (1 never moves)", flat="role_decay")
+
+    def start_baseline(self) -> RunningBaseline:
+        return RunningBaseline(self.decay, of_roles={})
+
+    def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        for t, own in zip(trajectories, self._follow(trajectories, dict(baseline.of_roles or {})), strict=True):
+            _assign([t], own)
+
+    def observe(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+        if baseline.of_roles is not None:
+            self._follow(trajectories, baseline.of_roles)
+
+    def _follow(self, trajectories: Sequence[Trajectory], values: dict[str, float]) -> list[float]:
+        """What is subtracted from each return; `values` move with every episode of a role."""
+        subtracted: dict[tuple[str, str], float] = {}
+        keys = [(_name_role(t), _rollout(i, t)) for i, t in enumerate(trajectories)]
+        for t, key in zip(trajectories, keys, strict=True):
+            if t.reward is not None and key not in subtracted:
+                before = subtracted[key] = values.get(key[0], 0.0)
+                values[key[0]] = self.decay * before + (1 - self.decay) * (_read_reward(t) - t.penalty)
+        return [subtracted.get(key, 0.0) for key in keys]
+
+
+def _name_role(trajectory: Trajectory) -> str:
+    """The role with its game, as far as the task names one."""
+    game = trajectory.task.meta.get("game", "") if trajectory.task else ""
+    return f"{game}/{trajectory.role}"
+
+
+@dataclass(frozen=True)
 class RawAdvantage(Advantage):
     """A_i = r_i: no baseline."""
 
@@ -531,6 +606,8 @@ ADVANTAGES = Variants(
     TokenNormalizedAdvantage,
     GroupMeanTokenNormalizedAdvantage,
     MovingAverageAdvantage,
+    RoleGroupMeanAdvantage,
+    RoleBaselineAdvantage,
     RawAdvantage,
     PassAtKAdvantage,
     ProcessNormalizedAdvantage,

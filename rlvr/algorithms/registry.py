@@ -23,6 +23,7 @@ from rlvr.algorithms.advantages import (
     PassAtKAdvantage,
     ProcessNormalizedAdvantage,
     RewardNormalizedAdvantage,
+    RoleBaselineAdvantage,
     TokenNormalizedAdvantage,
     VerdictAdvantage,
     ZeroAdvantage,
@@ -130,6 +131,10 @@ for _spec in (
     Algorithm(
         "grpo_process", ProcessNormalizedAdvantage(), _TIGHT, "sequence_mean", drop_equal_groups=False,
         source="arXiv:2402.03300, section 4.1.3: a reward for each turn",
+    ),
+    Algorithm(
+        "spiral", RoleBaselineAdvantage(), ImportanceSampling(), "sequence_sum", drop_equal_groups=False,
+        source="SPIRAL, arXiv:2506.24119: self-play, a running baseline for each role of a game",
     ),
     Algorithm(
         "raft", AcceptanceAdvantage(), CrossEntropy(), "token_mean", drop_equal_groups=False,

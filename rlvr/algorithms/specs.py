@@ -225,11 +225,12 @@ class Algorithm:
                     "those that an agent gave); leave them out, or use another advantage, such as group_normalized"
                 )
         self.advantage.estimate(trajectories, baseline)
-        baseline.observe(trajectories)
+        self.advantage.observe(trajectories, baseline)
         known = self.advantage.keep([t for t in trajectories if t.reward is not None])
         if self.drop_equal_groups:
             groups = group_by(known, lambda t: t.group_id).values()
-            known = [t for group in groups if self._has_mixed(group) for t in group]
+            parts = [part for group in groups for part in self.advantage.split(group)]
+            known = [t for part in parts if self._is_mixed(part) for t in part]
         if self.mask_truncated:
             cut = {t.rollout_id or str(id(t)) for t in known if t.truncated}
             known = [t for t in known if (t.rollout_id or str(id(t))) not in cut]
@@ -248,10 +249,10 @@ class Algorithm:
         if self.loss.is_paired:
             return self._has_pair([t for t in group if t.reward is not None])
         if self.has_group_baseline and (self.drop_equal_groups or not self.has_teacher):
-            return self._has_mixed(group)
+            return any(map(self._is_mixed, self.advantage.split(group)))
         return any(t.has_advantage for t in group if t.reward is not None)
 
-    def _has_mixed(self, group: Sequence[Trajectory]) -> bool:
+    def _is_mixed(self, group: Sequence[Trajectory]) -> bool:
         by_reward = self.drop_equal_groups and self.equal_by == "reward"
         return has_mixed_rewards(group) if by_reward else has_mixed_returns(group)
 

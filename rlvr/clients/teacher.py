@@ -168,7 +168,7 @@ class EndpointTeacher:
         for token, (text, _) in zip(tokens, theirs, strict=True):
             own = tokenizer.decode([token], skip_special_tokens=False)
             if own.isascii() and own.strip() != text.strip():
-                raise ValueError(describe_difference(str(self.options), policy, text, token, own))
+                raise ValueError(describe_difference(f"teacher {self.options}", policy, text, token, own))
 
 
 def read_prompt(body: bytes, count: int, where: str) -> list[tuple[str, float]] | ChatError:
@@ -188,17 +188,16 @@ def _is_logprob(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value) and value <= 1e-3
 
 
-def check_same_tokens(ours: Any, theirs: Any, teacher: str, policy: str) -> None:
-    """ValueError if a token of the policy's tokenizer is another one, or none, of the teacher's."""
+def check_same_tokens(ours: Any, theirs: Any, other: str, policy: str) -> None:
+    """ValueError if a token of the policy's tokenizer is another one, or none, of that of the model `other`."""
     known = {number: text for text, number in theirs.get_vocab().items()}
     for number, text in sorted((number, text) for text, number in ours.get_vocab().items()):
         if known.get(number) != text:
-            raise ValueError(describe_difference(teacher, policy, known.get(number), number, text))
+            raise ValueError(describe_difference(other, policy, known.get(number), number, text))
 
 
-def describe_difference(teacher: str, policy: str, theirs: str | None, token: int, ours: str) -> str:
+def describe_difference(other: str, policy: str, theirs: str | None, token: int, ours: str) -> str:
     return (
-        f"teacher {teacher} has another tokenizer than the policy ({policy}): token {token} is {theirs!r} for the "
-        f"teacher and {ours!r} for the policy, so their log-probs are not of the same text; use a teacher of the same "
-        "family"
+        f"{other} has another tokenizer than the policy ({policy}): token {token} is {theirs!r} there and {ours!r} for "
+        "the policy, so the same tokens are not the same text; use a model of the same family"
     )

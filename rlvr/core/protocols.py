@@ -296,6 +296,10 @@ class ExternalEnv(ABC):
     and not from its number, which would depend on the order in which they arrive."""
     slots: EpisodeSlots | None = None
     """How many such episodes run at the same time; None: as many as there are."""
+    role: str = ""
+    """The role whose turn is next, of an episode with several: a turn goes on from turns of its own role alone."""
+    player: SamplingClient | None = None
+    """Who takes the next turn; None: the policy. What others say is no turn of the episode, and is not trained."""
 
     @abstractmethod
     async def initial_observation(self) -> tuple[ModelInput, Any] | InitialObservationOverflow:
@@ -357,6 +361,10 @@ class TaskSource(Protocol):
     generated."""
     prompt_limit: int | None = None
     """The most tokens of a prompt that the model reads: of a longer one it reads the end. None: it reads all."""
+    roles: Sequence[str] = ()
+    """The roles that the policy plays, each with rewards of its own; () if an episode has one."""
+    opponent: str = ""
+    """A run, or one of its checkpoints, that plays the other roles, for `seat`; "" if there is none."""
     owns_prompts: bool = False
     """Whether its episodes write what the model reads, so that the config's section `prompt` has no say."""
     group_builder: Callable[[Task, Any, int], Any] | None = None
@@ -397,6 +405,9 @@ class TaskSource(Protocol):
         `{"held-out families": [...]}`, for example.
         """
         return {}
+
+    def seat(self, player: SamplingClient) -> None:
+        """Let a sampler of the weights `opponent` play the roles that the policy does not."""
 
     def chat_messages(self, task: Task) -> list[dict[str, str]]:
         """The chat messages that a chat model reads instead of a text prompt; by default one message of the user."""

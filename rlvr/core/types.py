@@ -114,7 +114,8 @@ class Branch:
 
     `turns` are the numbers of its turns in the episode; branches share those that they have in common. `id` is that of
     the answer to its last call, as the agent got it ("" if no agent plays). `prompt` is all that the policy read before
-    its last turn, and `answer` that turn. `reward` is what the agent gave for the branch, None if it gave nothing.
+    its last turn, and `answer` that turn. `reward` is what the agent or the game gave for the branch, None if it gave
+    nothing. `role` is the role that played it, "" in an episode with one.
     """
 
     turns: list[int]
@@ -122,6 +123,7 @@ class Branch:
     answer: str
     id: str = ""
     reward: float | None = None
+    role: str = ""
 
 
 @dataclass
@@ -153,6 +155,7 @@ class Trajectory:
     trajectory cannot train. `rendered_prompt` is the text of `prompt_tokens` where it is not `prompt`: after a chat
     template, or in an episode that writes its prompts anew.
 
+    `role` is the role whose turns these are, "" in an episode with one. Each role has trajectories of its own.
     `scores` are the verdicts by verifier. `group_id` names the group that a baseline is taken over, `rollout_id` the
     episode: an episode that writes its history anew has several trajectories. `temperature` (of sampling),
     `policy_version` (optimizer steps before it) and `policy_fingerprint` say which policy sampled; `metadata` is free.
@@ -194,6 +197,7 @@ class Trajectory:
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     reward_parts: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     observation_weight: float = 0.0
+    role: str = ""
 
     def __post_init__(self) -> None:
         n = len(self.response_tokens)

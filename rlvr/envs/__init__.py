@@ -14,6 +14,8 @@ from rlvr.envs import small_tasks as small_tasks
 from rlvr.envs import sorting as sorting
 from rlvr.envs import toy as toy
 from rlvr.envs.agent import agent_source as agent_source
+from rlvr.envs.games import game_source as game_source
+from rlvr.envs.games import take_away as take_away
 from rlvr.envs.gym import gym_source as gym_source
 from rlvr.envs.gym import hidden_rule as hidden_rule
 from rlvr.envs.prompt import PromptEnv, encode_prompt

@@ -1,8 +1,9 @@
 """What a name with a colon means: a reference to an environment of another project, or a path to a class of your own.
 
     openenv:http://127.0.0.1:8000        a kind, and what it calls the environment
-    my_game:Game                         a task source, or a class by one of two contracts:
-                                         `reset` and `step` (Gym), `reset` and methods that are tools (TRL)
+    my_game:Game                         a task source, or a class by one of three contracts: `reset` and `step` (Gym),
+                                         with `turn` and `rewards` too (a game of several roles), `reset` and methods
+                                         that are tools (TRL)
 
 A kind is one entry in `KINDS`, and one file in `rlvr.envs.ecosystems` with a factory that takes the reference first.
 """
@@ -28,6 +29,7 @@ KINDS = {
     "verifiers": "rlvr.envs.ecosystems.verifiers_env:VerifiersSource",
 }
 _CONTRACTS = {
+    ("reset", "turn", "step", "rewards"): "rlvr.envs.games.game_source:ClassGameSource",
     ("reset", "step"): "rlvr.envs.gym.gym_source:ClassGymSource",
     ("reset",): "rlvr.envs.tools.tool_source:ToolSource",
 }

@@ -22,8 +22,7 @@ _OPTIONAL = (
     *("vocabulary", "end_word", "pad_word", "max_turns", "size", "leave_out", "prompt_limit", "group_builder"),
     *("extra_heldout", "parse_task", "describe_task", "describe_data", "advice", "chat_messages", "example_prompt"),
     "environment_weight",
-    "complete_prompt",
-    "owns_prompts",
+    *("complete_prompt", "owns_prompts", "roles", "opponent", "seat"),
 )
 
 

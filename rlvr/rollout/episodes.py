@@ -82,6 +82,7 @@ class _Turn:
     reward_so_far: float = 0.0  # of the episode, with this turn
     metrics_so_far: dict[str, float] = field(default_factory=dict[str, float])
     chat: ChatTurn | None = None
+    role: str = ""
 
 
 @dataclass
@@ -107,6 +108,15 @@ class _Episode:
     def is_parallel(self) -> bool:
         return isinstance(self.env, ExternalEnv) and self.env.is_parallel
 
+    @property
+    def role(self) -> str:
+        return self.env.role if isinstance(self.env, ExternalEnv) else ""
+
+    @property
+    def player(self) -> SamplingClient | None:
+        """Who takes the next turn; None: the policy."""
+        return self.env.player if isinstance(self.env, ExternalEnv) else None
+
     def make_turn_key(self, turn: int) -> tuple[int | str, ...]:
         """The next turn's own part of its random key: its number, or for parallel calls a hash of what it reads and how
         often that was read before."""
@@ -124,9 +134,9 @@ class _Episode:
 
     def find_parent(self) -> int | None:
         """The turn that the observation goes on from, by its tokens: the last one, or in an external episode any of
-        them, of which the longest counts."""
+        those of the same role, of which the longest counts."""
         first = 0 if isinstance(self.env, ExternalEnv) else max(0, len(self.turns) - 1)
-        known = enumerate(self.turns[first:], first)
+        known = [(place, turn) for place, turn in enumerate(self.turns[first:], first) if turn.role == self.role]
         return find_parent(self.observation, ((place, turn.prompt, turn.answer.tokens) for place, turn in known))
 
 
@@ -336,7 +346,7 @@ async def _play_turn_unordered(
 
 def _record_response(batch: list[_Episode], response: SampleResponse) -> list[tuple[_Episode, SampledSequence]]:
     for episode in batch:
-        if response.fingerprint not in episode.fingerprints:
+        if episode.player is None and response.fingerprint not in episode.fingerprints:
             episode.fingerprints.append(response.fingerprint)
     return list(zip(batch, response.sequences, strict=True))
 
@@ -362,6 +372,7 @@ def _calls(running: list[_Episode]) -> list[list[_Episode]]:
             and last[0].observation == episode.observation
             and last[0].stop == episode.stop
             and _turn_limit(last[0]) == _turn_limit(episode)
+            and last[0].player is episode.player
         ):
             last.append(episode)
         else:
@@ -385,7 +396,7 @@ def _submit(batch: list[_Episode], sampler: SamplingClient, params: SamplingPara
     if limit := _turn_limit(first):
         params = replace(params, max_tokens=min(limit, params.max_tokens or limit))
     try:
-        return sampler.sample(ModelInput.from_ints(first.observation), len(batch), params)
+        return (first.player or sampler).sample(ModelInput.from_ints(first.observation), len(batch), params)
     except ValueError as mistake:  # a prompt beyond the context, say: name the task it came from
         raise ValueError(f"task {first.group.task.id!r}: {mistake}") from mistake
 
@@ -395,8 +406,9 @@ async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any) -> N
     if end_tokens is None:
         at_end = answer.stop_reason is StopReason.STOP and answer.tokens[-1:] == [tokenizer.eos_token_id]
         end_tokens = int(at_end)
-    turn = _Turn(episode.observation, answer, end_tokens, episode.find_parent())
-    episode.turns.append(turn)
+    turn = _Turn(episode.observation, answer, end_tokens, episode.find_parent(), role=episode.role)
+    if episode.player is None:
+        episode.turns.append(turn)
     env = episode.env
     if isinstance(env, ExternalEnv):
         result = await env.take(replace(answer, end_tokens=end_tokens))
@@ -422,6 +434,8 @@ def write_trajectories(episode: _Episode, tokenizer: Any, params: SamplingParams
     dropped, final = (env.dropped_turns(), env.final_turn()) if isinstance(env, ExternalEnv) else ((), None)
     branches = _split_branches(episode, dropped) or [[]]
     branches.sort(key=lambda branch: final is not None and final in branch)  # the judged one last
+    if final is not None:  # what the last turn gave is the episode's
+        episode.turns[-1].reward, episode.turns[-1].report = 0.0, {}
     *others, judged = (_write(episode, branch, tokenizer, params) for branch in branches)
     if isinstance(env, ExternalEnv) or others:
         judged = replace(judged, branches=[_describe(episode, branch[-1], tokenizer) for branch in branches if branch])
@@ -459,6 +473,7 @@ def _describe(episode: _Episode, end: int, tokenizer: Any) -> Branch:
         tokenizer.decode(tokens[: len(tokens) - last.end_tokens], skip_special_tokens=False),
         ids[end] if ids else "",
         find_reward(path, rewards),
+        last.role,
     )
 
 
@@ -505,6 +520,7 @@ def _write(episode: _Episode, path: list[int], tokenizer: Any, params: SamplingP
         reports=[turn.report for turn in turns] if turns else [dict(episode.metrics)],
         turn_rewards=[turn.reward for turn in turns],
         messages=_write_messages(episode, path),
+        role=turns[-1].role if turns else "",
     )
 
 

@@ -96,8 +96,9 @@ class Scoring:
 def score(trajectories: Sequence[Trajectory], reward: Reward, watched: Sequence[Reward] = ()) -> None:
     """Let a verifier judge the last trajectory of every rollout and share its reward with the earlier ones.
 
-    What the environment gave counts as `reward` declares (`Reward.plus_environment`). After an `error` or `invalid`
-    outcome the reward of the whole rollout is None. The verifiers in `watched` judge too, and change no reward.
+    Of several roles each has the reward of its own branch. What the environment gave counts as `reward` declares
+    (`Reward.plus_environment`). After an `error` or `invalid` outcome the reward of the whole rollout is None. The
+    verifiers in `watched` judge too, and change no reward.
     """
     last = _last_trajectories(trajectories)
     for verifier in _verifiers(reward, watched):
@@ -153,6 +154,8 @@ def _add_rewards(trajectories: Sequence[Trajectory], last: Mapping[str, Trajecto
             parts = [t for t in trajectories if t.rollout_id == id]
             for t, path in zip(parts, paths, strict=True):  # a trajectory has the turns that no earlier branch has
                 t.turn_credits = share_credit(path[len(path) - len(t.turn_starts) :], paths, rewards)
+                if t.role:
+                    t.reward = t.turn_credits[-1]
 
 
 def _branch_rewards(judged: Trajectory, name: str, weight: float) -> list[float]:

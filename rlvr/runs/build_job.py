@@ -16,7 +16,7 @@ from rlvr.envs.prompted_source import PromptedSource, apply_prompt_options
 from rlvr.runs.assembly import Assembly
 from rlvr.runs.run_folder import prompt_options
 from rlvr.runs.run_tasks import check_completions, fit_prompts
-from rlvr.runs.weights import open_to_teach
+from rlvr.runs.weights import open_weights
 from rlvr.tracking.trackers import Trackers
 from rlvr.training.callbacks import Callbacks
 from rlvr.training.curriculum import Curriculum
@@ -49,6 +49,9 @@ def build_job(assembly: Assembly, folder: Path, say: Callable[[str], None], warn
             "should end where an answer begins (`Answer:`)"
         )
     source = fit_prompts(config, source, client.get_tokenizer(), say)
+    if source.opponent:
+        say(f"loading the opponent {source.opponent}")
+        source.seat(open_sampler(source.opponent, assembly, client.get_tokenizer(), "env.kwargs.opponent"))
     for text in source.advice():
         warn(text)
     if text := check_completions(config, source):
@@ -109,19 +112,27 @@ def build_teacher(assembly: Assembly, tokenizer: Any, say: Callable[[str], None]
 
 def open_teacher(options: TeacherOptions, assembly: Assembly, tokenizer: Any, say: Callable[[str], None]) -> Any:
     """One teacher, checked."""
-    model = assembly.config.model
-    named = ((key, getattr(model, key)) for key in ("start_from", "name", "tokenizer"))
-    policy = next((f"model.{key}={value}" for key, value in named if value), f"client={assembly.config.client.name}")
     say(f"loading the teacher {options}" if options.model else f"the teacher is {options}")
     if options.url:
         teacher = EndpointTeacher(options)
         try:
-            teacher.check(tokenizer, policy)
+            teacher.check(tokenizer, _name_policy(assembly))
         except BaseException:
             teacher.close()
             raise
         return teacher
     assert options.model is not None
-    sampler = open_to_teach(options.model, assembly)
-    check_same_tokens(tokenizer, sampler.get_tokenizer(), options.model, policy)
+    return open_sampler(options.model, assembly, tokenizer, "teacher.model")
+
+
+def open_sampler(given: str, assembly: Assembly, tokenizer: Any, key: str) -> Any:
+    """A sampler of the weights that a key of the config names: ValueError if its tokenizer is not the policy's."""
+    sampler = open_weights(given, assembly, key)
+    check_same_tokens(tokenizer, sampler.get_tokenizer(), f"{key}={given}", _name_policy(assembly))
     return sampler
+
+
+def _name_policy(assembly: Assembly) -> str:
+    model = assembly.config.model
+    named = ((key, getattr(model, key)) for key in ("start_from", "name", "tokenizer"))
+    return next((f"model.{key}={value}" for key, value in named if value), f"client={assembly.config.client.name}")

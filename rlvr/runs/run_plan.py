@@ -60,7 +60,7 @@ from rlvr.envs.long_prompts import list_train
 from rlvr.runs.assembly import Assembly, has_interim, uses_device
 from rlvr.runs.run_tasks import check_completions, check_demonstrations, count_tasks
 from rlvr.runs.weights import find_teacher_model
-from rlvr.training.compatibility import check_compatibility, check_temperatures
+from rlvr.training.compatibility import check_compatibility, check_roles, check_temperatures
 from rlvr.training.evaluate import heldout_split
 
 LOOKED_AT = 256  # training tasks, to see which algorithm they have
@@ -78,6 +78,7 @@ def plan(assembly: Assembly) -> dict[str, str]:
     if t.mode == "rlvr":
         for one in algorithm.every:
             check_compatibility(one, config.rollout, t)
+            check_roles(one, source)
             check_supported(one, assembly.spec.capabilities)
         check_temperatures(algorithm, config.rollout, t, assembly.spec.capabilities)
         check_teacher(assembly)

@@ -57,11 +57,12 @@ def open_to_train(
     return client
 
 
-def open_to_teach(given: str, assembly: Assembly) -> Any:
-    """A sampler of a run's weights, a checkpoint's, a model's or an adapter's, to be the teacher of another run."""
+def open_weights(given: str, assembly: Assembly, key: str) -> Any:
+    """A sampler of a run's weights, a checkpoint's, a model's or an adapter's, to teach another run or to play against
+    it; `key` is for messages."""
     config, place = assembly.config, WeightsPlace.of(resolve_best(Path(given).expanduser()))
     if place.run:
-        weights = newest_weights(given, "teacher.model") if place.kind is WeightsKind.RUN else place.folder
+        weights = newest_weights(given, key) if place.kind is WeightsKind.RUN else place.folder
         begun = read_run(place.run)
         begun = replace(begun, model=replace(begun.model, device=config.model.device))
         client = assemble(begun).build_client(place.run / CHECKPOINTS, _ignore, _ignore, fresh=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from rlvr.algorithms import Algorithm
 from rlvr.algorithms.advantages import ADVANTAGES
 from rlvr.core.messages import SamplingParams
-from rlvr.core.protocols import ClientCapabilities
+from rlvr.core.protocols import ClientCapabilities, TaskSource
 from rlvr.training.schedules import SCHEDULES
 from rlvr.training.training_options import TrainingOptions
 
@@ -90,6 +90,22 @@ def _check_control(algorithm: Algorithm, options: TrainingOptions) -> None:
                 f"{given} with {term.key(term.switch)}={term.strength:g}: the policy would learn what the verifier "
                 "says, beside the reward that is changed; leave one of them out"
             )
+
+
+def check_roles(algorithm: Algorithm, source: TaskSource) -> None:
+    """Raise ValueError for an advantage that needs roles where there are none, or that cannot read their rewards."""
+    advantage, roles = algorithm.advantage, tuple(source.roles)
+    if advantage.needs_roles and not roles:
+        raise ValueError(
+            f"algorithm.advantage={advantage.name} has a baseline for each role, and the episodes of this environment "
+            "have one; use an environment with several (env.name=take_away), or another advantage, such as group_mean"
+        )
+    if roles and not advantage.reads_branches:
+        able = sorted(one.name for one in ADVANTAGES.classes() if one.reads_branches and not one.reads_no_reward)
+        raise ValueError(
+            f"algorithm.advantage={advantage.name} takes one reward of an episode, and here the roles "
+            f"{', '.join(roles)} have one each; use {', '.join(able)}"
+        )
 
 
 def _check_correction(algorithm: Algorithm) -> None:

@@ -35,6 +35,7 @@ from rlvr.training.update_findings import START, find_update_faults
 SOLVED = 0.95  # pass rate from which little is left to learn
 HARD = 0.1  # pass rate up to which groups without signal mean that tasks are too hard
 IMITATED = 1.0  # nats that fine-tuning may lose on a whole demonstration and still reproduce it often
+TURNS = "env/all/turns/"  # before the name of a role
 NEVER = 0.15  # pass rate that guessing may reach
 
 # What follows from another finding is left out: where all but one kind is solved, groups are equal and the policy sure.
@@ -128,6 +129,14 @@ def _answers(recent: Rows) -> Iterator[Finding]:
             "let the agent's client read OPENAI_BASE_URL or ANTHROPIC_BASE_URL (a function: assignment.base_url); a "
             "base URL or a model of its own goes elsewhere",
         )
+    for role in sorted({name.removeprefix(TURNS) for row in recent for name in row if name.startswith(TURNS)}):
+        if get_mean(recent, f"{TURNS}{role}") == 0:
+            yield Finding(
+                "problem",
+                "idle_role",
+                f"the role {role!r} took no turn: nothing of it is trained",
+                "let the game give it a turn; if it is to be played by others, name an opponent (env.kwargs.opponent)",
+            )
     cut = get_mean(recent, "completions/clipped_ratio")
     if cut >= 0.1:
         yield Finding(

@@ -272,9 +272,12 @@ def _unusable(event: Mapping[str, Any]) -> str:
 def describe_mismatch(stored: Any, expected: Any, key: str = "state") -> str:
     """'' if a stored state has the keys and kinds of numbers of a new one, else what differs.
 
-    A number that is null in a new state may be any finite one; others are at least 0. A list is one of tasks.
+    A number that is null in a new state may be any finite one; others are at least 0. A list is one of tasks. An empty
+    mapping may hold finite numbers by any name.
     """
     if isinstance(expected, Mapping):
+        if not expected and isinstance(stored, dict):
+            expected = dict.fromkeys(stored)
         if not isinstance(stored, dict) or stored.keys() != expected.keys():
             return f"{key} does not hold {', '.join(map(str, expected)) or 'nothing'}"
         problems = (describe_mismatch(stored[name], expected[name], f"{key}.{name}") for name in expected)

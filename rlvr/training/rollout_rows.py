@@ -69,6 +69,7 @@ def trajectory_fields(trajectory: Trajectory, source: TaskSource | None = None) 
     return {
         "rollout_id": t.rollout_id,
         "group_id": t.group_id,
+        **({"role": t.role} if t.role else {}),
         "task_id": t.task.id if t.task else "",
         "level": t.task.level if t.task else "",
         **({"features": task_features(source, t.task)} if source and t.task else {}),

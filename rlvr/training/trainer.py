@@ -28,7 +28,7 @@ from rlvr.core.protocols import SamplingClient, TrainingClient
 from rlvr.core.types import Trajectory, TrajectoryBatch, group_by, mean
 from rlvr.core.verdict_reasons import ReasonNames
 from rlvr.training.collector import Collector
-from rlvr.training.compatibility import check_compatibility, check_temperatures, list_advice
+from rlvr.training.compatibility import check_compatibility, check_roles, check_temperatures, list_advice
 from rlvr.training.errors import TrainingStoppedError, check_error_budget
 from rlvr.training.hints import hint_statistics, without_hints
 from rlvr.training.informed_prompts import InformedPrompts, make_informed_prompts
@@ -60,6 +60,7 @@ class Trainer:
             check_temperatures(parts.algorithm, parts.params, parts.options, parts.client.capabilities)
             for algorithm in parts.algorithm.every:
                 check_compatibility(algorithm, parts.params, parts.options)
+                check_roles(algorithm, parts.source)
                 check_supported(algorithm, parts.client.capabilities)
                 for text in list_advice(algorithm, parts.params):
                     monitor.warn(text)
@@ -229,8 +230,11 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores beside the weights."""
-        return {"curriculum": self.parts.curriculum.state(), "baseline": self.baseline.value}
+        of_roles = {} if self.baseline.of_roles is None else {"role_baselines": dict(self.baseline.of_roles)}
+        return {"curriculum": self.parts.curriculum.state(), "baseline": self.baseline.value, **of_roles}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.parts.curriculum.restore(state["curriculum"])
         self.baseline.value = state["baseline"]
+        if self.baseline.of_roles is not None:
+            self.baseline.of_roles = dict(state["role_baselines"])

@@ -107,6 +107,64 @@ def test_another_player_makes_legal_moves_from_a_list() -> None:
     assert t.reward is None and "none of the texts of `opponent` is a legal move" in str(t.scores["environment"].detail)
 
 
+def test_a_policy_plays_both_players_of_a_game_against_itself() -> None:
+    """Each player's row has its own messages, and the mask covers its own words: the other's are observations."""
+    source = arena("TicTacToe-v0", opponent="self")
+    rows = play(source, "[0]", "[4]", "[1]", "[5]", "[2]", size=2)
+    assert [t.role for t in rows] == ["player_1", "player_0"] * 2 and source.roles == ("player_0", "player_1")
+    assert [t.reward for t in rows] == [-1.0, 1.0] * 2
+    for t, own, other in zip(rows[:2], (["[4]", "[5]"], ["[0]", "[1]", "[2]"]), ("Player 0", "Player 1"), strict=True):
+        mask = [x for x, m in zip(t.response_tokens, t.action_mask, strict=True) if m]
+        assert TEXT.decode(mask) == "".join(f"{said}<|im_end|>" for said in own)
+        prompt = TEXT.decode(t.prompt_tokens)
+        assert f"As {'Player 1' if other == 'Player 0' else 'Player 0'}, you will be" in prompt
+        assert f"[{other}] " in prompt + TEXT.decode(t.response_tokens) and "As Player" not in TEXT.decode(
+            t.response_tokens
+        )
+    assert rows[1].metadata["turns/player_1"] == 2.0 and rows[1].metadata["stop/done"] == 1.0
+
+
+def test_an_invalid_move_is_the_games_matter_and_the_other_player_may_have_no_row() -> None:
+    """TicTacToe lets a player try once more, and then it has lost."""
+    rows = play(arena("TicTacToe-v0", opponent="self"), "nonsense")
+    assert {t.role: t.reward for t in rows} == {"player_0": -1.0} and len(rows[0].turn_starts) == 2
+    assert rows[0].metadata["reward/player_1"] in (0.0, 1.0)
+
+
+def test_held_out_games_are_played_against_random_moves_in_either_seat() -> None:
+    source = arena("TicTacToe-v0", opponent="self", moves=CELLS, seeds={"heldout": 8})
+    tasks = source.heldout(8)
+    assert {t.meta["role"] for t in tasks} == {"player_0", "player_1"} and {t.meta["opponent"] for t in tasks} == {
+        "random"
+    }
+    groups = open_groups(source, tasks, 1, TEXT, "g")
+    tokens = [[*TEXT.encode(cell, add_special_tokens=False), TEXT.eos_token_id] for cell in CELLS]
+    rows = rollout(groups, ScriptedSamplingClient(TEXT, lambda index: tokens[index % 9]), SamplingParams(200), seed=1)
+    assert [t.role for t in rows] == [t.meta["role"] for t in tasks]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"opponent": "nobody"}, r"opponent='nobody' is unknown; known: self, and the path"),
+        ({"opponent": "random"}, r"opponent='random' is unknown"),
+        ({"opponent": "self", "moves": "[0]"}, r"moves='\[0\]', expected a list of texts"),
+        ({"opponent": "self", "players": 1}, r"players=1, expected a whole number from 2"),
+        ({"opponent": ["[0]"], "players": 3}, r"players has no effect with opponent=\['\[0\]'\]"),
+        ({"moves": ["[0]"]}, r"moves has no effect with opponent=None"),
+    ],
+)
+def test_options_of_self_play_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        arena("TicTacToe-v0", **options)
+
+
+def test_a_number_of_players_that_a_game_does_not_take_is_named() -> None:
+    source = arena("TicTacToe-v0", opponent="self", players=3)
+    with pytest.raises(ValueError, match=r"is no game for 3 .*give another number of `players`"):
+        source.env(source.heldout(1)[0], TEXT)
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -196,7 +254,6 @@ def test_many_episodes_share_the_processes() -> None:
     [
         ("TicTacToe-v0", {}, "no game for 1 .*; give `opponent`"),
         ("GuessTheNumber-v0", {"opponent": ["1"]}, "leave `opponent` out"),
-        ("TicTacToe-v0", {"opponent": "self"}, "opponent='self' is not supported .* give a list of texts"),
         ("TicTacToe-v0", {"opponent": []}, "expected a list of texts"),
         ("TicTacTo-v0", {}, "did you mean 'TicTacToe-v0'"),
         ("Dice-v0@no_games", {}, "No module named 'no_games'"),

@@ -15,7 +15,7 @@ from tests.kit.forked_process import run_forked
 
 CONFIG = """
 seed: 3
-env: {name: rpn_arithmetic, kwargs: {complexity: [1, 2], flaw: 0.3}}
+env: ENVIRONMENT
 model:
   tokenizer: words
   device: cpu
@@ -31,6 +31,7 @@ evaluation: {tasks: 30, samples: 2, every: 3, report: best, interim_tasks: 10, i
 run: {checkpoint_every: 4, rollouts_per_step: 4}
 engine: {threads: 1}
 """
+ARITHMETIC = "{name: rpn_arithmetic, kwargs: {complexity: [1, 2], flaw: 0.3}}"
 MUON = "name: muon, matrix_learning_rate: 0.02,"  # not for an adapter; the RL steps after it are AdamW's
 
 
@@ -80,10 +81,11 @@ CALM: dict[tuple[str, ...], float] = {}  # core seconds of a run that was not ki
 
 
 def run_until_done(
-    folder: Path, seed: int, kills: int, lora: str, *words: str
+    folder: Path, seed: int, kills: int, lora: str, *words: str, environment: str = ARITHMETIC
 ) -> tuple[int, dict[str, object], list[dict[str, object]]]:
     folder.mkdir()
-    (folder / "tiny.yaml").write_text(CONFIG.replace("LORA", lora).replace("MUON", "" if lora else MUON))
+    text = CONFIG.replace("LORA", lora).replace("MUON", "" if lora else MUON).replace("ENVIRONMENT", environment)
+    (folder / "tiny.yaml").write_text(text)
     command = ["train", f"--config={folder / 'tiny.yaml'}", f"run.root={folder / 'runs'}", *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     longest = 0.4 * CALM.get((lora, *words), 1.0)  # what one life may have: too little for the whole run

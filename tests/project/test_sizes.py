@@ -33,6 +33,7 @@ PARAMETERS = {
     "serve": COMMAND,
     "serve_engine": COMMAND,
     "dataset": SETTINGS,
+    "textarena_source": SETTINGS,
     "RefineSource.__init__": SETTINGS,
     "AgentSource.__init__": SETTINGS,
     "ToolSource.__init__": SETTINGS,
@@ -53,6 +54,7 @@ PARAMETERS = {
     "VerificationJob.__init__": "those of `Sandbox.verify`",
 }
 FIELDS = {
+    "TaskSource": "what an environment may say of itself, each with a default",
     "RunConfig": "the sections of a config",
     "TrainArguments": "the arguments of `rlvr.train`, which an editor completes",
     "ChatRequest": "what a request of any dialect may ask for",

@@ -85,6 +85,7 @@ def test_a_run_that_learns_draws_no_finding_at_any_step():
             "no agent",
             "OPENAI_BASE_URL",
         ),
+        ({"env__all__turns__right": 0.0, "env__all__turns__left": 2.0}, "idle_role", "problem", "'right'", "opponent"),
         ({"verifier__error_rate": 0.004}, "errors", "hint", "0.4%", "reward.type"),
         ({"verifier__error_rate": 0.03}, "errors", "problem", "3.0%", "reward.type"),
         ({"verifier__invalid_rate": 0.2}, "invalid_tasks", "problem", "20%", "env.kwargs"),

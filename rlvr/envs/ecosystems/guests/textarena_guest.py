@@ -1,7 +1,7 @@
 """Games of TextArena 0.7, in its own interpreter. Needs textarena; imports nothing of rlvr.
 
-The policy is player 0. It reads every message once, where TextArena's wrappers for models repeat the whole game. The
-other players choose at random among given texts, those that are legal moves.
+The policy is player 0, or several of the players. Each of them reads every message once, where TextArena's wrappers for
+models repeat the whole game. The other players choose at random among given texts, those that are legal moves.
 """
 
 from __future__ import annotations
@@ -24,16 +24,21 @@ try:
 except ImportError as error:
     MISSING = f"{sys.executable} cannot load textarena ({error})"
 
-POLICY = 0  # the policy's player
 MOST_PLAYERS = 6
 
 
 class TextArenaGame:
-    """The game of {name, options, opponent}; `opponent` are the texts of the other players, if there are others."""
+    """The game of {name, options, opponent, players, seats}.
+
+    `opponent` are the texts of the other players, if there are others; `players` is their number with the policy's (0:
+    as few as the game takes), `seats` the policy's players. `info` has the `player` whose turn it is, and at the end
+    `reward/PLAYER`, as far as the game gave one.
+    """
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.name, self._texts = config["name"], list(config["opponent"])
         self._options, self._rng = config["options"], random.Random()
+        self._players, self._seats = config["players"], list(config["seats"])
         self._env = self._make()
 
     def _make(self) -> Any:
@@ -60,7 +65,7 @@ class TextArenaGame:
 
     def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
         self._rng = random.Random(seed)
-        tried = range(2, MOST_PLAYERS + 1) if self._texts else [1]
+        tried = [self._players] if self._players else range(2, MOST_PLAYERS + 1) if self._texts else [1]
         for players in tried:
             try:
                 self._env.reset(num_players=players, seed=seed)
@@ -69,43 +74,50 @@ class TextArenaGame:
                 refused = error
         else:
             raise Refusal(f"{self.name} is no game for {players} ({refused}); {self._say_opponent()}")
-        return self._observe()[0], {}
+        text, player = self._observe()
+        if player is None:
+            raise Refusal(f"{self.name} is over before the first turn of the policy")
+        return text, {"player": player}
 
     def _say_opponent(self) -> str:
+        if self._players:
+            return "give another number of `players`"
         if self._texts:
             return "leave `opponent` out"
         return "give `opponent`, a list of texts that the other players choose from"
 
     def step(self, action: str) -> Step:
         over, _ = self._env.step(action)
-        text, over = ("", True) if over else self._observe()
-        if not over:
-            return text, 0.0, False, {}
+        text, player = ("", None) if over else self._observe()
+        if player is not None:
+            return text, 0.0, False, {"player": player}
         rewards, info = self._env.close()
-        reward = (rewards or {}).get(POLICY)
-        if not isinstance(reward, (bool, int, float)):  # some games swap it with the text of an invalid move
-            raise Refusal(f"{self.name} is over, and gave the reward {reward!r:.80}, expected a number")
-        return text, reward, True, info.get(POLICY) or {}
+        own = {seat: (rewards or {}).get(seat) for seat in self._seats}
+        known = {seat: reward for seat, reward in own.items() if isinstance(reward, (bool, int, float))}
+        if not known:  # some games swap it with the text of an invalid move
+            raise Refusal(f"{self.name} is over, and gave the reward {own[self._seats[0]]!r:.80}, expected a number")
+        by_player = {f"reward/{seat}": float(reward) for seat, reward in known.items()} if self._players else {}
+        return text, next(iter(known.values())), True, {**by_player, **(info.get(self._seats[0]) or {})}
 
-    def _observe(self) -> tuple[str, bool]:
-        """What the policy reads when it is its turn, and whether the game is over; the others play until then."""
+    def _observe(self) -> tuple[str, int | None]:
+        """What the policy reads, and as which player; None if the game is over. The others play until then."""
         while True:
             player, messages = self._innermost.get_observation()
-            if player == POLICY:
-                return self._write(messages), False
+            if player in self._seats:
+                return self._write(messages, player), player
             if not self._texts:
                 raise Refusal(f"it is the turn of player {player} of {self.name}; {self._say_opponent()}")
             if self._play(player):
-                return "", True
+                return "", None
 
-    def _write(self, messages: Any) -> str:
+    def _write(self, messages: Any, reader: int) -> str:
         if isinstance(messages, str):
             return messages
         names = self._innermost.state.role_mapping
         lines = [
             f"[{'GAME' if sender == textarena.GAME_ID else names.get(sender, f'Player {sender}')}] {message}"
             for sender, message, _ in messages
-            if sender != POLICY  # it has its own words
+            if sender != reader  # it has its own words
         ]
         return "\n".join(lines)
 

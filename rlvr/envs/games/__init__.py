@@ -1,0 +1,1 @@
+"""Games of several roles, of which the policy plays all (self-play) or one against an opponent."""
