@@ -116,6 +116,6 @@ def test_a_server_that_is_there_and_mistakes(tmp_path: Path) -> None:
         log, said = evaluate("chat", "rlvr/nobody", *address)
         assert log["status"] == "error" and "answered 404" in said + json.dumps(log)
     log, said = evaluate("sorts", "rlvr/runs/none", "-M", f"python={sys.executable}")
-    assert log["status"] == "error" and "runs/none is not a folder with a model" in json.dumps(log)
+    assert log["status"] == "error" and "there is no such folder" in json.dumps(log)
     _, said = evaluate("sorts", "rlvr/runs/none", "-M", "python=/no/such/python")
     assert "is no program" in said
