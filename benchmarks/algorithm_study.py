@@ -160,6 +160,8 @@ def _plan_task(
     for name, overrides in list_variants().items():
         if name not in chosen or (name in OF_TURNS and turns == 1):
             continue
+        if name in ALGORITHMS and ALGORITHMS[name].advantage.needs_roles:  # none of the tasks is a game of several
+            continue
         is_unbounded = name in ALGORITHMS and ALGORITHMS[name].loss.has_unbounded_ratio
         more = one_update if is_unbounded and sizes.num_substeps > 1 else ()
         drafts.append(StudyVariant(name, f"{name}_", (*overrides, *more), environment, {}))

@@ -53,8 +53,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 def choices() -> dict[str, tuple[str, ...]]:
     """The words that a key takes, for every key that takes only some."""
     from rlvr.algorithms import ALGORITHMS
-    from rlvr.algorithms.advantages import ADVANTAGES, REDUCTIONS
+    from rlvr.algorithms.advantages import ADVANTAGES
     from rlvr.algorithms.losses import LOSSES
+    from rlvr.algorithms.reductions import REDUCTIONS
     from rlvr.algorithms.terms import TERMS
     from rlvr.clients.registry import CLIENTS
     from rlvr.clients.samplers import SAMPLERS
@@ -124,7 +125,7 @@ def advantages() -> str:
 
 
 def reductions() -> str:
-    from rlvr.algorithms.advantages import REDUCTIONS
+    from rlvr.algorithms.reductions import REDUCTIONS
 
     return _formulas(REDUCTIONS)
 

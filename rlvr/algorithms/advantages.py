@@ -1,4 +1,4 @@
-"""Advantages and reductions: what a return is worth to each trajectory, and how much each counts. No torch.
+"""Advantages: what a return is worth to each trajectory. No torch.
 
 An advantage is a variant with an `estimate`, which sets `advantage` on every trajectory, some also one for each token.
 A baseline counts rollouts, not trajectories: a rollout whose history was rewritten has several trajectories and counts
@@ -19,6 +19,7 @@ from typing import ClassVar
 from rlvr.algorithms.gae import gae
 from rlvr.algorithms.part import Part, SpecView
 from rlvr.algorithms.process import process_normalized
+from rlvr.algorithms.returns import name_rollout, read_reward, rollout_values
 from rlvr.core.types import Trajectory, group_by, mean, std
 from rlvr.core.variants import Variants, setting
 
@@ -48,29 +49,9 @@ class RunningBaseline:
 Values = Callable[[list[float]], Sequence[float]]
 
 
-def rollout_values(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The return of each rollout, reward minus penalty, or of each of its branches that have rewards of their own. A
-    trajectory without `rollout_id` is a rollout of its own."""
-    return {
-        f"{_rollout(i, t)}#{i}" if t.turn_credits else _rollout(i, t): _read_reward(t) - t.penalty
-        for i, t in enumerate(trajectories)
-        if t.reward is not None
-    }
-
-
-def _read_reward(t: Trajectory) -> float:
-    """The reward of a trajectory's branch, which its last turn alone has, or of its rollout."""
-    assert t.reward is not None
-    return t.turn_credits[-1] if t.turn_credits else t.reward
-
-
-def _rollout(index: int, trajectory: Trajectory) -> str:
-    return trajectory.rollout_id or f"#{index}"
-
-
 def _assign(trajectories: Sequence[Trajectory], baseline: float, scale: float = 1.0) -> None:
     for t in trajectories:
-        t.advantage = 0.0 if t.reward is None else (_read_reward(t) - t.penalty - baseline) / scale
+        t.advantage = 0.0 if t.reward is None else (read_reward(t) - t.penalty - baseline) / scale
         if t.reward is not None and len(set(t.turn_credits)) > 1:
             values = [(credit - t.penalty - baseline) / scale for credit in t.turn_credits]
             ends = [*t.turn_starts[1:], len(t.response_tokens)]
@@ -220,7 +201,7 @@ class RewardNormalizedAdvantage(Advantage):
         sums: dict[str, float] = {}
         for group in _groups(trajectories):
             rollouts = {
-                _rollout(id(t), t): t.reward_parts or {"": [1.0, t.reward - t.penalty]}
+                name_rollout(id(t), t): t.reward_parts or {"": [1.0, t.reward - t.penalty]}
                 for t in group
                 if t.reward is not None
             }
@@ -234,7 +215,7 @@ class RewardNormalizedAdvantage(Advantage):
                 sums[rollout] = math.fsum(terms)  # in any order of the parts the same bits
         centre, scale = mean(list(sums.values())), std(list(sums.values())) + EPSILON
         for t in trajectories:
-            t.advantage = 0.0 if t.reward is None else (sums[_rollout(id(t), t)] - centre) / scale
+            t.advantage = 0.0 if t.reward is None else (sums[name_rollout(id(t), t)] - centre) / scale
 
 
 @dataclass(frozen=True)
@@ -327,7 +308,7 @@ def _normalize_tokens(trajectories: Sequence[Trajectory]) -> None:
     paid: dict[str, float] = {}
     values: list[list[float]] = []
     for i, t in enumerate(trajectories):
-        rollout, of_tokens = _rollout(i, t), list(t.response_advantages)
+        rollout, of_tokens = name_rollout(i, t), list(t.response_advantages)
         for place, cost in enumerate(t.token_penalties):
             of_tokens[place] += paid.get(rollout, 0.0)
             paid[rollout] = paid.get(rollout, 0.0) + cost
@@ -394,10 +375,10 @@ class RoleBaselineAdvantage(Advantage):
     keeps_baseline = True
     needs_roles = True
 
-    decay: float = setting(0.95, low=0, high=1, expected="0 to 1 (1 never moves)", flat="role_decay")
+    role_decay: float = setting(0.95, low=0, high=1, expected="0 to 1 (1 never moves)", flat="role_decay")
 
     def start_baseline(self) -> RunningBaseline:
-        return RunningBaseline(self.decay, of_roles={})
+        return RunningBaseline(self.role_decay, of_roles={})
 
     def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
         for t, own in zip(trajectories, self._follow(trajectories, dict(baseline.of_roles or {})), strict=True):
@@ -410,11 +391,11 @@ class RoleBaselineAdvantage(Advantage):
     def _follow(self, trajectories: Sequence[Trajectory], values: dict[str, float]) -> list[float]:
         """What is subtracted from each return; `values` move with every episode of a role."""
         subtracted: dict[tuple[str, str], float] = {}
-        keys = [(_name_role(t), _rollout(i, t)) for i, t in enumerate(trajectories)]
+        keys = [(_name_role(t), name_rollout(i, t)) for i, t in enumerate(trajectories)]
         for t, key in zip(trajectories, keys, strict=True):
             if t.reward is not None and key not in subtracted:
                 before = subtracted[key] = values.get(key[0], 0.0)
-                values[key[0]] = self.decay * before + (1 - self.decay) * (_read_reward(t) - t.penalty)
+                values[key[0]] = self.role_decay * before + (1 - self.role_decay) * (read_reward(t) - t.penalty)
         return [subtracted.get(key, 0.0) for key in keys]
 
 
@@ -466,7 +447,7 @@ class PassAtKAdvantage(Advantage):
                 t.advantage = 0.0
                 if t.reward is None or n < k:
                     continue
-                own = returns[_rollout(i, t)]
+                own = returns[name_rollout(i, t)]
                 # Of the others the m-th from below, m from 0, is the best of T in C(m, k - 2) sets.
                 gains = [math.comb(m, k - 2) * (own - r) for m, r in enumerate(ranked) if r < own]
                 t.advantage = k * math.fsum(gains) / sets
@@ -642,71 +623,10 @@ def register_advantage(name: str, *, baseline: str = "group") -> Callable[[Value
                     raise ValueError(f"advantage {name!r}: expected {len(returns)} finite numbers, got {values}")
                 advantages = dict(zip(returns, values, strict=True))
                 for i, t in enumerate(members):
-                    t.advantage = 0.0 if t.reward is None else advantages[_rollout(i, t)]
+                    t.advantage = 0.0 if t.reward is None else advantages[name_rollout(i, t)]
 
         fields = {"name": name, "of_batch": baseline == "batch", "estimate": estimate, "__doc__": function.__doc__}
         ADVANTAGES.add(type(getattr(function, "__name__", name), (Advantage,), fields))
         return function
 
     return register
-
-
-Count = Callable[[Trajectory], int]
-
-
-def count_sampled(trajectory: Trajectory) -> int:
-    """The tokens that a loss of the policy counts."""
-    return trajectory.num_action_tokens
-
-
-def token_mean(trajectories: Sequence[Trajectory], max_tokens: int, count: Count = count_sampled) -> list[float]:
-    """1 / T for T sampled tokens in the whole batch: every token counts alike. DAPO, arXiv:2503.14476, eq. 8."""
-    total = sum(map(count, trajectories))
-    return [1.0 / total if total else 0.0] * len(trajectories)
-
-
-def sequence_mean(trajectories: Sequence[Trajectory], max_tokens: int, count: Count = count_sampled) -> list[float]:
-    """1 / (N len_i): every completion counts alike, so tokens of short ones weigh more. GRPO, arXiv:2402.03300."""
-    lengths: dict[str, int] = {}
-    for i, t in enumerate(trajectories):
-        lengths[_rollout(i, t)] = lengths.get(_rollout(i, t), 0) + count(t)
-    own = [lengths[_rollout(i, t)] for i, t in enumerate(trajectories)]
-    return [1.0 / (len(lengths) * length) if length else 0.0 for length in own]
-
-
-def constant(trajectories: Sequence[Trajectory], max_tokens: int, count: Count = count_sampled) -> list[float]:
-    """1 / (N M) for a budget of M tokens: independent of lengths. Dr. GRPO, arXiv:2503.20783, appendix."""
-    return [1.0 / (_count_rollouts(trajectories) * max_tokens)] * len(trajectories)
-
-
-def sequence_sum(trajectories: Sequence[Trajectory], max_tokens: int, count: Count = count_sampled) -> list[float]:
-    """1 / N: the mean over completions of the summed token losses, the textbook policy gradient."""
-    return [1.0 / _count_rollouts(trajectories)] * len(trajectories)
-
-
-def _count_rollouts(trajectories: Sequence[Trajectory]) -> int:
-    """N: the number of rollouts, each counted once."""
-    return len({_rollout(i, t) for i, t in enumerate(trajectories)})
-
-
-Reduction = Callable[..., list[float]]  # of trajectories, the budget of a completion, and what to count
-REDUCTIONS: dict[str, Reduction] = {
-    "token_mean": token_mean,
-    "sequence_mean": sequence_mean,
-    "constant": constant,
-    "sequence_sum": sequence_sum,
-}
-DIVIDE_BY_BUDGET = frozenset({"constant"})  # of these, those that need the budget of a completion
-
-
-def has_mixed_returns(group: Sequence[Trajectory]) -> bool:
-    """Whether a group's known rewards, less what overlong completions cost, differ. A KL does not count."""
-    return len({_read_reward(t) - t.length_penalty for t in group if t.reward is not None}) > 1
-
-
-def has_mixed_rewards(group: Sequence[Trajectory]) -> bool:
-    """Whether a group's known rewards differ, as the verifiers gave them: penalties do not count.
-
-    What an algorithm can learn from a group is `Algorithm.has_signal`.
-    """
-    return len({_read_reward(t) for t in group if t.reward is not None}) > 1

@@ -11,18 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from rlvr.algorithms.advantages import (
-    ADVANTAGES,
-    REDUCTIONS,
-    Advantage,
-    RunningBaseline,
-    Threshold,
-    count_sampled,
-    has_mixed_returns,
-    has_mixed_rewards,
-)
+from rlvr.algorithms.advantages import ADVANTAGES, Advantage, RunningBaseline, Threshold
 from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.losses.loss import Loss
+from rlvr.algorithms.reductions import REDUCTIONS, count_sampled
+from rlvr.algorithms.returns import has_mixed_returns, has_mixed_rewards
 from rlvr.algorithms.terms import TERMS
 from rlvr.algorithms.terms.term import Term
 from rlvr.core.registry import did_you_mean

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.algorithms.advantages import REDUCTIONS, RunningBaseline
+from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.critic import ValueCritic
 from rlvr.algorithms.penalties import penalize
+from rlvr.algorithms.reductions import REDUCTIONS
 from rlvr.algorithms.sampler_logprobs import compute_sampler_logprobs, fill_reference_logprobs
 from rlvr.algorithms.specs import Algorithm
 from rlvr.algorithms.terms.term import Preparation, Row

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
-from rlvr.algorithms.advantages import DIVIDE_BY_BUDGET, RunningBaseline
+from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.optimizers import AdamW, Optimizer
+from rlvr.algorithms.reductions import DIVIDE_BY_BUDGET
 from rlvr.algorithms.update import Passes, UpdateInputs
 from rlvr.algorithms.update import update as update_in_full
 from rlvr.algorithms.update_statistics import UpdateStatistics

@@ -6,7 +6,7 @@ Each name has its formula in docs/run/metrics.md. Names are TRL's where it has o
 from __future__ import annotations
 
 from rlvr.algorithms import Algorithm
-from rlvr.algorithms.advantages import has_mixed_rewards
+from rlvr.algorithms.returns import has_mixed_rewards
 from rlvr.core.types import Outcome, Trajectory, TrajectoryBatch, group_by, mean
 from rlvr.core.verdict_reasons import ReasonNames
 

@@ -9,14 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlvr.algorithms import resolve_algorithm
-from rlvr.algorithms.advantages import (
-    ADVANTAGES,
-    REDUCTIONS,
-    RunningBaseline,
-    has_mixed_rewards,
-    register_advantage,
-)
+from rlvr.algorithms.advantages import ADVANTAGES, RunningBaseline, register_advantage
 from rlvr.algorithms.penalties import penalize
+from rlvr.algorithms.reductions import REDUCTIONS
+from rlvr.algorithms.returns import has_mixed_rewards
 from rlvr.core.types import Trajectory
 from tests.kit.advantage_batch import MAX_TOKENS, REWARDS, batch, groups_of, trajectory
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
-from rlvr.algorithms.advantages import REDUCTIONS, RunningBaseline
+from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.penalties import penalize_length
+from rlvr.algorithms.reductions import REDUCTIONS
 from rlvr.algorithms.update import Passes, StreamPlan, UpdateInputs, loss_config, make_datum, update, update_streamed
 from rlvr.algorithms.update_statistics import UpdateStatistics
 from rlvr.cli.main import run

@@ -30,7 +30,7 @@ def values(name: str, rows: list[Trajectory], **options: float) -> list[float]:
 def test_role_baseline_by_hand() -> None:
     """decay 1/2. first: b = 0, 1/2, 1/4 - 1/2 = -1/4 before the rewards 1, -1, 1; second the negative of each."""
     rows = [*play("a", 0, 1.0, -1.0), *play("a", 1, -1.0, 1.0), *play("b", 0, 1.0, -1.0)]
-    assert values("role_baseline", rows, decay=0.5) == [1.0, -1.0, -1.5, 1.5, 1.25, -1.25]
+    assert values("role_baseline", rows, role_decay=0.5) == [1.0, -1.0, -1.5, 1.5, 1.25, -1.25]
 
 
 def test_role_baseline_goes_on_in_the_next_batch_and_by_game() -> None:
@@ -50,7 +50,7 @@ def test_role_baseline_goes_on_in_the_next_batch_and_by_game() -> None:
 
 def test_an_unknown_reward_and_a_second_row_of_a_role_move_no_baseline() -> None:
     rows = [*play("a", 0, None, None), *play("a", 1, 1.0, -1.0), *play("a", 1, 1.0, -1.0), *play("a", 2, 1.0, 1.0)]
-    assert values("role_baseline", rows, decay=0.5) == [0.0, 0.0, 1.0, -1.0, 1.0, -1.0, 0.5, 1.5]
+    assert values("role_baseline", rows, role_decay=0.5) == [0.0, 0.0, 1.0, -1.0, 1.0, -1.0, 0.5, 1.5]
 
 
 def test_role_group_mean_by_hand() -> None:

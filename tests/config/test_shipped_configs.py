@@ -22,7 +22,9 @@ TRAINING = sorted(p.stem for p in (CONFIGS_FOLDER / "training").glob("*.yaml"))
 def test_a_packaged_config_validates_without_a_warning(name: str) -> None:
     """Unknown keys, wrong types and idle options would all show here."""
     config = build_config(load(name), warn=pytest.fail)
-    assert config.algorithm.resolve().loss.name == ("importance_sampling" if name == "train_rlvr" else "ppo")
+    assert config.algorithm.resolve().loss.name == (
+        "importance_sampling" if name in ("train_rlvr", "self_play") else "ppo"
+    )
 
 
 @pytest.mark.parametrize("option", TRAINING)

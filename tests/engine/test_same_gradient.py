@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlvr.algorithms.advantages import REDUCTIONS, RunningBaseline
+from rlvr.algorithms.advantages import RunningBaseline
+from rlvr.algorithms.reductions import REDUCTIONS
 from rlvr.algorithms.terms.importance import IMPORTANCE_MODES
 from rlvr.algorithms.terms.kl import Kl
 from rlvr.algorithms.update import Passes, UpdateInputs, loss_config, make_datum, update

@@ -64,7 +64,10 @@ def test_settings_that_cannot_teach_are_refused_with_the_remedy(change: dict[str
         make_trainer(**change)
 
 
-@pytest.mark.parametrize("name", sorted(name for name, spec in ALGORITHMS.items() if not spec.advantage.takes_critic))
+@pytest.mark.parametrize(
+    "name",
+    sorted(n for n, spec in ALGORITHMS.items() if not spec.advantage.takes_critic and not spec.advantage.needs_roles),
+)
 def test_groups_of_one_are_refused_under_a_group_baseline_and_under_no_other(name: str) -> None:
     spec = ALGORITHMS[name]
     if spec.has_group_baseline or any(part.least_group > 1 for part in (spec.advantage, *spec.terms)):

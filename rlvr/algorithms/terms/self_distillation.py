@@ -38,8 +38,8 @@ class SelfDistillation(Term):
     the teacher is the policy itself and also reads `information` (SDPO, arXiv:2601.20802).
 
     `sibling` is another completion of the group, the first whose reward is above `accept_above`; `feedback` is what the
-    verifier said of the completion, if its reward is not; `answer` is the task's reference answer. A completion for
-    which there is none of these has no teacher and learns nothing from this term; `teacher/share` is the share of the
+    verifier said of the completion, if its reward is not; `answer` is the task's reference answer. A completion without
+    any of these has no teacher and learns nothing from this term; `teacher/share` is the share of the
     others. `weights=initial` teaches by the weights as RL began. `template` is the teacher's prompt, with {prompt} and
     {information} (null: the information after the last message of a chat, and before a prompt of text);
     `sibling_template`, `feedback_template` and `answer_template` say how each kind is introduced, with {text}.
