@@ -203,7 +203,7 @@ def test_everything_is_reachable_by_keyboard(viewer: str, browser: Browser):
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
     assert page.locator(".legend .place").first.inner_text() == "step 1"
-    assert "0.4" in page.locator(".legend").first.inner_text()
+    assert "30.0 %" in page.locator(".legend").first.inner_text()
     browser.wait_until_idle(viewer)
 
 
