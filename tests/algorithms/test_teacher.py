@@ -158,6 +158,18 @@ def test_a_table_of_words_is_compared_like_any_tokenizer(words: Any) -> None:
         check_same_tokens(words, table, "runs/table", "model.name=m")
 
 
+def check_student_nears_and_resumes(runs: Path, student: list[str]) -> None:
+    """The distance to the teacher halves at least, and a killed run has the rows of an unbroken one."""
+    attempt("tiny.yaml", *student, "run.name=student")
+    with pytest.raises(KeyboardInterrupt):
+        attempt("tiny.yaml", *student, "run.name=killed", killed_at=5)
+    attempt("tiny.yaml", *student, "run.name=killed")
+    rows = stored_steps(runs / "student")
+    assert stored_steps(runs / "killed") == rows
+    gaps = [row["teacher/kl"] for row in rows if row["phase"] == "rl"]
+    assert sum(gaps[-3:]) < 0.5 * sum(gaps[:3]) and gaps[0] > 0.5
+
+
 @pytest.mark.slow
 def test_a_run_learns_from_another_run_resumes_to_the_bit_and_refuses_other_tokens(tmp_path: Path, monkeypatch) -> None:
     """The teacher is a run that was fine-tuned; the student begins at random weights and comes nearer."""
@@ -169,14 +181,7 @@ def test_a_run_learns_from_another_run_resumes_to_the_bit_and_refuses_other_toke
         "algorithm.name=distillation", "teacher.model=runs/teacher", "sft.steps=0", "training.steps=12",
         "training.prompts_per_step=8", "training.optimizer.learning_rate=0.03",
     ]  # fmt: skip
-    attempt("tiny.yaml", *student, "run.name=student")
-    with pytest.raises(KeyboardInterrupt):
-        attempt("tiny.yaml", *student, "run.name=killed", killed_at=5)
-    attempt("tiny.yaml", *student, "run.name=killed")
-    rows = stored_steps(tmp_path / "runs" / "student")
-    assert stored_steps(tmp_path / "runs" / "killed") == rows
-    gaps = [row["teacher/kl"] for row in rows if row["phase"] == "rl"]
-    assert sum(gaps[-3:]) < 0.5 * sum(gaps[:3]) and gaps[0] > 0.5
+    check_student_nears_and_resumes(tmp_path / "runs", student)
     write_model(tmp_path / "model")
     with pytest.raises(
         ValueError, match=r"teacher.model=model has another tokenizer than .*tokenizer=words.: token 0 is"
@@ -275,14 +280,7 @@ def test_two_teachers_teach_each_its_own_tasks(tmp_path: Path, monkeypatch) -> N
         "algorithm.name=distillation", "teachers={'1': runs/teacher1, '2': runs/teacher2}", "teacher.task_key=level",
         "sft.steps=0", "training.steps=12", "training.prompts_per_step=8", "training.optimizer.learning_rate=0.03",
     ]  # fmt: skip
-    attempt("tiny.yaml", *student, "run.name=student")
-    with pytest.raises(KeyboardInterrupt):
-        attempt("tiny.yaml", *student, "run.name=killed", killed_at=5)
-    attempt("tiny.yaml", *student, "run.name=killed")
-    rows = stored_steps(tmp_path / "runs" / "student")
-    assert stored_steps(tmp_path / "runs" / "killed") == rows
-    gaps = [row["teacher/kl"] for row in rows if row["phase"] == "rl"]
-    assert sum(gaps[-3:]) < 0.5 * sum(gaps[:3]) and gaps[0] > 0.5
+    check_student_nears_and_resumes(tmp_path / "runs", student)
     write_model(tmp_path / "model")
     with pytest.raises(ValueError, match=r"has another tokenizer than the policy"):
         mixed = "teachers={'1': runs/teacher1, '2': model}"

@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def said(page: Page) -> str:
+def read_words(page: Page) -> str:
     return " ".join(texts(page.main))
 
 
@@ -70,11 +70,11 @@ def test_the_tasks_that_fell_most_come_first_and_link_to_their_answers(folder: P
     page = work_page(source, {"work": "first"})
     tasks = [link.partition("&task=")[2] for link in links(page) if "/ui/task?" in link]
     assert tasks == ["1-a", "1-b", "1-c", "2-a", "2-c"]  # two fell, three rose, the larger change first
-    assert "Fell: 2 of 7 tasks" in said(page) and "Rose: 3 of 7 tasks" in said(page)
+    assert "Fell: 2 of 7 tasks" in read_words(page) and "Rose: 3 of 7 tasks" in read_words(page)
     listed = [node[2][2][2] for node in nodes(tasks_page(source, {**SIDES, "order": "worst"}).main, "th")
               if isinstance(node[2], list) and node[2][0] == "span"]  # fmt: skip
     assert listed == ["1-a", "1-b", "2-b", "2-a", "1-c", "2-c", "2-d"]
-    of_level = said(tasks_page(source, {**SIDES, "kind": "level=1"}))
+    of_level = read_words(tasks_page(source, {**SIDES, "kind": "level=1"}))
     assert "3 tasks" in of_level and "2-a" not in of_level
 
 
@@ -87,7 +87,7 @@ def test_what_was_learned_is_said_with_the_test_of_the_evaluation(folder: Path):
     assert changes.whole == compare_evaluations(*sides)
     of_level = [replace(side, results=[r for r in side.results if r.level == "2"]) for side in sides]
     assert changes.parts[2].compared == compare_evaluations(*of_level)
-    shown = said(work_page(RunSource(folder), {"work": "first"}))
+    shown = read_words(work_page(RunSource(folder), {"work": "first"}))
     assert "did not clearly change" in shown and "level 2  4 tasks" in shown and "paired test: p = " in shown
 
 
@@ -95,22 +95,22 @@ def test_what_was_learned_is_said_with_the_test_of_the_evaluation(folder: Path):
 def test_a_clear_change_is_named(tmp_path: Path, sides: tuple[str, str], verdict: str):
     rates = {"low": {f"1-{n:02}": 0 for n in range(30)}, "high": {f"1-{n:02}": 3 for n in range(30)}}
     add_evaluations(make_run(tmp_path / "only"), rates[sides[0]], rates[sides[1]])
-    shown = said(work_page(RunSource(tmp_path / "only"), {"work": "only"}))
+    shown = read_words(work_page(RunSource(tmp_path / "only"), {"work": "only"}))
     assert f"The held-out pass rate  {verdict}" in shown and "p < 0.0001" in shown
 
 
 def test_a_task_is_shown_with_its_completions_on_both_sides(folder: Path):
     source = RunSource(folder)
     page = task_page(source, {**SIDES, "task": "1-a"})
-    shown = said(page)
+    shown = read_words(page)
     assert "Before: 4 of 4 pass, After: 0 of 4 pass; -100 points" in shown
     assert "prompt of 1-a" in shown and "Expected answer 42" in shown
     assert [texts(node)[0] for node in nodes(page.main, "article")] == ["passed"] * 4 + ["failed"] * 4
     assert "\u202e" not in shown and "<script>window.hacked" in shown  # text
-    two = said(task_page(source, {"a": "first@final", "b": "second@final", "task": "2-a"}))
+    two = read_words(task_page(source, {"a": "first@final", "b": "second@final", "task": "2-a"}))
     assert "first: 3 of 4 pass, second: 0 of 4 pass" in two and "first before and after" in two
     (folder / "first" / "evaluations" / "final.jsonl").unlink()
-    assert "stores no completions of held-out tasks (run.rollouts_per_task=0" in said(
+    assert "stores no completions of held-out tasks (run.rollouts_per_task=0" in read_words(
         task_page(source, {**SIDES, "task": "1-a"})
     )
 
@@ -139,17 +139,17 @@ def test_runs_without_a_whole_evaluation_say_so(folder: Path):
     assert nan != whole
     for content in (whole[: len(whole) // 2], "", "[]", nan, '{"results": 5, "k": 1}'):
         file.write_text(content)
-        page = said(work_page(source, {"work": "first"}))
+        page = read_words(work_page(source, {"work": "first"}))
         assert "evaluations/final.json is half written or damaged" in page, content[:40]
         assert "Before training, held-out tasks pass: all 50.0 %" in page
-        assert "no evaluation of first after training yet" in said(tasks_page(source, SIDES))
-        assert "one of the runs has no evaluation at its end yet" in said(
+        assert "no evaluation of first after training yet" in read_words(tasks_page(source, SIDES))
+        assert "one of the runs has no evaluation at its end yet" in read_words(
             compare(source, {"a": "first", "b": "second"})
         )
     file.write_text(json.dumps({"results": [], "k": 4}))
-    assert "No held-out task was judged on both sides" in said(work_page(source, {"work": "first"}))
+    assert "No held-out task was judged on both sides" in read_words(work_page(source, {"work": "first"}))
     shutil.rmtree(folder / "first" / "evaluations")
-    assert "no evaluation at its end" in said(work_page(source, {"work": "first"})) or "by itself" in said(
+    assert "no evaluation at its end" in read_words(work_page(source, {"work": "first"})) or "by itself" in read_words(
         work_page(source, {"work": "first"})
     )
     assert source.changes(("first", "baseline"), ("first", "nothing")) is None
@@ -161,9 +161,9 @@ def test_tasks_that_one_run_alone_has_are_counted_and_left_out(folder: Path):
     changes = source.changes(("first", "final"), ("second", "final"))
     assert changes is not None
     assert (changes.apart, [task.id for task in changes.tasks], changes.whole["tasks"]) == (7, ["1-a"], 1)
-    assert "7 tasks are in one of the evaluations only" in said(compare(source, {"a": "first", "b": "second"}))
+    assert "7 tasks are in one of the evaluations only" in read_words(compare(source, {"a": "first", "b": "second"}))
     add_evaluations(folder / "second", BEFORE, {"3-z": 1})
-    shown = said(compare(source, {"a": "first", "b": "second"}))
+    shown = read_words(compare(source, {"a": "first", "b": "second"}))
     assert "no task is held out in both" in shown and "What differs" in shown
 
 
@@ -174,7 +174,7 @@ def test_a_running_run_says_what_is_known_so_far(folder: Path):
     with (folder / "first" / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     source = RunSource(folder)
-    shown = said(work_page(source, {"work": "first"}))
+    shown = read_words(work_page(source, {"work": "first"}))
     assert "After step 10, other held-out tasks pass: 50.0 % (40.0 to 62.5)" in shown and "by itself" in shown
     charts = {chart.title: chart for chart in source.charts("first")}
     interim = next(line for line in charts["Pass rate"].lines if "interim" in line.name)
@@ -183,7 +183,7 @@ def test_a_running_run_says_what_is_known_so_far(folder: Path):
 
 def test_two_runs_are_compared_by_settings_code_and_tasks(folder: Path):
     source = RunSource(folder)
-    shown = said(compare(source, {}))
+    shown = read_words(compare(source, {}))
     assert "Of the settings only the seed differs" in shown and "Worse under" in shown
     for name, code in (("first", "0.1 (aa)"), ("second", "0.1 (bb)")):
         (folder / name / "journal.jsonl").write_text(json.dumps({"event": "run", "rlvr": code, "torch": "2"}) + "\n")
@@ -197,7 +197,7 @@ def test_two_runs_are_compared_by_settings_code_and_tasks(folder: Path):
     )
     assert found["client.api_key"].second == "***" and "secret" not in found["client.base_url"].second
     assert found["client.api_key"].first == "not set" and "run.name" not in found
-    assert "The code or the machine differs too (rlvr)" in said(compare(source, {}))
+    assert "The code or the machine differs too (rlvr)" in read_words(compare(source, {}))
 
 
 def test_compare_opens_on_runs_that_can_be_compared(folder: Path):
@@ -207,18 +207,18 @@ def test_compare_opens_on_runs_that_can_be_compared(folder: Path):
     (folder / "other" / "resolved.yaml").write_text("env: {name: something else}\n")
     source = RunSource(folder)
     assert {*source.choose_pair()} == {"first", "second"}
-    assert "Nothing can be compared" not in said(compare(source, {}))
-    assert "newest and other" in said(compare(source, {"a": "newest", "b": "other"}))
+    assert "Nothing can be compared" not in read_words(compare(source, {}))
+    assert "newest and other" in read_words(compare(source, {"a": "newest", "b": "other"}))
     shutil.rmtree(folder / "first")
     shutil.rmtree(folder / "second")
-    assert "What differs" in said(compare(source, {}))
+    assert "What differs" in read_words(compare(source, {}))
 
 
 def test_two_steps_without_a_common_task_lead_to_the_held_out_ones(folder: Path):
     for step in (0, 3):
         file = folder / "first" / "rollouts" / f"rl-{step:06d}.jsonl"
         file.write_text(file.read_text().replace('"sum-', f'"step {step}-'))
-    shown = said(compare(RunSource(folder), {"work": "first", "a": "0", "b": "3"}))
+    shown = read_words(compare(RunSource(folder), {"work": "first", "a": "0", "b": "3"}))
     assert "Nothing can be compared" not in shown and "Held-out tasks that changed" in shown
 
 
@@ -228,7 +228,7 @@ def test_a_finding_links_to_what_shows_it(tmp_path: Path):
         for step in range(12):
             file.write(json.dumps({**metric_row(0), "step": step, "completions/clipped_ratio": 0.75}) + "\n")
     page = work_page(RunSource(run), {"work": "flat"})
-    assert "See completions/clipped_ratio: last 0.75" in said(page)
+    assert "See completions/clipped_ratio: last 0.75" in read_words(page)
     assert "/ui/run/flat?metric=completions%2Fclipped_ratio#curves" in links(page)
 
 
@@ -300,12 +300,14 @@ def test_a_real_run_has_its_answers_before_and_after(tmp_path: Path):
     assert command(["train", f"--config={tmp_path / 'tiny.yaml'}", *words]) == 0
     source = RunSource(tmp_path / "runs" / "tiny")
     page = overview(source, {})
-    assert "What was learned" in said(page) and "level 1  8 tasks" not in said(page)  # one level: nothing to compare
-    assert "The held-out pass rate" in said(page)
+    assert "What was learned" in read_words(page) and "level 1  8 tasks" not in read_words(
+        page
+    )  # one level: nothing to compare
+    assert "The held-out pass rate" in read_words(page)
     changes = source.changes(("tiny", "baseline"), ("tiny", "final"))
     assert changes is not None and len(changes.tasks) == 8
     task = task_page(source, {"a": "tiny@baseline", "b": "tiny@final", "task": changes.tasks[0].id})
-    assert len(list(nodes(task.main, "article"))) == 4 and "Expected answer" in said(task)
+    assert len(list(nodes(task.main, "article"))) == 4 and "Expected answer" in read_words(task)
 
 
 def test_a_study_is_listed_and_shown_with_its_runs(tmp_path: Path):
@@ -314,10 +316,10 @@ def test_a_study_is_listed_and_shown_with_its_runs(tmp_path: Path):
     make_run(tmp_path / "runs" / "loose")
     source = RunSource(tmp_path / "runs")
     first = overview(source, {})
-    assert "2 variants x 2 seeds, 4 of 4 runs finished" in said(first) and "/ui/study/sizes" in links(first)
+    assert "2 variants x 2 seeds, 4 of 4 runs finished" in read_words(first) and "/ui/study/sizes" in links(first)
     assert [work.name for work in source.works()[0]] == ["loose"]
     page = study_page(source, {"study": "sizes"})
-    shown = said(page)
+    shown = read_words(page)
     assert page.status == 200 and "training.group_size=2 (2 of 2 runs finished)" in shown
     assert "after minus before" in shown and "seed by seed" in shown
     runs = [link for link in links(page) if link.startswith("/ui/run/")]
@@ -328,10 +330,10 @@ def test_a_study_is_listed_and_shown_with_its_runs(tmp_path: Path):
     assert [line["name"] for line in bands] == ["group_size=2: mean of 2 seeds", "group_size=4: mean of 2 seeds"]
     assert len(charts["Each seed after training"]["lines"]) == 2
     alone = overview(RunSource(tmp_path / "runs" / "sizes"), {})
-    assert "4 of 4 runs finished" in said(alone) and "/ui/run/group_size-2_seed-1" in links(alone)
+    assert "4 of 4 runs finished" in read_words(alone) and "/ui/run/group_size-2_seed-1" in links(alone)
     for damage in ("{", "[]", '{"seeds": 5, "variants": [1]}'):
         (tmp_path / "runs" / "sizes" / "study.json").write_text(damage)
-        assert "its study.json cannot be read" in said(study_page(source, {"study": "sizes"}))
+        assert "its study.json cannot be read" in read_words(study_page(source, {"study": "sizes"}))
         (tmp_path / "runs" / "sizes" / "summary.json").write_text(damage)
-        assert "there are no statistics yet" in said(study_page(source, {"study": "sizes"}))
+        assert "there are no statistics yet" in read_words(study_page(source, {"study": "sizes"}))
     assert study_page(source, {"study": "nope"}).status == 404
