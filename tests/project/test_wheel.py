@@ -11,6 +11,7 @@ from __future__ import annotations
 import email
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -116,7 +117,7 @@ def test_the_wheel_trains_beside_only_what_its_metadata_asks_for(dist: Path, tmp
     check_run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel), cwd=tmp_path)
     [site] = environment.glob("lib/python*/site-packages")
     with zipfile.ZipFile(wheel) as files:
-        [name] = [n for n in files.namelist() if n.endswith("METADATA")]
+        [name] = [n for n in files.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)]
         lines = email.message_from_bytes(files.read(name)).get_all("Requires-Dist", [])
     for requirement in find_requirements(lines, frozenset({"", "train"})):
         link_distribution(requirement, site)
@@ -155,8 +156,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(dist: Path) -> None:
     """Every file of `rlvr/` that git would carry, the license, and the wheel's own records."""
     [wheel] = dist.glob("*.whl")
     with zipfile.ZipFile(wheel) as files:
-        names = {n for n in files.namelist() if ".dist-info/" not in n}
-        records = {n.partition(".dist-info/")[2] for n in files.namelist() if ".dist-info/" in n}
+        names = {n for n in files.namelist() if n.startswith("rlvr/")}
+        records = {n.partition(".dist-info/")[2] for n in files.namelist() if not n.startswith("rlvr/")}
     assert names == package_files()
     assert {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"} == records
 
