@@ -156,17 +156,19 @@ def estimate_memory(
     optimizer: Optimizer = ADAMW,
     copies: int = 0,
     critic: bool = False,
+    evaluated_rows: int = 0,
 ) -> MemoryEstimate:
     """Estimate the memory of a run with `rows` rows a step, the longest of `row_tokens` tokens (prompt and completion).
 
-    `copies`: further copies of the trainable weights, one for a KL reference, one for sampling ahead of training. A
-    `critic` has trainable weights and an optimizer of its own, AdamW.
+    An evaluation samples `evaluated_rows`, at most `limits.max_rows` at once, as a step does. `copies`: further copies
+    of the trainable weights, one for a KL reference, one for sampling ahead of training. A `critic` has trainable
+    weights and an optimizer of its own, AdamW.
     """
     size = DTYPE_BYTES[dtype]
     trained = shape.count_adapter(lora) if lora else shape.parameters
     is_low = lora is None and size < FP32  # an adapter is fp32 itself
     moments = optimizer.count_states(trained, shape.matrices) + critic * ADAMW.count_states(trained, shape.matrices)
-    at_once = min(rows, limits.max_rows)
+    at_once = min(max(rows, evaluated_rows), limits.max_rows)
     places = at_once * row_tokens
     if limits.cache_tokens:
         places = min(places, max(limits.cache_tokens, row_tokens))

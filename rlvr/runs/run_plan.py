@@ -317,20 +317,22 @@ def describe_memory(config: RunConfig) -> str:
         optimizer=training.optimizer.variant,
         copies=config.algorithm.resolve().needs_reference + bool(training.order.max_lag),
         critic=config.algorithm.resolve().advantage.takes_critic,
+        evaluated_rows=config.evaluation.tasks * config.evaluation.samples,
     )
     if config.client_options.shares_weights:
         return describe_ranks(estimate, shape, config, DTYPE_BYTES[dtype])
     cache, state = estimate.cache / GIB, (estimate.persistent - estimate.cache) / GIB
-    needed, free, where = estimate.total, free_memory(), "here"
+    total = estimate.total * FRAGMENTATION + LIBRARIES
+    needed, free, where = total, free_memory(), "here"
     if uses_device(config):  # where the KV cache gets what is left
-        needed = (estimate.total - estimate.cache) * FRAGMENTATION + LIBRARIES
-        free, where = _free_on_gpu(config), "on the GPU"
+        needed, free, where = total - estimate.cache * FRAGMENTATION, _free_on_gpu(config), "on the GPU"
     short = ""
     if free is not None and needed > free:
         short = f"; only {free / GIB:.1f} GiB are free {where}: {_say_remedies(config, prompt)}"
     return (
-        f"about {estimate.total / GIB:.1f} GiB in {dtype}, computed for prompts of up to {prompt} tokens: weights and "
-        f"optimizer {state:.1f}, KV cache {cache:.1f}, a pass {estimate.total / GIB - state - cache:.1f}{short}"
+        f"about {total / GIB:.1f} GiB in {dtype}, computed for prompts of up to {prompt} tokens: weights and optimizer "
+        f"{state:.1f}, KV cache {cache:.1f}, a pass {estimate.total / GIB - state - cache:.1f}, libraries and what the "
+        f"allocator loses {(total - estimate.total) / GIB:.1f}{short}"
     )
 
 
