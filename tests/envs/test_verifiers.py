@@ -159,6 +159,20 @@ def test_failures_are_errors_and_no_zeros(fault: str, words: str) -> None:
     assert play(resolve_environment("verifiers:faulty-tasks"), ["hm"])[0].reward == 0.5, "the process goes on"
 
 
+def test_an_episode_leaves_no_memory_behind() -> None:
+    """A client of verifiers with its own certificates, for each episode's address, left 0.9 MB of each."""
+    source = letters()
+
+    def play_episodes(count: int) -> float:
+        for _ in range(count):
+            play(source, ["a"])
+        status = Path(f"/proc/{source._guest._process.pid}/status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
+
+    before = play_episodes(10)
+    assert play_episodes(60) - before < 15, "MB for 60 episodes"
+
+
 def test_a_time_limit_of_verifiers_is_an_error() -> None:
     options = {"agent": {"timeout": {"scoring": 1.0}}}
     source = resolve_environment("verifiers:faulty-tasks", taskset={"task": {"fault": "wait"}}, options=options)
