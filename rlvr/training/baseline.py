@@ -47,7 +47,8 @@ def find_obstacles(baseline: Evaluation, signal: float) -> list[Finding]:
     judged, passed = sum(r.judged for r in results), sum(r.passed for r in results)
     if not judged:
         return []
-    cut = baseline.truncated / (judged + baseline.unjudged)
+    completions = judged + baseline.unjudged
+    cut = 0.0 if baseline.tokens == completions else baseline.truncated / completions  # one token each has no end
     form = baseline.form.describe() if baseline.form else None
     found = [form] if form else []
     rewards = [r.reward for r in results]

@@ -137,13 +137,12 @@ def _answers(recent: Rows) -> Iterator[Finding]:
                 f"the role {role!r} took no turn: nothing of it is trained",
                 "let the game give it a turn; if it is to be played by others, name an opponent (env.kwargs.opponent)",
             )
-    cut = get_mean(recent, "completions/clipped_ratio")
-    if cut >= 0.1:
+    cut, length = (get_mean(recent, f"completions/{name}") for name in ("clipped_ratio", "mean_length"))
+    if cut >= 0.1 and length != 1:  # completions of one token, by rollout.max_tokens=1, have no end
         yield Finding(
             "problem" if cut >= 0.5 else "hint",
             "truncated",
-            f"{format_percent(cut)} of completions ran out of tokens (mean length "
-            f"{get_mean(recent, 'completions/mean_length'):.0f})",
+            f"{format_percent(cut)} of completions ran out of tokens (mean length {length:.0f})",
             "raise rollout.max_tokens; if completions never end, teach the end token by fine-tuning first (sft.steps)",
         )
     silent = get_mean(recent, "verifier/no_answer_rate")

@@ -77,6 +77,8 @@ def test_completions_that_are_cut_off_are_named_first():
     found = find_obstacles(baseline(*[0] * 20, truncated=60), 0.0)
     assert [f.code for f in found] == ["truncated", "one_reward"] and "75%" in found[0].fact
     assert find_obstacles(baseline(*[1] * 20, truncated=60), 0.6) == [], "short answers may be meant: there is signal"
+    of_one_token = replace(baseline(*[0] * 20, truncated=80), tokens=80)
+    assert [f.code for f in find_obstacles(of_one_token, 0.0)] == ["one_reward"], "rollout.max_tokens=1 has no end"
     graded = Evaluation([TaskResult(f"t{i}", "", 0, 4, 0.1 * i) for i in range(5)], k=1, truncated=20)
     assert find_obstacles(graded, math.nan) == [], "and here, by rewards between 0 and 1"
 

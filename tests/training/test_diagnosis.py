@@ -117,6 +117,10 @@ def test_each_trouble_is_found_with_its_numbers_and_a_remedy(
     assert says in format_findings(found) and remedy in found[0].remedy
 
 
+def test_answers_of_one_token_are_not_cut_off():
+    assert findings(rows(completions__clipped_ratio=1.0, completions__mean_length=1.0)) == []
+
+
 def test_entropy_that_fell_to_nothing_and_entropy_that_rose_are_found():
     gone, up = rows(), rows()
     for row in gone[10:]:
