@@ -25,11 +25,15 @@ from rlvr.config.compose import move_keys
 from rlvr.core.variants import Section, Variant, Variants, make_overrides, make_section, setting_of
 from rlvr.training.schedules import SCHEDULES
 
-# Where a bare word stands for the name of a variant.
-SHORTHANDS = (
-    "algorithm.advantage", "algorithm.loss", "client", "sampler", "training.schedule", "training.optimizer",
-    "training.critic.optimizer", "sft.optimizer",
-)  # fmt: skip
+# Sections that a bare word may stand for, and the key in them that it gives: `algorithm=dapo`, `reward=exact_match`.
+SHORTHANDS = {
+    **dict.fromkeys(
+        ("algorithm", "algorithm.advantage", "algorithm.loss", "client", "env", "model", "sampler"), "name"
+    ),
+    **dict.fromkeys(("training.schedule", "training.optimizer", "training.critic.optimizer", "sft.optimizer"), "name"),
+    "reward": "type",
+    "curriculum": "by",
+}
 
 FORMER_SECTIONS = ("sharding",)  # what they held is elsewhere now
 
@@ -101,7 +105,7 @@ def full_key(key: str) -> str:
     """The key that a flat key stands for, or a choice without a name; "" for a former section; other keys stay."""
     if key in FORMER_SECTIONS:
         return ""
-    return f"{key}.name" if key in SHORTHANDS else FLAT.get(key, key)
+    return f"{key}.{SHORTHANDS[key]}" if key in SHORTHANDS else FLAT.get(key, key)
 
 
 def move_flat(content: Mapping[str, Any]) -> dict[str, Any]:

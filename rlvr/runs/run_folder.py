@@ -14,7 +14,7 @@ from rlvr.clients.registry import CLIENTS
 from rlvr.clients.samplers import SAMPLERS
 from rlvr.config import LoadedConfig, difference, dump, load, read
 from rlvr.config.build_config import add_defaults, build_config, resolved_values
-from rlvr.config.choices import FLAT, SHORTHANDS, client_key, get_at
+from rlvr.config.choices import FLAT, SHORTHANDS, client_key, full_key, get_at
 from rlvr.config.schema import RunConfig
 from rlvr.core.files import sha256, write_atomic
 from rlvr.core.protocols import TaskSource
@@ -69,7 +69,7 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
     ignore += [client_key(config.client.name, option) for option in config.client_options.list_uncompared()]
 
     def changes(folder: Path) -> list[str]:
-        flat = FLAT | {key: f"{key}.name" for key in SHORTHANDS}
+        flat = FLAT | {key: full_key(key) for key in SHORTHANDS}
         older = {old: environment[key] for old, key in flat.items() if key in environment}
         hidden = journal.changed_environment(folder, environment | older | sources)
         begun = read(folder / SETTINGS)

@@ -56,6 +56,20 @@ def test_flat_keys_and_shorthands_stand_for_keys_that_exist() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("reward: exact_match\nalgorithm: dapo\n", ["model=m", "curriculum=uniform"]),
+        ("", ["reward=exact_match", "algorithm=dapo", "model=m", "curriculum=uniform"]),
+        ("reward: {type: exact_match}\n", ["algorithm={name: dapo}", "model={name: m}", "curriculum.by=uniform"]),
+    ],
+)
+def test_a_bare_word_is_the_choice_of_its_section(text: str, words: list[str]) -> None:
+    config = build_config(compose("env: toy\nrollout: {max_tokens: 4}\n" + text, *words))
+    assert (config.env.name, config.model.name, config.reward.type) == ("toy", "m", "exact_match")
+    assert config.algorithm.name == "dapo" and config.curriculum.by == "uniform"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
         ("algorithm: {loss: cispo, clip_high: 3.0}\n", []),
         ("algorithm: {loss: {name: cispo, clip_high: 3.0}}\n", []),
         ("algorithm: {loss: {clip_high: 3.0}}\n", ["algorithm.loss=cispo"]),
