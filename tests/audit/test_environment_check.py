@@ -30,6 +30,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "sorting": {},
     "rpn_arithmetic": {},
     "tool_arithmetic": {},
+    "take_away": {},
     "small_tasks": {"strict_texts": True},
     "tools": {"inner": f"{HERE}:Sums", "environment": f"{HERE}:_Desk"},
 }
