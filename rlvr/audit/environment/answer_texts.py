@@ -14,6 +14,7 @@ from rlvr.audit.verifier_faults import PHRASES
 from rlvr.core import rng
 from rlvr.core.types import Task
 
+FIRST_EPISODES, MOST_MOVES = 8, 8  # that are read for words, and that are taken of them
 MOST_WORDS = 64
 JUDGE_PHRASES = (
     *PHRASES,
@@ -38,16 +39,23 @@ CONSTANTS = (
 
 
 def list_words(environment: CheckedEnvironment) -> list[str]:
-    """Words that its policy may say: its vocabulary, else those of its references and prompts, the most frequent."""
+    """Words that its policy may say: its vocabulary (not one of all characters), else moves that it is shown
+    (`[hit]`), and the words of its references and of what it is shown first, the most frequent.
+    """
     source = environment.source
-    if source.vocabulary:
+    if source.vocabulary and (len(source.vocabulary) <= MOST_WORDS or max(map(len, source.vocabulary)) > 1):
         ends = {source.end_word, source.pad_word, None}
         return [word for word in source.vocabulary if word not in ends and word.strip()][:MOST_WORDS]
-    counts = Counter[str]()
+    shown = [task.prompt_text for task in environment.tasks]
+    shown += [one.observations[0] for one in environment.seen[:FIRST_EPISODES] if one.observations]
+    moves, counts = Counter[str](), Counter[str]()
+    for text in shown:
+        moves.update(set(re.findall(r"\[[^\[\]\s]{1,20}\]", text)))
+        counts.update(set(re.findall(r"\w+|[^\w\s]", text)))
     for task in environment.tasks:
         counts.update(re.findall(r"\S+", environment.find_answer(task) or ""))
-        counts.update(set(re.findall(r"\w+|[^\w\s]", task.prompt_text)))
-    return [word for word, _ in counts.most_common(MOST_WORDS)] or ["a", "0", "1"]
+    words = [word for word, _ in (*moves.most_common(MOST_MOVES), *counts.most_common(MOST_WORDS))]
+    return words[:MOST_WORDS] or ["a", "0", "1"]
 
 
 def write_random(words: Sequence[str], length: int, *key: Any) -> str:

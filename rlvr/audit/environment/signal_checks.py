@@ -78,7 +78,12 @@ def check_signal(environment: CheckedEnvironment, samples: int, policy: SampledE
     state, tried = CheckState.SOUND, len(groups) * samples
     values = {round(one.value, 9) for one in environment.seen if one.value is not None}
     if len(values) == 1 and len(environment.seen) > 20:
-        text, state = f"all of {len(environment.seen)} answers got the reward {values.pop():g}", CheckState.FAULT
+        (value,) = values
+        text = f"all of {len(environment.seen)} answers got the reward {value:g}"
+        state = CheckState.FAULT
+        if not (environment.references or policy or value > SMALL):
+            text += "; without references only a policy that knows the moves can tell: give --model"
+            state = CheckState.WARNING
     elif policy is None and always >= ALWAYS * len(groups):
         state = CheckState.FAULT
     elif policy is not None and not any(spreads):
