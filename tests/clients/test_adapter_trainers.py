@@ -21,7 +21,6 @@ pytest.importorskip("google.protobuf")
 
 from benchmarks.sharded_kills import is_running, list_ranks
 from rlvr.clients.sharded.adapter_trainers import AdapterTrainers
-from rlvr.clients.sharded.rank_processes import RankProcesses
 from rlvr.clients.sharded.sharding_options import RankError, ShardingOptions
 from rlvr.core.messages import AdamParams, Datum, ModelInput, NonFiniteError
 from rlvr.engine.engine import Engine
@@ -33,7 +32,7 @@ from rlvr.tinker_server.serve_engine import ServeOptions, check_trainers
 from rlvr.tinker_server.server_settings import load_settings
 from tests.kit.rounding import close_logprobs
 from tests.kit.server_process import FRESH
-from tests.kit.sharded_ranks import LORA, group_rows, measure_difference, tiny_policy
+from tests.kit.sharded_ranks import LORA, ForkedRanks, fork_ranks, group_rows, measure_difference, tiny_policy
 from tests.kit.tinker_backend import BackendClient, ServerFactory, counters, tiny_engine
 from tests.kit.tinker_model import write_model
 from tests.kit.tinker_server import TinkerServer
@@ -65,7 +64,7 @@ def engine() -> Iterator[Engine]:
     build = tiny_policy().model
     model = build.load()
     weights = tensors_sha256(model.parameters())
-    trainers = AdapterTrainers(build, weights, EngineLimits(), ShardingOptions(2, 120.0))
+    trainers = AdapterTrainers(build, weights, EngineLimits(), ShardingOptions(2, 120.0), start=fork_ranks)
     yield Engine(model, EngineLimits(), trainers)
     trainers.close()
 
@@ -187,7 +186,9 @@ def test_a_critic_is_trained_by_the_engine_itself(engine: Engine) -> None:
 @pytest.mark.timeout(300)
 def test_a_model_that_changed_since_the_engine_loaded_it_is_refused() -> None:
     with pytest.raises(ValueError, match="other weights"):
-        AdapterTrainers(tiny_policy().model, "another hash", EngineLimits(), ShardingOptions(1, 120.0))
+        AdapterTrainers(
+            tiny_policy().model, "another hash", EngineLimits(), ShardingOptions(1, 120.0), start=fork_ranks
+        )
 
 
 @pytest.mark.slow
@@ -208,7 +209,7 @@ def test_a_tenant_is_not_blamed_for_ranks_that_do_not_come_back(
     options = ShardingOptions(1, 120.0)
     trainers = AdapterTrainers(
         policy.model, tensors_sha256(model.parameters()), EngineLimits(), options,
-        start=lambda options: RankProcesses(options.ranks, modules.pop(0)),
+        start=lambda options: ForkedRanks(options.ranks, modules.pop(0)),
     )  # fmt: skip
     engine = Engine(model, EngineLimits(), trainers)
     adapter = make_policy(engine, "a")
