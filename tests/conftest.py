@@ -51,6 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.loadscopereorder = False
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m slow` leaves out the files without such a test: importing them all takes each process half a minute."""
+    is_file = collection_path.suffix == ".py" and config.option.markexpr == "slow"
+    return True if is_file and "mark.slow" not in collection_path.read_text(encoding="utf-8") else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     asked = bool(os.environ.get("RLVR_TEST_GPU"))
     others = [item for item in items if (item.get_closest_marker("gpu") is not None) != asked]
@@ -59,6 +65,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(others)]
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # What was imported and collected stays: each full collection of garbage would search all of it, for half a second.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,8 @@ import pytest
 
 from benchmarks.gpu_first_hour import main
 from benchmarks.gpu_measurements import EDGES, MEASUREMENTS, HourSettings
+from tests.kit.forked_process import run_forked
+from tests.kit.paths import ROOT
 from tests.kit.vllm_server import FakeVllm, serve_vllm
 
 QUICK = "checkpoint"
@@ -54,13 +56,28 @@ def read(out: str, name: str) -> dict[str, Any]:
 )
 @pytest.mark.timeout(600)
 def test_a_measurement_runs_on_the_processor(name: str, hour: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """And prints its row, which is in its file; once more it is kept."""
-    assert main([*hour, "--only", name]) == 0, read(hour[1], name)
-    row, printed = read(hour[1], name), capsys.readouterr().out
+    """And its row is in its file; the command keeps and prints it."""
+    done = run_forked(["-m", "benchmarks.gpu_first_hour", *hour, "--in-process", name], timeout=580, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    row = read(hour[1], name)
     assert row["state"] == "done" and FIGURES[name](row["facts"]), row
-    assert printed.startswith(f"{name:12} done") and printed.count("\n") == 1
     assert main([*hour, "--only", name]) == 0
-    assert capsys.readouterr().out == printed and read(hour[1], name) == row
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{name:12} done") and printed.count("\n") == 1 and read(hour[1], name) == row
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_command_measures_in_a_process_of_its_own_and_prints_the_row(
+    hour: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*hour, "--only", QUICK]
+    assert main([*words, "--again", QUICK]) == 0, read(hour[1], QUICK)
+    row, printed = read(hour[1], QUICK), capsys.readouterr().out
+    assert row["state"] == "done" and FIGURES[QUICK](row["facts"]), row
+    assert printed.startswith(f"{QUICK:12} done") and printed.count("\n") == 1
+    assert main(words) == 0
+    assert capsys.readouterr().out == printed and read(hour[1], QUICK) == row
 
 
 def test_all_ten_end_within_the_hour() -> None:

@@ -21,7 +21,6 @@ pytest.importorskip("google.protobuf")
 
 from benchmarks.sharded_kills import is_running, list_ranks
 from rlvr.clients.sharded.adapter_trainers import AdapterTrainers
-from rlvr.clients.sharded.rank_processes import RankProcesses
 from rlvr.clients.sharded.sharding_options import RankError, ShardingOptions
 from rlvr.core.messages import AdamParams, Datum, ModelInput, NonFiniteError
 from rlvr.engine.engine import Engine
@@ -33,9 +32,8 @@ from rlvr.tinker_server.serve_engine import ServeOptions, check_trainers
 from rlvr.tinker_server.server_settings import load_settings
 from tests.kit.rounding import close_logprobs
 from tests.kit.server_process import FRESH
-from tests.kit.sharded_ranks import LORA, group_rows, measure_difference, tiny_policy
+from tests.kit.sharded_ranks import LORA, ForkedRanks, fork_ranks, group_rows, measure_difference, tiny_policy
 from tests.kit.tinker_backend import BackendClient, ServerFactory, counters, tiny_engine
-from tests.kit.tinker_model import write_model
 from tests.kit.tinker_server import TinkerServer
 from tests.kit.tiny import params
 from tests.kit.value_rows import value_rows
@@ -65,7 +63,7 @@ def engine() -> Iterator[Engine]:
     build = tiny_policy().model
     model = build.load()
     weights = tensors_sha256(model.parameters())
-    trainers = AdapterTrainers(build, weights, EngineLimits(), ShardingOptions(2, 120.0))
+    trainers = AdapterTrainers(build, weights, EngineLimits(), ShardingOptions(2, 120.0), start=fork_ranks)
     yield Engine(model, EngineLimits(), trainers)
     trainers.close()
 
@@ -187,7 +185,9 @@ def test_a_critic_is_trained_by_the_engine_itself(engine: Engine) -> None:
 @pytest.mark.timeout(300)
 def test_a_model_that_changed_since_the_engine_loaded_it_is_refused() -> None:
     with pytest.raises(ValueError, match="other weights"):
-        AdapterTrainers(tiny_policy().model, "another hash", EngineLimits(), ShardingOptions(1, 120.0))
+        AdapterTrainers(
+            tiny_policy().model, "another hash", EngineLimits(), ShardingOptions(1, 120.0), start=fork_ranks
+        )
 
 
 @pytest.mark.slow
@@ -208,7 +208,7 @@ def test_a_tenant_is_not_blamed_for_ranks_that_do_not_come_back(
     options = ShardingOptions(1, 120.0)
     trainers = AdapterTrainers(
         policy.model, tensors_sha256(model.parameters()), EngineLimits(), options,
-        start=lambda options: RankProcesses(options.ranks, modules.pop(0)),
+        start=lambda options: ForkedRanks(options.ranks, modules.pop(0)),
     )  # fmt: skip
     engine = Engine(model, EngineLimits(), trainers)
     adapter = make_policy(engine, "a")
@@ -255,41 +255,6 @@ def test_two_tenants_trained_at_once_have_the_bits_of_each_alone(engine: Engine,
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-def test_a_real_server_trains_over_a_killed_rank_and_leaves_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tinker = pytest.importorskip("tinker", reason="the extra [tinker] is not installed")
-    write_model(tmp_path / "model")
-    monkeypatch.setattr("tests.kit.tinker_server.PATIENCE", 300.0)
-    server: Any = TinkerServer({"tiny": tmp_path / "model"}, tmp_path / "state", "--trainers", "2")
-    server.command = FRESH
-    tokens = {"target_tokens": [2, 3, 4, 5], "weights": [1.0] * 4}
-    row = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3, 4]), loss_fn_inputs=tokens)
-    with server:
-        assert "trained by 2 processes" in server.said
-        service = tinker.ServiceClient(base_url=server.url, api_key=server.key)
-        trainer = service.create_lora_training_client(base_model="tiny", rank=4).result()
-        losses: list[float] = []
-        ranks = list_ranks(server._process.pid)
-        for step in range(3):
-            if step == 1:
-                os.kill(ranks[1], signal.SIGKILL)
-            losses.append(trainer.forward_backward([row], "cross_entropy").result().metrics["loss:sum"])
-            trainer.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
-        assert losses[0] > losses[1] > losses[2]
-        others = list_ranks(server._process.pid)
-        assert len(others) == 2 and set(ranks).isdisjoint(others)
-        assert "The ranks are started again" in server.log()
-        service.close("success").result()
-        assert server.stop() == 0
-        assert not any(map(is_running, others))
-    del service, trainer
-    gc.collect()  # here, where its warnings are expected
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_two_tenants_are_trained_by_ranks_and_sampled_by_servers_over_a_killed_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,14 +284,17 @@ def test_two_tenants_are_trained_by_ranks_and_sampled_by_servers_over_a_killed_r
                 service.create_lora_training_client(base_model="tiny", rank=4, seed=tenant).result()
                 for tenant, service in enumerate(services)
             ]
-            seen: list[list[list[int]]] = []
+            losses: list[list[float]] = []
+            begun = list_ranks(server._process.pid)
             for step in range(3):
+                passes: list[Any] = []
                 steps: list[Any] = []
                 for tenant, trainer in enumerate(trainers):
-                    trainer.forward_backward([to_row([1 + tenant, 2, 3], 1.0)], "cross_entropy")
+                    passes.append(trainer.forward_backward([to_row([1 + tenant, 2, 3], 1.0)], "cross_entropy"))
                     steps.append(trainer.optim_step(tinker.AdamParams(learning_rate=2e-2)))
                 if step == 1:
-                    os.kill(list_ranks(server._process.pid)[1], signal.SIGKILL)
+                    os.kill(begun[1], signal.SIGKILL)
+                losses.append([future.result().metrics["loss:sum"] for future in passes])
                 for future in steps:
                     future.result()
                 for trainer in trainers:
@@ -338,13 +306,14 @@ def test_two_tenants_are_trained_by_ranks_and_sampled_by_servers_over_a_killed_r
                     scored = trainer.forward(rows, "cross_entropy").result().loss_fn_outputs
                     for sequence, row in zip(sequences, scored, strict=True):
                         assert list(sequence.logprobs) == close_logprobs(row["logprobs"].to_numpy()[len(prompt) - 1 :])
-                    seen.append([list(sequence.tokens) for sequence in sequences])
             models = [body["model"] for _, body in fake.requests if "n" in body.get("sampling_params", {})]
             assert len(set(models)) == len(models) == 6 and BASE not in models
+            assert all(first > second > third for first, second, third in zip(*losses, strict=True))
             assert "The ranks are started again" in server.log()
             for service in services:
                 service.close("success").result()
             ranks = list_ranks(server._process.pid)
+            assert len(ranks) == 2 and set(ranks).isdisjoint(begun)
             assert server.stop() == 0 and not any(map(is_running, ranks)) and not fake.adapters
     del services, trainers, trainer, sampler
     gc.collect()  # here, where its warnings are expected

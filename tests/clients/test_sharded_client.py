@@ -24,7 +24,7 @@ from rlvr.engine.memory import read_shape
 from rlvr.engine.tokenizer import load_tokenizer
 from tests.kit.paths import python_path
 from tests.kit.rounding import FORWARD, close_logprobs, tolerance
-from tests.kit.sharded_ranks import LORA, group_rows, move_adapter, start, start_alone, tiny_policy
+from tests.kit.sharded_ranks import LORA, ForkedRanks, group_rows, move_adapter, start, start_alone, tiny_policy
 from tests.kit.tinker_model import write_model
 from tests.kit.tiny import params
 from tests.kit.tiny_run import TINY, RunKilled, attempt, stored_steps
@@ -124,7 +124,7 @@ def test_ranks_exchange_as_much_as_the_plan_of_a_run_counts(
     monkeypatch.setenv("PYTHONPATH", python_path())
     policy = tiny_policy("qwen3", lora, micro_tokens=24)
     options = ShardingOptions(2, 120.0)
-    client = start_ranks(policy, options, tmp_path, start=lambda _: RankProcesses(2, "counting_rank"))
+    client = start_ranks(policy, options, tmp_path, start=lambda _: ForkedRanks(2, "counting_rank"))
     learner = start_alone(policy, tmp_path)._engine._learner
     batches = [learner._batches([ROWS[i] for i in share]) for share in split_data(ROWS, 2)]
     client.forward_backward(ROWS, "ppo").result()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import errno
 import os
 import re
@@ -23,7 +22,7 @@ from rlvr.clients.sharded.sharding_options import RankError, ShardingOptions
 from rlvr.core.files import find_damage
 from rlvr.core.messages import AdamParams, Datum, NonFiniteError
 from tests.kit.paths import python_path
-from tests.kit.sharded_ranks import group_rows, start, tiny_policy
+from tests.kit.sharded_ranks import ForkedRanks, group_rows, start, tiny_policy
 from tests.kit.tiny import with_inputs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -47,7 +46,7 @@ def start_faulty(fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> S
 
 
 def start_faulty_ranks(options: ShardingOptions) -> RankProcesses:
-    return RankProcesses(options.ranks, "faulty_rank")
+    return ForkedRanks(options.ranks, "faulty_rank")
 
 
 def train_a_step(client: ShardedTrainingClient) -> None:
@@ -99,7 +98,8 @@ def test_an_interrupted_command_ends_the_group(tmp_path: Path) -> None:
     """Else the next command would take the replies to this one for its own, and return what was not asked for."""
     client = start(tiny_policy(), tmp_path)
     os.kill(client.group.processes.ids[1], signal.SIGSTOP)
-    threading.Timer(1.0, _thread.interrupt_main).start()
+    main = threading.main_thread().ident or 0  # a simulated signal would wait for the deadline with it
+    threading.Timer(1.0, signal.pthread_kill, (main, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         client.forward(ROWS[:2], "cross_entropy").result()
     assert_ended(client)

@@ -42,6 +42,7 @@ from rlvr.cli.main import run
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from tests.kit.forked_process import Program, run_forked
+from tests.kit.study_runs import make_runs, read_study
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,6 +97,9 @@ SMALLER = {
     "train_rlvr_test": [*WARM_UP, *PARTS],
 }
 OWN = [*STEPS, *LOOKS, "engine.threads=1"]  # a config that a page itself wrote
+# Of an agent, which is a process for each episode: tests/envs/test_agent.py has more of them.
+AGENT = ["training.steps=1", "training.prompts_per_step=1", "training.group_size=4", "evaluation.tasks=2",
+         "evaluation.samples=1", "engine.threads=1"]  # fmt: skip
 WHOLE = ("guessing.yaml", "leash.yaml")  # those of which the page shows what a whole run prints; they take seconds
 SCRIPTS = {
     "examples/grpo_from_scratch.py": ["--steps", "2"],
@@ -223,6 +227,8 @@ def sizes(words: list[str]) -> list[str]:
         return []
     file = Path(path).read_text() if path else ""
     extra = SMALLER.get(named, SMALLER[DEFAULT]) if named else [*(WARM_UP if "sft:" in file else []), *OWN]
+    if "name: agent\n" in file:
+        extra = AGENT
     if {"mode=sft", "training.mode=sft"} & set(words):
         extra = [word for word in extra if not word.startswith(("training.", "evaluation.every"))]
     if "epochs" in file or any("epochs=" in word for word in words):  # either epochs or steps
@@ -351,6 +357,8 @@ def command(line: str, words: list[str], serving: list[Server]) -> None:
             words = [*words[:at], "pairs.jsonl", *words[at + 1 :]]
         if words[1] == "bench":  # names and options are checked, nothing is measured
             small = ["--list"]
+        if words[1] == "study":  # tests/study/test_study.py starts a process for each run
+            make_runs(read_study([*words[2:], *small]))
         code = run([*words[1:], *small])
         assert code == 0, f"{line}: exit code {code}"
     elif words[:2] == ["python", "-m"]:

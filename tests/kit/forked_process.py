@@ -58,7 +58,9 @@ class Program:
         cwd: str | Path | None = None,
         stdout: int | IO[Any] = subprocess.DEVNULL,
         stderr: int | IO[Any] = subprocess.DEVNULL,
+        connection: socket.socket | None = None,
     ) -> None:
+        """`connection` is open in the program, whose last word then becomes its descriptor there."""
         self.args = list(words)
         self.returncode: int | None = None
         told = {"words": self.args, "env": dict(os.environ if env is None else env), "cwd": str(cwd or os.getcwd())}
@@ -66,7 +68,8 @@ class Program:
         with contextlib.ExitStack() as handed_over, theirs:
             self.stdout, out = _stream(stdout, handed_over)
             self.stderr, err = (None, out) if stderr == subprocess.STDOUT else _stream(stderr, handed_over)
-            _forker().ask(told, [theirs.fileno(), out, err])
+            passed = [] if connection is None else [connection.fileno()]
+            _forker().ask(told, [theirs.fileno(), out, err, *passed])
         self.pid = int(self._read_status(None) or 0)
         assert self.pid, "the process that forks has ended"
 
@@ -172,7 +175,7 @@ def serve(line: socket.socket) -> dict[str, Any] | None:
     gc.freeze()  # the collector would touch, and so copy, all of it in every program
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests; they end what they started
     while True:
-        told, files, _, _ = socket.recv_fds(line, 1 << 18, 3)
+        told, files, _, _ = socket.recv_fds(line, 1 << 18, 4)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:  # the keepers of programs that have ended
                 pass
@@ -183,17 +186,19 @@ def serve(line: socket.socket) -> dict[str, Any] | None:
             if keep_files(files):
                 os._exit(0)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            return json.loads(told)
+            program = json.loads(told)
+            program["words"][-1:] = map(str, files[3:] or program["words"][-1:])
+            return program
         for file in files:
             os.close(file)
 
 
 def keep_files(files: list[int]) -> bool:
     """Fork a program and see it through: its parent says how it ended, as only a parent can. False in the program."""
-    ending, out, err = files
+    ending, out, err = files[:3]
     if pid := os.fork():
-        os.close(out)
-        os.close(err)
+        for file in files[1:]:
+            os.close(file)
         with socket.socket(fileno=ending) as told, contextlib.suppress(BrokenPipeError, ConnectionError):
             told.send(str(pid).encode())
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -201,7 +206,7 @@ def keep_files(files: list[int]) -> bool:
         return True
     os.dup2(out, 1)
     os.dup2(err, 2)
-    for file in files:
+    for file in files[:3]:
         os.close(file)
     return False
 

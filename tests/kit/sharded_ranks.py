@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+import socket
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors.torch import load_file
 
 from rlvr.clients.local import LocalTrainingClient
 from rlvr.clients.local_engine import ModelBuild
+from rlvr.clients.sharded.rank_processes import RankProcesses
 from rlvr.clients.sharded.sharded_client import ShardedPolicy, ShardedTrainingClient, start_ranks
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.core.messages import Datum, ModelInput
 from rlvr.engine.engine import Engine
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
 from rlvr.engine.tokenizer import build_tokenizer
+from tests.kit.forked_process import Program
 from tests.kit.tiny import CONFIGS, END, PAD, WORDS, data, with_inputs
 
 LORA = LoraConfig(4, 8.0)
@@ -29,8 +32,19 @@ def tiny_policy(kind: str = "qwen3", lora: LoraConfig | None = None, dtype: str 
     return ShardedPolicy(build, lora, 0, EngineLimits(**limits))
 
 
+class ForkedRanks(RankProcesses):
+    """Ranks that need not import torch: tests of whole runs start them as a user's are."""
+
+    def _run(self, words: list[str], env: dict[str, str], log: IO[bytes], connection: socket.socket) -> Any:
+        return Program(words, env=env, stdout=log, stderr=log, connection=connection)
+
+
+def fork_ranks(options: ShardingOptions) -> ForkedRanks:
+    return ForkedRanks(options.ranks)
+
+
 def start(policy: ShardedPolicy, folder: Path, ranks: int = 2, timeout_s: float = 600.0) -> ShardedTrainingClient:
-    return start_ranks(policy, ShardingOptions(ranks, timeout_s), folder / f"{ranks}-ranks")
+    return start_ranks(policy, ShardingOptions(ranks, timeout_s), folder / f"{ranks}-ranks", start=fork_ranks)
 
 
 def start_alone(policy: ShardedPolicy, folder: Path) -> LocalTrainingClient:

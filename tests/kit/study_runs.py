@@ -8,7 +8,7 @@ from rlvr.cli.main import run
 from rlvr.study.study_folder import open_study
 from rlvr.study.study_plan import StudyPlan, read_plan
 from rlvr.study.study_report import write_report
-from rlvr.study.study_summary import summarize
+from rlvr.study.study_summary import is_finished, summarize
 
 MOCK = """
 client: mock
@@ -30,6 +30,20 @@ def studied(*words: str) -> list[str]:
     return ["study", "--config=mock.yaml", *words]
 
 
+def read_study(words: list[str]) -> StudyPlan:
+    """The plan of the words after `rlvr study`, with options by `--name value` or `--name=value`."""
+    options: dict[str, list[str]] = {"--config-name": [], "--config": [], "--name": [], "--environment": []}
+    overrides, left = list[str](), iter(words)
+    for word in left:
+        name, _, value = word.partition("=")
+        if name in options:
+            options[name].append(value or next(left))
+        else:
+            overrides.append(word)
+    config_name, config, name = (next(iter(options[key]), None) for key in ("--config-name", "--config", "--name"))
+    return read_plan(overrides, tuple(options["--environment"]), name, config_name=config_name, config=config)
+
+
 def make_study(root: Path, name: str, *overrides: str) -> Path:
     """The folder of a study with its runs, table and summary, made in this process."""
     (root.parent / "mock.yaml").write_text(MOCK)
@@ -43,5 +57,5 @@ def make_runs(plan: StudyPlan, *without: str) -> None:
     """Make the runs of a plan, except those named, in this process: as the study would, and faster."""
     with open_study(plan):
         for planned_run in plan.runs:
-            if planned_run.name not in without:
+            if planned_run.name not in without and not is_finished(plan, planned_run):
                 assert run(plan.command(planned_run)) == 0

@@ -97,10 +97,12 @@ class Watch:
 """
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_callbacks_of_a_study_are_called_in_every_run_and_may_be_corrected(folder: Path, capfd: Any) -> None:
     """As those of a run: the same study goes on with a callback that has been given other options."""
     Path("watching.py").write_text(WATCHING)
-    words = ["seeds=1,2", "training.steps=1", "--jobs=1"]
+    words = ["seeds=1,2", "training.steps=1"]
     callback = "callbacks=[{{name: 'watching:Watch', kwargs: {{limit: {}}}}}]"
     assert run(studied(*words, callback.format(0))) == 1
     told = capfd.readouterr()

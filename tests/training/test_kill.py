@@ -22,15 +22,15 @@ CRITIC = ("algorithm.name=ppo_critic", "training.critic.warmup_steps=2", "traini
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("lora", "words"),
-    [("", ()), (ADAPTER, ()), (ADAPTER, CRITIC)],
-    ids=["all weights", "adapter", "adapter and critic"],
+    [("", ()), (ADAPTER, CRITIC)],
+    ids=["all weights", "adapter and critic"],
 )
 def test_killed_at_random_instants_ends_with_the_same_bits(tmp_path: Path, lora: str, words: tuple[str, ...]) -> None:
     """SIGKILL during sampling, update, evaluation or checkpoint: same weights hash, same metric rows, same summary (of
     the best policy, whose weights are kept beside the last), same critic."""
     seed = random.SystemRandom().randrange(1 << 30)
     print(f"kill seed {seed}")
-    wanted = int(os.environ.get("RLVR_TEST_KILLS", "10"))
+    wanted = int(os.environ.get("RLVR_TEST_KILLS", "6"))
     _, undisturbed, rows = run_until_done(tmp_path / "calm", 0, 0, lora, *words)
     kills, summary, killed_rows = run_until_done(tmp_path / "killed", seed, wanted, lora, *words)
     print(f"killed {kills} times")

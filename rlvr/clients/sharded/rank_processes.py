@@ -53,19 +53,24 @@ class RankProcesses:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         env |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
-        command = [sys.executable, "-X", "faulthandler", "-m", self._module, str(theirs.fileno())]
         with theirs:
-            process = subprocess.Popen(
-                command,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is the driver's to handle
-            )
-        self._processes.append(process)
+            words = ["-X", "faulthandler", "-m", self._module, str(theirs.fileno())]
+            self._processes.append(self._run(words, env, log, theirs))
         threading.Thread(target=self._read, args=(rank, channel), daemon=True).start()
+
+    def _run(
+        self, words: list[str], env: dict[str, str], log: IO[bytes], connection: socket.socket
+    ) -> subprocess.Popen[bytes]:
+        """Python with these words, the last of which is the descriptor of the connection."""
+        return subprocess.Popen(
+            [sys.executable, *words],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[connection.fileno()],
+            start_new_session=True,  # Ctrl-C is the driver's to handle
+        )
 
     def _read(self, rank: int, channel: RankChannel) -> None:
         try:
