@@ -228,7 +228,8 @@ class Run:
         return place
 
     def show_tokens(self, step: int, index: int = 0) -> CompletionView:
-        """A stored completion token by token with its log-probs, which a notebook colours; `print` shows it as text."""
+        """A stored completion token by token: log-probs and advantages, as colours and lines in a notebook, as text by
+        `print`."""
         rollouts = self.rollouts(step)
         if not 0 <= index < len(rollouts):
             raise ValueError(
@@ -245,7 +246,10 @@ class Run:
         pieces = [piece for text, count in texts for piece in (*[""] * (count - 1), text)]
         reward = "no reward" if row["reward"] is None else f"reward {row['reward']:g}"
         title = f"{self.folder.name}, step {step}, completion {index}: {reward}"
-        return CompletionView(title, row.get("rendered_prompt") or row["prompt"], pieces, logprobs)
+        sampled = [bool(one) for one in row.get("action_mask") or [1] * len(tokens)]
+        # the trainer gives its own tokens the row's advantage, unless it stored one for each
+        advantages = row.get("token_advantages") or [row.get("advantage") or 0.0 if one else 0.0 for one in sampled]
+        return CompletionView(title, row.get("rendered_prompt") or row["prompt"], pieces, logprobs, advantages, sampled)
 
     def _find_tokenizer(self) -> Any:
         """The tokenizer that was saved with a checkpoint; ValueError if there is none."""
