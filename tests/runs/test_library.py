@@ -255,6 +255,41 @@ def test_an_object_keeps_its_path_and_what_cannot_be_described_is_never_taken_fo
         load_object("reward", "given:lambda_00000000")
 
 
+PROGRAM = """
+LIMIT, CALLS, SEEN = 3, 0, []
+def helper(text):
+    return len(text)
+def judge(prompt, response, meta):
+    global CALLS
+    CALLS += 1
+    SEEN.append(response)
+    return float(helper(response) > LIMIT)
+"""
+
+
+@pytest.mark.parametrize("change", ["LIMIT = 4", "def helper(text):\n    return 2 * len(text)"])
+def test_a_function_whose_program_changed_has_another_path(change: str) -> None:
+    program: dict[str, Any] = {}
+    exec(PROGRAM, program)
+    before = name_object(judge := program["judge"])
+    judge("", "long enough", {})  # its own state
+    exec("def helper(text):\n    return len(text)", program)  # the same cell of a notebook again
+    assert name_object(judge) == before
+    exec(change, program)
+    after = name_object(judge)
+    assert after != before and name_object(judge) == after
+    assert load_object("reward", before) is judge is load_object("reward", after)
+
+
+def test_a_message_names_a_function_as_the_program_does(train: Callable[..., rlvr.Run]) -> None:
+    def needs_more(prompt: str, response: str, meta: dict[str, Any]) -> float:
+        return meta["not there"]
+
+    with pytest.raises(ValueError, match=r"reward 'needs_more' raised KeyError: .* in needs_more at") as caught:
+        train(ROWS, needs_more)
+    assert "given:" not in str(caught.value)
+
+
 def test_two_rewards_of_one_function_are_two(model: Path) -> None:
     def make(value: float) -> Callable[..., float]:
         return lambda prompt, response, meta: [value][0]
