@@ -150,6 +150,11 @@ def name_object(found: Any, use: Any = None, *, is_shared: bool = True) -> str:
     return f"{GIVEN}:{path}"
 
 
+def show_names(text: str) -> str:
+    """The text with each function that a program gave by its name there, and not by its path."""
+    return re.sub(rf"\b{GIVEN}:(\w+?)_[0-9a-f]{{8}}(_2)*\b", r"\1", text)
+
+
 def _find_import(found: Any) -> str:
     """`package.module:name` where that leads to an object, else ""."""
     module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)

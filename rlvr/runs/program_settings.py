@@ -27,7 +27,7 @@ from rlvr.config.foreign_words import FOREIGN
 from rlvr.config.interpolate import CALLER
 from rlvr.config.schema import RunConfig
 from rlvr.core.files import new_folder, write_atomic
-from rlvr.core.registry import GIVEN, name_object
+from rlvr.core.registry import name_object
 from rlvr.core.variants import Variant
 from rlvr.envs.dataset import ANSWERS, find_value
 from rlvr.envs.registry import known_environments
@@ -151,8 +151,7 @@ def _error(text: str) -> ValueError:
 
 
 def name_arguments(message: str, known: Iterable[str]) -> str:
-    """The message with functions by their names, and which `known` arguments stand for the keys that it names."""
-    message = re.sub(rf"{GIVEN}:(\w+?)_[0-9a-f]{{8}}(_2)*\b", r"\1", message)
+    """The message, and which of the `known` arguments stand for the keys that it names."""
     named = {key: name for name, key in ARGUMENTS.items() if name in known}
     said = [key for key in named if re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.]*\w)", message)]
     return message + "".join(f" ({key} is the argument {named[key]})" for key in said)

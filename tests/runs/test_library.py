@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import urllib.request
@@ -288,6 +289,18 @@ def test_a_message_names_a_function_as_the_program_does(train: Callable[..., rlv
     with pytest.raises(ValueError, match=r"reward 'needs_more' raised KeyError: .* in needs_more at") as caught:
         train(ROWS, needs_more)
     assert "given:" not in str(caught.value)
+
+
+def test_the_plan_and_a_stop_name_a_function_as_the_program_does(
+    train: Callable[..., rlvr.Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def says(prompt: str, response: str, meta: dict[str, Any]) -> Any:
+        return "yes"
+
+    with pytest.raises(TrainingStoppedError, match=r"the reward 'says' gave no verdict") as caught:
+        train(ROWS, says, quiet=False)
+    shown = capsys.readouterr().out
+    assert re.search(r"reward +says\n", shown) and "given:" not in shown + str(caught.value)
 
 
 def test_two_rewards_of_one_function_are_two(model: Path) -> None:
