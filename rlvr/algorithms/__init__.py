@@ -10,6 +10,8 @@ from rlvr.algorithms.classic import (
     load_checkpoint,
     save_checkpoint,
 )
+from rlvr.algorithms.optimizers import register_decay
+from rlvr.algorithms.reductions import register_reduction
 from rlvr.algorithms.registry import ALGORITHMS, register_algorithm, resolve_algorithm
 from rlvr.algorithms.specs import Algorithm
 
@@ -23,6 +25,8 @@ __all__ = [
     "UpdateResult",
     "load_checkpoint",
     "register_advantage",
+    "register_decay",
+    "register_reduction",
     "register_algorithm",
     "resolve_algorithm",
     "save_checkpoint",
