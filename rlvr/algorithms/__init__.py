@@ -25,9 +25,9 @@ __all__ = [
     "UpdateResult",
     "load_checkpoint",
     "register_advantage",
+    "register_algorithm",
     "register_decay",
     "register_reduction",
-    "register_algorithm",
     "resolve_algorithm",
     "save_checkpoint",
 ]

@@ -78,7 +78,7 @@ class Optimizer(Variant):
 
     learning_rate: float = setting(1e-5, low=math.ulp(0.0), expected="a number above 0", may_be_infinite=True)
     warmup_steps: int | float = setting(0, low=0, expected="a whole number, or a share below 1", may_be_infinite=True)
-    decay: str = setting("constant", choices=DECAYS, is_open=True)
+    decay: str = setting("constant", choices=DECAYS, expected="or the name or path of a function")
     final_rate: float = setting(0.0, low=0, high=1, expected="0 to 1 (a share of learning_rate)")
     beta1: float = 0.9
     beta2: float = 0.95

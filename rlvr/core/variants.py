@@ -29,16 +29,14 @@ from rlvr.core.registry import check_kwargs, did_you_mean, load_object
 class Setting:
     """What an option may be: a number from `low` to `high`, or one of `choices`; null too if that is the default.
 
-    An option that `is_open` has other `choices` too: names and paths of the user's, which its class checks.
-    `expected` says in words what a number may be; it is finite unless `may_be_infinite`. `flat` is a second key of an
-    option, in the section of its kind: `kl_coef` in `algorithm` for `algorithm.terms.kl.coef`. An option that
-    `is_secret` is never written down.
+    `expected` says in words what a number may be; it is finite unless `may_be_infinite`. Beside `choices` it says what
+    else the option may be, which its class checks. `flat` is a second key of an option, in the section of its kind:
+    `kl_coef` in `algorithm` for `algorithm.terms.kl.coef`. An option that `is_secret` is never written down.
     """
 
     low: float = -math.inf
     high: float = math.inf
     choices: tuple[str, ...] = ()
-    is_open: bool = False
     expected: str = ""
     flat: str = ""
     is_secret: bool = False
@@ -47,7 +45,7 @@ class Setting:
     def allows(self, value: Any) -> bool:
         """Whether a value that is not null is allowed."""
         if self.choices:
-            return self.is_open or value in self.choices
+            return bool(self.expected) or value in self.choices
         if not self.expected:
             return True
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -60,7 +58,6 @@ def setting(
     low: float = -math.inf,
     high: float = math.inf,
     choices: tuple[str, ...] = (),
-    is_open: bool = False,
     expected: str = "",
     flat: str = "",
     is_secret: bool = False,
@@ -71,7 +68,7 @@ def setting(
     That is a number from `low` to `high`, in words `expected`, or one of `choices`; None too if that is the default.
     `flat` is a second key of it in the section of its kind. What `is_secret` is never written down.
     """
-    declared = Setting(low, high, choices, is_open, expected, flat, is_secret, may_be_infinite)
+    declared = Setting(low, high, choices, expected, flat, is_secret, may_be_infinite)
     return field(default=default, repr=not is_secret, metadata={"setting": declared})
 
 
@@ -103,7 +100,7 @@ class Variant:
         declared = setting_of(option)
         if value is None and option.default is None:
             return
-        if declared.choices and not declared.is_open and value not in declared.choices:
+        if declared.choices and not declared.allows(value):
             raise ValueError(
                 f"{cls.key(name)}={value!r} is unknown{did_you_mean(str(value), declared.choices)}; "
                 f"known: {', '.join(declared.choices)}"
