@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         load_checkpoint,
         register_advantage,
         register_algorithm,
+        register_decay,
+        register_reduction,
         resolve_algorithm,
         save_checkpoint,
     )
@@ -61,7 +63,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "rlvr.algorithms": (
         "Algorithm", "PPO", "PPOConfig", "REINFORCE", "REINFORCEConfig", "UpdateResult", "load_checkpoint",
-        "register_advantage", "register_algorithm", "resolve_algorithm", "save_checkpoint",
+        "register_advantage", "register_algorithm", "register_decay", "register_reduction", "resolve_algorithm",
+        "save_checkpoint",
     ),
     "rlvr.clients.local": ("LocalSamplingClient", "LocalTrainingClient", "ServiceClient"),
     "rlvr.clients.mock.mock_client": ("MockTrainingClient",),
@@ -141,7 +144,9 @@ __all__ = [
     "register_advantage",
     "register_algorithm",
     "register_callback",
+    "register_decay",
     "register_environment",
+    "register_reduction",
     "register_reward",
     "resolve_algorithm",
     "resolve_environment",

@@ -10,6 +10,8 @@ from rlvr.algorithms.classic import (
     load_checkpoint,
     save_checkpoint,
 )
+from rlvr.algorithms.optimizers import register_decay
+from rlvr.algorithms.reductions import register_reduction
 from rlvr.algorithms.registry import ALGORITHMS, register_algorithm, resolve_algorithm
 from rlvr.algorithms.specs import Algorithm
 
@@ -24,6 +26,8 @@ __all__ = [
     "load_checkpoint",
     "register_advantage",
     "register_algorithm",
+    "register_decay",
+    "register_reduction",
     "resolve_algorithm",
     "save_checkpoint",
 ]

@@ -8,19 +8,60 @@ compute the steps.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlvr.core.messages import AdamParams, MuonParams
 from rlvr.core.protocols import Feature
+from rlvr.core.registry import Registry, load_path
 from rlvr.core.variants import Section, Variant, Variants, make_section, setting
 
+Decay = Callable[[float], float]
 DECAYS = ("constant", "linear", "cosine")
+_decays: Registry[Decay] = Registry("decay")
+
+
+def register_decay(name: str) -> Callable[[Decay], Decay]:
+    """Register `function(progress) -> share` under `name`, a schedule of the learning rate: `optimizer.decay=name`.
+
+    `progress` is the part of the optimizer steps after warm-up that are done, from 0 to below 1; the share is that of
+    `learning_rate`, of which `final_rate` is kept.
+    """
+
+    def register(function: Decay) -> Decay:
+        _decays.add(name, function, function)
+        return function
+
+    return register
+
+
+@register_decay("constant")
+def _keep(progress: float) -> float:
+    return 1.0
+
+
+@register_decay("linear")
+def _fall_linearly(progress: float) -> float:
+    return 1 - progress
+
+
+@register_decay("cosine")
+def _fall_by_cosine(progress: float) -> float:
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def find_decay(decay: str | Decay) -> Decay:
+    """The decay of a name, at a path `package.module:function`, or the function itself; ValueError if there is none."""
+    if callable(decay):
+        return decay
+    return load_path("decay", decay) if ":" in decay else _decays.get(decay)
 
 
 @dataclass(frozen=True)
 class Optimizer(Variant):
-    """An optimizer and its rate over a phase of `steps` steps: linear warm-up, then constant, linear or cosine decay.
+    """An optimizer and its rate over a phase of `steps` steps: linear warm-up, then a decay: constant, linear,
+    cosine, or a function of the user's.
 
     A `warmup_steps` below 1 is a share of the steps, rounded up. The rate decays to `final_rate` x `learning_rate`.
     `grad_clip` is the largest global norm, 0 for none.
@@ -37,7 +78,7 @@ class Optimizer(Variant):
 
     learning_rate: float = setting(1e-5, low=math.ulp(0.0), expected="a number above 0", may_be_infinite=True)
     warmup_steps: int | float = setting(0, low=0, expected="a whole number, or a share below 1", may_be_infinite=True)
-    decay: str = setting("constant", choices=DECAYS)
+    decay: str = setting("constant", choices=DECAYS, expected="or the name or path of a function")
     final_rate: float = setting(0.0, low=0, high=1, expected="0 to 1 (a share of learning_rate)")
     beta1: float = 0.9
     beta2: float = 0.95
@@ -59,6 +100,7 @@ class Optimizer(Variant):
         super().__post_init__()
         if self.warmup_steps > 1 and self.warmup_steps % 1:
             raise ValueError(f"warmup_steps={self.warmup_steps}, expected a whole number, or a share below 1")
+        self._decay_at(0.0)
         if self.decay == "constant" and self.final_rate:
             raise ValueError(f"final_rate={self.final_rate} has no effect with decay=constant; use linear or cosine")
 
@@ -71,12 +113,18 @@ class Optimizer(Variant):
         share = min(1.0, (step + 1) / (warmup + 1))
         if step >= warmup and self.decay != "constant":
             through = (step - warmup) / max(1, steps - warmup)
-            left = 1 - through if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * through))
-            share = self.final_rate + (1 - self.final_rate) * left
+            share = self.final_rate + (1 - self.final_rate) * self._decay_at(through)
         adam = AdamParams(
             share * self.learning_rate, self.beta1, self.beta2, self.eps, self.weight_decay, self.grad_clip
         )
         return self.make_params(adam, share)
+
+    def _decay_at(self, progress: float) -> float:
+        """The share of the rate that is left; ValueError if a function of the user's gives no such number."""
+        share: Any = find_decay(self.decay)(progress)
+        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share < math.inf:
+            raise ValueError(f"decay={self.decay}: it gave {share!r} at progress {progress:g}, expected a number >= 0")
+        return share
 
     def count_states(self, weights: int, matrices: int) -> int:
         """How many numbers it keeps for that many weights, of which `matrices` are in the matrices inside the model."""

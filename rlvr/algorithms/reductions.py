@@ -1,13 +1,20 @@
-"""Reductions: how much each trajectory counts in the loss of a batch. No torch."""
+"""Reductions: how much each trajectory counts in the loss of a batch. No torch.
+
+A function of a user's is registered (`register_reduction`), or named by its path `package.module:function`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from rlvr.algorithms.returns import name_rollout
+from rlvr.core.registry import Registry, load_path
 from rlvr.core.types import Trajectory
 
 Count = Callable[[Trajectory], int]
+Reduction = Callable[..., list[float]]  # of trajectories, the budget of a completion, and what to count
+OwnReduction = Callable[[list[int], int], Sequence[float]]
 
 
 def count_sampled(trajectory: Trajectory) -> int:
@@ -45,11 +52,56 @@ def _count_rollouts(trajectories: Sequence[Trajectory]) -> int:
     return len({name_rollout(i, t) for i, t in enumerate(trajectories)})
 
 
-Reduction = Callable[..., list[float]]  # of trajectories, the budget of a completion, and what to count
 REDUCTIONS: dict[str, Reduction] = {
     "token_mean": token_mean,
     "sequence_mean": sequence_mean,
     "constant": constant,
     "sequence_sum": sequence_sum,
 }
-DIVIDE_BY_BUDGET = frozenset({"constant"})  # of these, those that need the budget of a completion
+_WITHOUT_BUDGET = ("token_mean", "sequence_mean", "sequence_sum")
+_known: Registry[Reduction] = Registry("algorithm.reduction")
+for _name, _reduction in REDUCTIONS.items():
+    _known.add(_name, _reduction, _reduction)
+
+
+def register_reduction(name: str) -> Callable[[OwnReduction], OwnReduction]:
+    """Register `function(lengths, max_tokens) -> weights` under `name`, for `algorithm.reduction=name`.
+
+    It gets the number of sampled tokens of each completion of an optimizer step, and the budget of a completion. It
+    gives the weight of each token of a completion: `[1 / sum(lengths)] * len(lengths)` is `token_mean`.
+    """
+
+    def register(function: OwnReduction) -> OwnReduction:
+        _known.add(name, _adapt(name, function), function)
+        return function
+
+    return register
+
+
+def find_reduction(name: str) -> Reduction:
+    """The reduction of that name, or at the path `package.module:function`; ValueError if there is none."""
+    return _adapt(name, load_path("algorithm.reduction", name)) if ":" in name else _known.get(name)
+
+
+def needs_budget(name: str) -> bool:
+    """Whether a reduction reads the budget of a completion; those of users may."""
+    return name not in _WITHOUT_BUDGET
+
+
+def _adapt(name: str, function: OwnReduction) -> Reduction:
+    """A function of lengths as one of trajectories: those of one rollout are one completion."""
+
+    def reduce(trajectories: Sequence[Trajectory], max_tokens: int, count: Count = count_sampled) -> list[float]:
+        rollouts = [name_rollout(i, t) for i, t in enumerate(trajectories)]
+        lengths = dict.fromkeys(rollouts, 0)
+        for rollout, t in zip(rollouts, trajectories, strict=True):
+            lengths[rollout] += count(t)
+        weights = [float(weight) for weight in function(list(lengths.values()), max_tokens)]
+        if len(weights) != len(lengths) or not all(math.isfinite(weight) and weight >= 0 for weight in weights):
+            raise ValueError(
+                f"algorithm.reduction={name}: expected {len(lengths)} weights of at least 0, got {weights!r:.200}"
+            )
+        of_rollout = dict(zip(lengths, weights, strict=True))
+        return [of_rollout[rollout] for rollout in rollouts]
+
+    return reduce

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from rlvr.algorithms.advantages import ADVANTAGES, Advantage, RunningBaseline, Threshold
 from rlvr.algorithms.losses import LOSSES
 from rlvr.algorithms.losses.loss import Loss
-from rlvr.algorithms.reductions import REDUCTIONS, count_sampled
+from rlvr.algorithms.reductions import count_sampled, find_reduction
 from rlvr.algorithms.returns import has_mixed_returns, has_mixed_rewards
 from rlvr.algorithms.terms import TERMS
 from rlvr.algorithms.terms.term import Term
@@ -42,7 +42,7 @@ class Algorithm:
 
     - `advantage`: how returns become advantages (`ADVANTAGES`), `loss`: of what the gradient is taken (`LOSSES`), and
       `terms`: what is added to loss, rewards or advantages (`TERMS`). An advantage and a loss may be given by name.
-    - `reduction`: how much each token counts (`REDUCTIONS`).
+    - `reduction`: how much each token counts (`REDUCTIONS`), by its name or the path of a function.
     - `drop_equal_groups`: groups whose rewards are all equal leave the batch and its denominators.
     - `equal_by`: what is compared. `return`: the reward less the overlong penalty, so right completions of which one is
       overlong are a group with signal. `reward`: what the verifiers gave, as in DAPO, whose dynamic sampling asks for
@@ -79,12 +79,10 @@ class Algorithm:
         names = [term.name for term in terms]
         if twice := [name for place, name in enumerate(names) if name in names[:place]]:
             raise ValueError(f"algorithm {self.name!r}: the term {twice[0]} is given twice; give it once")
-        choices: dict[str, Sequence[str]] = {"reduction": tuple(REDUCTIONS), "equal_by": EQUAL_BY}
-        for what, known in choices.items():
-            if (value := getattr(self, what)) not in known:
-                raise ValueError(
-                    f"algorithm.{what}={value!r} is unknown{did_you_mean(str(value), known)}; known: {', '.join(known)}"
-                )
+        find_reduction(self.reduction)
+        if self.equal_by not in EQUAL_BY:
+            near = did_you_mean(str(self.equal_by), EQUAL_BY)
+            raise ValueError(f"algorithm.equal_by={self.equal_by!r} is unknown{near}; known: {', '.join(EQUAL_BY)}")
         for part in (self.loss, self.advantage, *self.terms):
             part.check(self)
         for one in self.every if self.for_tasks else ():
@@ -269,7 +267,7 @@ class Algorithm:
         own, counted = {id(t) for t in selected}, counted or selected
 
         def reduce(count: Callable[[Trajectory], int]) -> list[float]:
-            of_all = REDUCTIONS[self.reduction](counted, max_tokens, count)
+            of_all = find_reduction(self.reduction)(counted, max_tokens, count)
             return [weight for t, weight in zip(counted, of_all, strict=True) if id(t) in own]
 
         weights = reduce(count_sampled)

@@ -16,7 +16,7 @@ import numpy as np
 from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.critic import ValueCritic
 from rlvr.algorithms.penalties import penalize
-from rlvr.algorithms.reductions import REDUCTIONS
+from rlvr.algorithms.reductions import find_reduction
 from rlvr.algorithms.sampler_logprobs import compute_sampler_logprobs, fill_reference_logprobs
 from rlvr.algorithms.specs import Algorithm
 from rlvr.algorithms.terms.term import Preparation, Row
@@ -200,7 +200,7 @@ def _split(
 
 
 def _weigh_for_critic(algorithm: Algorithm, part: Sequence[Trajectory], max_tokens: int) -> Rows:
-    weights = REDUCTIONS[algorithm.reduction](part, max_tokens)
+    weights = find_reduction(algorithm.reduction)(part, max_tokens)
     return [(t, weight) for t, weight in zip(part, weights, strict=True) if t.num_action_tokens]
 
 

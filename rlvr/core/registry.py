@@ -8,6 +8,7 @@ nearest one and all names. Paths are for users at the command line: a service mu
 from __future__ import annotations
 
 import difflib
+import dis
 import hashlib
 import importlib
 import inspect
@@ -25,7 +26,8 @@ from rlvr.core.plugins import describe_plugins, load_plugins
 T = TypeVar("T")
 GIVEN = "given"  # begins the path of an object that a program gave, and that no import leads to
 _given: dict[str, Any] = {}
-_named: dict[int, tuple[Any, str]] = {}  # the objects that have a path, by their identity
+# The objects that have a path, by their identity, with the constants that they had then.
+_named: dict[int, tuple[Any, str, dict[str, Any]]] = {}
 
 
 class Registry(Generic[T]):
@@ -127,12 +129,14 @@ def name_object(found: Any, use: Any = None, *, is_shared: bool = True) -> str:
 
     Else, for what a script, a notebook or a function made, `given:name_hash`, which holds in this process. The hash is
     that of what the object computes (`_Description`): after a change it has another path. An object keeps its path,
-    whatever state it comes to. `use` is loaded in its place, if given. Two objects that compute the same have one path,
-    that of the one named last, unless `is_shared` is false.
+    whatever state it comes to; a function until its program changes a constant or a helper of it. `use` is loaded in
+    its place, if given. Two objects that compute the same have one path, that of the one named last, unless `is_shared`
+    is false.
     """
     if use is None and (path := _find_import(found)):
         return path
-    if (known := _named.get(id(found))) is not None and known[0] is found:
+    constants = _read_constants(found)
+    if (known := _named.get(id(found))) is not None and known[0] is found and known[2] == constants:
         _given[known[1].partition(":")[2]] = found if use is None else use
         return known[1]
     name = getattr(found, "__qualname__", None) or type(found).__qualname__
@@ -142,8 +146,13 @@ def name_object(found: Any, use: Any = None, *, is_shared: bool = True) -> str:
     while path in _given and (description.is_partial or not is_shared):  # what is not described may differ
         path += "_2"
     _given[path] = found if use is None else use
-    _named[id(found)] = found, f"{GIVEN}:{path}"
+    _named[id(found)] = found, f"{GIVEN}:{path}", constants
     return f"{GIVEN}:{path}"
+
+
+def show_names(text: str) -> str:
+    """The text with each function that a program gave by its name there, and not by its path."""
+    return re.sub(rf"\b{GIVEN}:(\w+?)_[0-9a-f]{{8}}(_2)*\b", r"\1", text)
 
 
 def _find_import(found: Any) -> str:
@@ -221,12 +230,36 @@ class _Description:
                 cells.append(self.of(cell.cell_contents))
             except ValueError:  # it is empty until a later statement
                 cells.append("empty")
-        code = [found.__code__]
-        for inner in code:  # functions and comprehensions inside name globals too
-            code += [value for value in inner.co_consts if isinstance(value, CodeType)]
-        names = dict.fromkeys(name for inner in code for name in inner.co_names)
+        names = dict.fromkeys(name for code in _all_code(found) for name in code.co_names)
         used = {name: self.of(found.__globals__[name]) for name in names if name in found.__globals__}
         return self.of(found.__code__), self.of(found.__defaults__), self.of(found.__kwdefaults__), cells, used
+
+
+def _all_code(function: FunctionType) -> list[CodeType]:
+    """The code of a function, and of the functions and comprehensions inside, which name globals too."""
+    found = [function.__code__]
+    for code in found:
+        found += [value for value in code.co_consts if isinstance(value, CodeType)]
+    return found
+
+
+def _read_constants(found: Any) -> dict[str, Any]:
+    """What a program may change about a function that exists: the plain globals that it names, and the code of the
+    functions that it calls, with theirs. A global that the function assigns itself is its state."""
+    constants: dict[str, Any] = {}
+    functions = [found] if isinstance(found, FunctionType) else []
+    for function in functions:
+        code = _all_code(function)
+        named = {name for part in code for name in part.co_names}
+        state = {i.argval for part in code for i in dis.get_instructions(part) if i.opname == "STORE_GLOBAL"}
+        for name in sorted(named & function.__globals__.keys() - state):
+            value = function.__globals__[name]
+            if value is None or isinstance(value, (bool, int, float, str, bytes)):
+                constants[name] = value
+            elif isinstance(value, FunctionType) and value not in functions and not _find_import(value):
+                functions.append(value)
+                constants[name] = _Description().of(value.__code__)
+    return constants
 
 
 _OF_CLASSES = ("__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__", "__static_attributes__")

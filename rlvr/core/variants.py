@@ -29,9 +29,9 @@ from rlvr.core.registry import check_kwargs, did_you_mean, load_object
 class Setting:
     """What an option may be: a number from `low` to `high`, or one of `choices`; null too if that is the default.
 
-    `expected` says in words what a number may be; it is finite unless `may_be_infinite`. `flat` is a second key of an
-    option, in the section of its kind: `kl_coef` in `algorithm` for `algorithm.terms.kl.coef`. An option that
-    `is_secret` is never written down.
+    `expected` says in words what a number may be; it is finite unless `may_be_infinite`. Beside `choices` it says what
+    else the option may be, which its class checks. `flat` is a second key of an option, in the section of its kind:
+    `kl_coef` in `algorithm` for `algorithm.terms.kl.coef`. An option that `is_secret` is never written down.
     """
 
     low: float = -math.inf
@@ -45,7 +45,7 @@ class Setting:
     def allows(self, value: Any) -> bool:
         """Whether a value that is not null is allowed."""
         if self.choices:
-            return value in self.choices
+            return bool(self.expected) or value in self.choices
         if not self.expected:
             return True
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -100,7 +100,7 @@ class Variant:
         declared = setting_of(option)
         if value is None and option.default is None:
             return
-        if declared.choices and value not in declared.choices:
+        if declared.choices and not declared.allows(value):
             raise ValueError(
                 f"{cls.key(name)}={value!r} is unknown{did_you_mean(str(value), declared.choices)}; "
                 f"known: {', '.join(declared.choices)}"

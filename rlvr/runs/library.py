@@ -22,7 +22,7 @@ from rlvr.config import load, read
 from rlvr.config.build_config import build_config
 from rlvr.config.interpolate import CALLER
 from rlvr.core.cpu_budget import limit_spinning
-from rlvr.core.registry import did_you_mean
+from rlvr.core.registry import did_you_mean, show_names
 from rlvr.core.weights_place import SETTINGS, find_near_folder, find_run
 from rlvr.runs.compare_checkpoints import LAST, START, compare_checkpoints
 from rlvr.runs.evaluate_weights import evaluate_weights
@@ -39,6 +39,7 @@ from rlvr.tracking.notebook_views import CompletionView, run_to_html
 from rlvr.tracking.picture_files import PicturePath, can_draw, to_picture_path
 from rlvr.tracking.pictures import plot_entropy, plot_groups, plot_lengths
 from rlvr.tracking.run_report import describe_test, draw_curve, format_rate, plot_curve, stored_summary
+from rlvr.training.errors import TrainingStoppedError
 from rlvr.training.journal import list_checkpoints, read_stop_reason
 
 if TYPE_CHECKING:
@@ -228,7 +229,8 @@ class Run:
         return place
 
     def show_tokens(self, step: int, index: int = 0) -> CompletionView:
-        """A stored completion token by token with its log-probs, which a notebook colours; `print` shows it as text."""
+        """A stored completion token by token: log-probs and advantages, as colours and lines in a notebook, as text by
+        `print`."""
         rollouts = self.rollouts(step)
         if not 0 <= index < len(rollouts):
             raise ValueError(
@@ -245,7 +247,10 @@ class Run:
         pieces = [piece for text, count in texts for piece in (*[""] * (count - 1), text)]
         reward = "no reward" if row["reward"] is None else f"reward {row['reward']:g}"
         title = f"{self.folder.name}, step {step}, completion {index}: {reward}"
-        return CompletionView(title, row.get("rendered_prompt") or row["prompt"], pieces, logprobs)
+        sampled = [bool(one) for one in row.get("action_mask") or [1] * len(tokens)]
+        # the trainer gives its own tokens the row's advantage, unless it stored one for each
+        advantages = row.get("token_advantages") or [row.get("advantage") or 0.0 if one else 0.0 for one in sampled]
+        return CompletionView(title, row.get("rendered_prompt") or row["prompt"], pieces, logprobs, advantages, sampled)
 
     def _find_tokenizer(self) -> Any:
         """The tokenizer that was saved with a checkpoint; ValueError if there is none."""
@@ -391,8 +396,8 @@ def _name_caller(function: str, arguments: Iterable[str] = ()) -> Iterator[None]
     token = CALLER.set(f"{function}(...)")
     try:
         yield
-    except ValueError as error:
-        error.args = (name_arguments(str(error), arguments),)
+    except (ValueError, TrainingStoppedError) as error:
+        error.args = (show_names(name_arguments(str(error), arguments)),)
         raise
     finally:
         CALLER.reset(token)

@@ -25,7 +25,7 @@ from typing import Any
 from rlvr.algorithms import Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.optimizers import AdamW, Optimizer
-from rlvr.algorithms.reductions import DIVIDE_BY_BUDGET
+from rlvr.algorithms.reductions import needs_budget
 from rlvr.algorithms.update import Passes, UpdateInputs
 from rlvr.algorithms.update import update as update_in_full
 from rlvr.algorithms.update_statistics import UpdateStatistics
@@ -114,7 +114,7 @@ def update(
     temperatures = {trajectory.temperature for trajectory in batch}
     if len(temperatures) > 1:
         raise ValueError(f"update: the batch was sampled at the temperatures {sorted(temperatures)}; expected one")
-    if max_tokens is None and (spec.reduction in DIVIDE_BY_BUDGET or any(term.needs_budget for term in spec.terms)):
+    if max_tokens is None and (needs_budget(spec.reduction) or any(term.needs_budget for term in spec.terms)):
         raise ValueError(
             f"update: the algorithm {spec.name!r} needs max_tokens, the most tokens of a completion: give "
             "max_tokens=params.max_tokens"

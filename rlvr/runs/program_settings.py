@@ -187,7 +187,7 @@ def _flatten(key: str, value: Any, is_object: bool = False) -> Iterator[tuple[st
         yield f"{key}.{_tag_of(key)}", _name_variant(value), False
         is_own = not type(value).__module__.startswith("rlvr.")
         for name, inner, is_default in _list_fields(value):
-            yield f"{key}.kwargs.{name}" if is_own else f"{key}.{name}", inner, is_default
+            yield f"{key}.kwargs.{name}" if is_own else f"{key}.{name}", _name_inner(inner, key), is_default
     elif is_dataclass(value) and not isinstance(value, type):
         for name, inner, is_default in _list_fields(value):
             for place, plain, inner_default in _flatten(f"{key}.{name}", inner, True):

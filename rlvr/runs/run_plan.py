@@ -31,6 +31,7 @@ from rlvr.config.schema import RunConfig
 from rlvr.config.validate import load_settings
 from rlvr.core.cpu_budget import VARIABLE
 from rlvr.core.machine import free_memory
+from rlvr.core.registry import show_names
 from rlvr.core.types import Task
 from rlvr.engine.capacity import (
     FRAGMENTATION,
@@ -143,7 +144,8 @@ def plan(assembly: Assembly) -> dict[str, str]:
     tasks = f"{len(heldout)} held-out tasks"
     if len(heldout) < e.tasks:
         tasks += f" (all there are; evaluation.tasks={e.tasks:,})"
-    return lines | {"evaluation": f"{tasks} x {e.samples} completions, before and after{others}"}
+    lines["evaluation"] = f"{tasks} x {e.samples} completions, before and after{others}"
+    return {name: show_names(line) for name, line in lines.items()}
 
 
 def _check_optimizers(assembly: Assembly) -> None:

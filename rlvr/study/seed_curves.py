@@ -26,7 +26,9 @@ from rlvr.training.metric_values import get_value
 # Colours that readers with colour-blindness tell apart (Okabe and Ito); beyond them lines are dashed.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _OF_A_RUN = ("seed", "run", "tracking", "engine", "folder", *CONNECTION_KEYS)  # in which runs of several seeds differ
-_BANDS = {1: "1 seed, no band", 2: "2 seeds, band: from one to the other"}  # of more seeds it is the interval
+# What a band is, by the number of seeds; of more than two it is the interval.
+_BANDS = {1: "no band", 2: "band: from one to the other"}
+_INTERVAL = "band: 95 % interval of the mean"
 
 Runs = Sequence[Run | str | Path]
 
@@ -132,6 +134,8 @@ def _draw(curves: Mapping[str, Sequence[Mapping[int, float]]], metric: str, titl
     figure, axes = begin_figure(f"{title}: {metric}")
     curves = {name: [_smooth(curve) for curve in members] for name, members in curves.items()}
     width = max(len(curve) for members in curves.values() for curve in members) // 40 * 2 + 1
+    bands = {_BANDS.get(len(members), _INTERVAL) for members in curves.values()}
+    title_of_bands = bands.pop() if len(curves) > 1 and len(bands) == 1 else None  # said once, so the legend is narrow
     for number, (name, members) in enumerate(curves.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         style = "-" if number < len(_COLOURS) else "--"
@@ -140,7 +144,8 @@ def _draw(curves: Mapping[str, Sequence[Mapping[int, float]]], metric: str, titl
                 axes.plot(*zip(*curve.items(), strict=True), color=colour, linewidth=0.7, alpha=0.35)
         found = summarize_steps(members, metric)
         marker = "o" if len(found) <= 40 else ""
-        many = _BANDS.get(len(members), f"{len(members)} seeds, band: 95 % interval of the mean")
+        many = f"{len(members)} seed{'s' if len(members) > 1 else ''}"
+        many += "" if title_of_bands else f", {_BANDS.get(len(members), _INTERVAL)}"
         label = f"{name} ({many})" if name else f"mean of {many}" if len(members) > 1 else many
         steps = list(found)
         axes.plot(steps, [found[step]["mean"] for step in steps], style, color=colour, linewidth=2, marker=marker,
@@ -155,5 +160,9 @@ def _draw(curves: Mapping[str, Sequence[Mapping[int, float]]], metric: str, titl
     count_steps(axes)
     axes.set_xlabel(f"step (means of {width} steps)" if width > 1 else "step")
     axes.set_ylabel(metric)
-    axes.legend(frameon=False, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=min(3, len(curves)))
+    columns = 1 if len(bands) > 1 else min(3, len(curves))
+    axes.legend(
+        frameon=False, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns,
+        title=title_of_bands, title_fontsize=9,
+    )  # fmt: skip
     return figure

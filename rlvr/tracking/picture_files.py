@@ -13,7 +13,7 @@ from typing import Any
 from rlvr.core.files import write_atomic
 
 # Colours that readers with colour-blindness tell apart (Okabe and Ito).
-BLUE, RED, GREY = "#0072b2", "#d55e00", "#777777"
+BLUE, RED, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#777777"
 EXTRA = "pip install 'rlvr[plots]'"
 _MARKED = 40  # points up to which each has a mark
 _MEDIA = {".png": "image/png", ".svg": "image/svg+xml"}
@@ -73,7 +73,7 @@ def count_steps(axes: Any) -> None:
 def draw_series(axes: Any, x: Sequence[float], y: Sequence[float], colour: str, label: str | None = None) -> None:
     """Draw values over the steps: few with marks, many as a smoothed line before the pale line of the values."""
     if len(y) > _MARKED:
-        axes.plot(x, y, color=colour, alpha=0.2, linewidth=0.8)
+        axes.plot(x, y, color=colour, alpha=0.35, linewidth=0.8)
     marker = "o" if len(y) <= _MARKED else ""
     axes.plot(x, smooth(y), color=colour, label=label, linewidth=1.8, marker=marker, markersize=3.5)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from rlvr.tracking.picture_files import (
     BLUE,
+    GREEN,
     GREY,
     RED,
     begin_figure,
@@ -101,6 +102,7 @@ def plot_lengths(rollouts: Mapping[int, Rollouts], path: Path, title: str) -> No
     shown: Any = None
     for is_cut, marker, label in ((False, "o", "ended by itself"), (True, "^", "cut at the limit")):
         chosen = [(i, point) for i, point in enumerate(points) if point[3] is is_cut]
+        chosen.sort(key=lambda one: one[0] * 0.618034 % 1)  # steps take turns, so that the last does not hide the first
         if chosen:
             shown = axes.scatter(
                 [p[0] + spread_x * _spread(i, 0.754878) for i, p in chosen],
@@ -129,14 +131,15 @@ def _spread(number: int, step: float) -> float:
 
 
 def _mean_by_length(points: Sequence[tuple[int, float, int, bool]]) -> list[tuple[float, float]]:
-    """(mean length, mean reward) of ranges of length with about an eighth of the completions each."""
+    """(mean length, mean reward) of each length, of many in ranges with about an eighth of the completions each."""
     by_length: dict[int, list[float]] = {}
     for point in sorted(points):
         by_length.setdefault(point[0], []).append(point[1])
+    most = 0 if len(by_length) <= _BINS else 1.25 * len(points) / _BINS
     bins: list[list[tuple[int, float]]] = []
     for length, rewards in by_length.items():  # equal lengths stay together
         part = [(length, reward) for reward in rewards]
-        if bins and len(bins[-1]) + len(part) <= 1.25 * len(points) / _BINS:
+        if bins and len(bins[-1]) + len(part) <= most:
             bins[-1] += part
         else:
             bins.append(part)
@@ -156,7 +159,7 @@ def plot_entropy(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> N
         raise ValueError("these metrics have no step with an entropy, which reinforcement learning records")
     figure, _ = begin_figure(title, 1.2 + 1.7 * len(series), has_axes=False)
     panels = figure.subplots(len(series), sharex=True, squeeze=False)[:, 0]
-    for axes, (label, points), colour in zip(panels, series.items(), (BLUE, RED, "#009e73"), strict=False):
+    for axes, (label, points), colour in zip(panels, series.items(), (BLUE, RED, GREEN), strict=False):
         x, y = zip(*points, strict=True)
         draw_series(axes, x, y, colour)
         axes.set_ylabel(label, fontsize=9)

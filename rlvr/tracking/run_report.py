@@ -10,7 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.core.files import read_json
-from rlvr.tracking.picture_files import begin_figure, clean_axes, count_steps, draw_series, render_figure, write_figure
+from rlvr.tracking.picture_files import (
+    BLUE,
+    GREEN,
+    GREY,
+    RED,
+    begin_figure,
+    clean_axes,
+    count_steps,
+    draw_series,
+    render_figure,
+    write_figure,
+)
 
 _WIDTHS = (22, 24, 24, 12)
 _LABELS = {"pass@1": "Pass Rate (pass@1)", "mean_reward": "Mean Reward"}
@@ -171,8 +182,8 @@ def _row(first: int, *cells: str) -> str:
 
 
 _WATCHED = re.compile(r"rewards/([^/]+)/mean")
-_WATCHED_COLOURS = ("#aa3377", "#777777", "#66ccee")
-_HELD_OUT, _GREEN = "test/env/all/correct", "#117733"
+_WATCHED_COLOURS = ("#cc79a7", GREY, "#56b4e9")
+_RATE, _HELD_OUT = "env/all/correct", "test/env/all/correct"
 _NEAR_A_RATE = 2.0  # rewards up to this share an axis with pass rates
 
 
@@ -200,9 +211,13 @@ def _draw_figure(rows: list[dict[str, Any]], title: str, ends: Sequence[float]) 
     scale = max([row["step"] for row in after], default=1) / 7 / max(len(before), 1)
     names = sorted({match[1] for row in after for key in row if (match := _WATCHED.fullmatch(key))})
     names = [n for n in names if any(row.get(f"rewards/{n}/mean") != row.get("reward") for row in after)]
-    rewards = [("reward", "reward", "#c98a1b")]
+    is_rate = any("reward" in row for row in after) and all(row.get("reward") == row.get(_RATE) for row in after)
+    rewards = [] if is_rate else [("reward", "reward", RED)]
     rewards += [(f"rewards/{n}/mean", f"{n} (watched)", c) for n, c in zip(names, _WATCHED_COLOURS, strict=False)]
-    rates = [("env/all/correct", "pass rate, training", "#4477aa"), (_HELD_OUT, "pass rate, held out", _GREEN)]
+    rates = [
+        (_RATE, f"{'reward = ' if is_rate else ''}pass rate, training", BLUE),
+        (_HELD_OUT, "pass rate, held out", GREEN),
+    ]
 
     def read_points(key: str) -> list[tuple[float, float]]:
         points = [((i - len(before)) * scale, row[key]) for i, row in enumerate(before) if _drawable(row.get(key))]
@@ -217,7 +232,7 @@ def _draw_figure(rows: list[dict[str, Any]], title: str, ends: Sequence[float]) 
                 draw_series(axes, [x for x, _ in points], [y for _, y in points], colour, label)
         if lines[-1][0] == _HELD_OUT and after and ends:
             style = "none" if read_points(_HELD_OUT) else "-"
-            axes.plot((0, after[-1]["step"] + 1), ends, linestyle=style, color=_GREEN, marker="D", markersize=6,
+            axes.plot((0, after[-1]["step"] + 1), ends, linestyle=style, color=GREEN, marker="D", markersize=6,
                       markerfacecolor="white", label="pass rate, before and after")  # fmt: skip
         if before:
             axes.axvspan(-len(before) * scale, 0, color="#000000", alpha=0.05, linewidth=0)

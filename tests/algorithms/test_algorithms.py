@@ -330,7 +330,7 @@ def test_an_unknown_algorithm_names_the_nearest() -> None:
         resolve_algorithm("ppo", advantage="group_men")
     with pytest.raises(ValueError, match=r"algorithm.loss='pppo' is unknown \(did you mean 'ppo'\?\)"):
         resolve_algorithm("ppo", loss="pppo")
-    with pytest.raises(ValueError, match=r"algorithm.reduction='tokens' is unknown.*known: token_mean, sequence_mean"):
+    with pytest.raises(ValueError, match=r"unknown algorithm.reduction 'tokens'.*known: .*token_mean"):
         resolve_algorithm("ppo", reduction="tokens")
 
 

@@ -28,7 +28,19 @@ def reward(prompt, response, meta, scale=1.0):
 
 
 rlvr.register_environment("plug_env")(lambda: rlvr.resolve_environment("toy"))
-rlvr.register_algorithm(rlvr.Algorithm("plug_algorithm", GroupMeanAdvantage(), Ppo(0.2, 0.2), "token_mean"))
+
+
+@rlvr.register_reduction("plug_reduction")
+def weigh(lengths, max_tokens):
+    return [1 / sum(lengths)] * len(lengths)  # token_mean
+
+
+@rlvr.register_decay("plug_decay")
+def fall(progress):
+    return 1 - progress  # linear
+
+
+rlvr.register_algorithm(rlvr.Algorithm("plug_algorithm", GroupMeanAdvantage(), Ppo(0.2, 0.2), "plug_reduction"))
 
 
 def build(request):
@@ -113,7 +125,7 @@ class PlugCallback(rlvr.Callback):
 WORDS = (
     "env.name=plug_env", "reward.type=plug_reward", "reward.kwargs.scale=2.0", "client=plug_client",
     "algorithm.name=plug_algorithm", "algorithm.advantage=plug_advantage",
-    "training.optimizer={name: plug_optimizer, learning_rate: 0.1, kwargs: {factor: 2.0}}",
+    "training.optimizer={name: plug_optimizer, learning_rate: 0.1, decay: plug_decay, kwargs: {factor: 2.0}}",
     "curriculum.by=plug_curriculum", "training.schedule=plug_schedule", "tracking.trackers=[plug_tracker]",
     "callbacks=[{name: plug_callback, kwargs: {value: 3.0}}]", "training.steps=2", "training.prompts_per_step=2",
     "training.group_size=4", "rollout.max_tokens=4", "evaluation.tasks=4", "evaluation.samples=2",

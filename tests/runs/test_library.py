@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import urllib.request
@@ -253,6 +254,53 @@ def test_an_object_keeps_its_path_and_what_cannot_be_described_is_never_taken_fo
     assert len({name_object(one) for one in generators}) == 2
     with pytest.raises(ValueError, match="was given as an object by a Python program, and is not in this process"):
         load_object("reward", "given:lambda_00000000")
+
+
+PROGRAM = """
+LIMIT, CALLS, SEEN = 3, 0, []
+def helper(text):
+    return len(text)
+def judge(prompt, response, meta):
+    global CALLS
+    CALLS += 1
+    SEEN.append(response)
+    return float(helper(response) > LIMIT)
+"""
+
+
+@pytest.mark.parametrize("change", ["LIMIT = 4", "def helper(text):\n    return 2 * len(text)"])
+def test_a_function_whose_program_changed_has_another_path(change: str) -> None:
+    program: dict[str, Any] = {}
+    exec(PROGRAM, program)
+    before = name_object(judge := program["judge"])
+    judge("", "long enough", {})  # its own state
+    exec("def helper(text):\n    return len(text)", program)  # the same cell of a notebook again
+    assert name_object(judge) == before
+    exec(change, program)
+    after = name_object(judge)
+    assert after != before and name_object(judge) == after
+    assert load_object("reward", before) is judge is load_object("reward", after)
+
+
+def test_a_message_names_a_function_as_the_program_does(train: Callable[..., rlvr.Run]) -> None:
+    def needs_more(prompt: str, response: str, meta: dict[str, Any]) -> float:
+        return meta["not there"]
+
+    with pytest.raises(ValueError, match=r"reward 'needs_more' raised KeyError: .* in needs_more at") as caught:
+        train(ROWS, needs_more)
+    assert "given:" not in str(caught.value)
+
+
+def test_the_plan_and_a_stop_name_a_function_as_the_program_does(
+    train: Callable[..., rlvr.Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def says(prompt: str, response: str, meta: dict[str, Any]) -> Any:
+        return "yes"
+
+    with pytest.raises(TrainingStoppedError, match=r"the reward 'says' gave no verdict") as caught:
+        train(ROWS, says, quiet=False)
+    shown = capsys.readouterr().out
+    assert re.search(r"reward +says\n", shown) and "given:" not in shown + str(caught.value)
 
 
 def test_two_rewards_of_one_function_are_two(model: Path) -> None:

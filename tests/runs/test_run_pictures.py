@@ -17,7 +17,7 @@ import pytest
 
 import rlvr
 from rlvr.tracking.notebook_views import CompletionView, run_to_html
-from rlvr.tracking.pictures import plot_entropy, plot_groups, plot_lengths
+from rlvr.tracking.pictures import _mean_by_length, plot_entropy, plot_groups, plot_lengths
 from rlvr.tracking.run_report import plot_curve
 from tests.kit.chat_rows import qwen_folder
 
@@ -106,6 +106,20 @@ def test_rewards_that_would_flatten_pass_rates_have_a_panel_of_their_own(
     assert f"<!-- {label} -->" in drawn and "<!-- pass rate, before and after -->" in drawn
 
 
+def test_a_reward_that_is_the_pass_rate_is_one_line_with_both_names(tmp_path: Path) -> None:
+    rows = [{"phase": "rl", "step": i, "reward": i / 9, "env/all/correct": i / 9} for i in range(9)]
+    plot_curve(rows, tmp_path / "it.svg", "it", [0.1, 0.8])
+    drawn = (tmp_path / "it.svg").read_text()
+    assert "<!-- reward = pass rate, training -->" in drawn and "<!-- reward -->" not in drawn
+
+
+def test_few_lengths_have_a_mean_each() -> None:
+    points = [(n, float(n > 1), 0, False) for n in (1, 2, 2, 3, 3, 3)]
+    assert _mean_by_length(points) == [(1, 0.0), (2, 1.0), (3, 1.0)]
+    many = _mean_by_length([(n, 1.0, 0, False) for n in range(100)])
+    assert len(many) <= 9 and sum(length for length, _ in many) / len(many) == pytest.approx(49.5, abs=3)
+
+
 # ---- tokens
 
 
@@ -115,7 +129,11 @@ def test_tokens_are_shown_with_the_log_probs_they_were_sampled_with(finished: rl
     assert list(view.logprobs) == row["logprobs"] and len(view.pieces) == len(row["response_tokens"])
     assert "".join(view.pieces).startswith(row["response"])  # a stop token may follow
     text = str(view)
-    assert f"{row['logprobs'][0]:8.3f}  {view.pieces[0]!r}" in text and f"reward {row['reward']:g}" in text
+    assert (
+        re.search(rf"{row['logprobs'][0]:.3f} .*  {re.escape(repr(view.pieces[0]))}", text)
+        and f"reward {row['reward']:g}" in text
+    )
+    assert list(view.advantages) == [row["advantage"]] * len(view.pieces) and f"{row['advantage']:+9.3f}  " in text
     assert view._repr_html_().count("nats, p = ") == len(view.pieces)
     with pytest.raises(ValueError, match=r"step 1 stored 8 rollouts; index=8, expected 0 to 7"):
         finished.show_tokens(1, 8)
@@ -129,9 +147,28 @@ def test_a_run_without_a_tokenizer_says_so(run: rlvr.Run) -> None:
 
 
 def test_less_likely_tokens_have_more_colour() -> None:
-    html = CompletionView("t", "p", ["a", "b", "c"], [0.0, -0.7, -20.0])._repr_html_()
-    colours = [float(x) for x in re.findall(r'rgba\(213,94,0,([\d.]+)\)" title', html)]
+    html = CompletionView("t", "p", ["a", "b", "c"], [0.0, -0.7, -20.0], [0.0] * 3, [True] * 3)._repr_html_()
+    colours = [float(x) for x in re.findall(r'rgba\(213,94,0,([\d.]+)\);" title', html)]
     assert colours[0] == 0 < colours[1] < colours[2] <= 0.85
+
+
+def test_advantages_are_lines_and_tokens_of_the_environment_have_neither_line_nor_probability(run: rlvr.Run) -> None:
+    file = run.folder / "rollouts" / "rl-000001.jsonl"
+    row = json.loads(file.read_text().splitlines()[0])
+    many = len(row["response_tokens"])
+    assert many > 2
+    row |= {"action_mask": [1, 0] + [1] * (many - 2), "token_advantages": [0.5, 0.0, -0.25] + [0.0] * (many - 3)}
+    file.write_text(json.dumps(row) + "\n")
+    view = run.show_tokens(1, 0)
+    assert list(view.advantages[:3]) == [0.5, 0.0, -0.25] and list(view.is_sampled[:3]) == [True, False, True]
+    spans = re.findall(r"<span style=\"([^\"]*)\" title=\"([^\"]*)\"", view._repr_html_())
+    assert len(spans) == many
+    assert "solid" in spans[0][0] and "advantage +0.500" in spans[0][1]
+    assert spans[1][1] == "written by the environment" and "background" not in spans[1][0]
+    assert "dashed" in spans[2][0] and f"sum over {many - 1} sampled tokens" in str(view)
+    del row["token_advantages"]
+    file.write_text(json.dumps({**row, "advantage": 2.0}) + "\n")
+    assert list(run.show_tokens(1, 0).advantages[:3]) == [2.0, 0.0, 2.0]
 
 
 # ---- notebooks
@@ -157,7 +194,10 @@ def test_a_notebook_shows_what_there_is_of_a_run_that_is_not_finished_or_damaged
 
 def test_what_a_user_or_a_model_wrote_is_escaped() -> None:
     evil = "<script>alert(1)</script>"
-    for html in (CompletionView(evil, evil, [evil], [-1.0])._repr_html_(), run_to_html(evil, {"folder": evil}, None)):
+    for html in (
+        CompletionView(evil, evil, [evil], [-1.0], [1.0], [True])._repr_html_(),
+        run_to_html(evil, {"folder": evil}, None),
+    ):
         assert "<script" not in html and "&lt;script&gt;" in html
 
 

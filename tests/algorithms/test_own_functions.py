@@ -1,0 +1,114 @@
+"""Reductions and learning-rate schedules of a user's, by name, by path and as functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlvr
+from rlvr.algorithms.optimizers import AdamW, register_decay
+from rlvr.algorithms.reductions import REDUCTIONS, find_reduction, register_reduction
+from rlvr.core.types import Trajectory
+
+HERE = "tests.algorithms.test_own_functions"
+
+
+def by_token(lengths: list[int], max_tokens: int) -> list[float]:
+    return [1 / sum(lengths)] * len(lengths)
+
+
+def by_budget(lengths: list[int], max_tokens: int) -> list[float]:
+    return [1 / (len(lengths) * max_tokens) for _ in lengths]
+
+
+def too_few(lengths: list[int], max_tokens: int) -> list[float]:
+    return [1.0]
+
+
+def halve(progress: float) -> float:
+    return 1.0 if progress < 0.5 else 0.5
+
+
+def falls_linearly(progress: float) -> float:
+    return 1 - progress
+
+
+def says_nothing(progress: float) -> Any:
+    return "fast"
+
+
+def rollouts() -> list[Trajectory]:
+    """Three completions of 2, 3 and 1 tokens; the last two are branches of one rollout."""
+    made = [Trajectory("p", "r", [1], [1] * n, [0.0] * n) for n in (2, 3, 1)]
+    made[1].rollout_id = made[2].rollout_id = "one"
+    return made
+
+
+@pytest.mark.parametrize(("own", "like"), [("by_token", "token_mean"), ("by_budget", "constant")])
+def test_a_reduction_of_one_s_own_weighs_as_the_built_in_one_of_the_same_formula(own: str, like: str) -> None:
+    assert find_reduction(f"{HERE}:{own}")(rollouts(), 7) == pytest.approx(REDUCTIONS[like](rollouts(), 7), abs=1e-15)
+
+
+def test_branches_of_one_rollout_are_one_completion() -> None:
+    seen: list[list[int]] = []
+
+    @register_reduction("test_seen")
+    def keep(lengths: list[int], max_tokens: int) -> list[float]:
+        seen.append(lengths)
+        return [float(length) for length in lengths]
+
+    assert find_reduction("test_seen")(rollouts(), 7) == [2.0, 4.0, 4.0] and seen == [[2, 4]]
+    with pytest.raises(ValueError, match=r"algorithm.reduction 'test_seen' is already registered"):
+        register_reduction("test_seen")(by_token)
+
+
+def test_wrong_weights_and_shares_are_named() -> None:
+    with pytest.raises(ValueError, match=rf"algorithm.reduction={HERE}:too_few: expected 2 weights"):
+        find_reduction(f"{HERE}:too_few")(rollouts(), 7)
+    with pytest.raises(ValueError, match=r"unknown decay 'cosin' \(did you mean 'cosine'\?\)"):
+        AdamW(decay="cosin")
+    with pytest.raises(ValueError, match=rf"decay={HERE}:says_nothing: it gave 'fast' at progress 0"):
+        AdamW(decay=f"{HERE}:says_nothing")
+
+
+def test_a_decay_of_one_s_own_follows_the_warm_up_and_keeps_the_final_rate() -> None:
+    own = AdamW(learning_rate=0.1, decay=f"{HERE}:halve", warmup_steps=2)
+    assert [own.at(step, 6).learning_rate for step in range(6)] == pytest.approx(
+        [0.1 / 3, 0.2 / 3, 0.1, 0.1, 0.05, 0.05]
+    )
+    kept = AdamW(learning_rate=0.1, decay=f"{HERE}:halve", final_rate=0.2)
+    assert kept.at(3, 4).learning_rate == pytest.approx(0.1 * (0.2 + 0.8 * 0.5))
+    register_decay("test_linear")(falls_linearly)
+    assert [AdamW(decay="test_linear").at(i, 5) for i in range(5)] == [AdamW(decay="linear").at(i, 5) for i in range(5)]
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Iterator[Callable[..., rlvr.Run]]:
+    def run(name: str, **given: Any) -> rlvr.Run:
+        return rlvr.train(
+            data="toy", reward="tests.algorithms.test_own_functions:is_long", client="mock", steps=4, max_tokens=5,
+            group_size=4, prompts_per_step=2, evaluation={"tasks": 2, "samples": 2}, root=tmp_path, name=name,
+            quiet=True, **given,
+        )  # fmt: skip
+
+    yield run
+
+
+def is_long(prompt: str, response: str, meta: Any) -> float:
+    return math.tanh(len(response) / 20)
+
+
+def test_a_run_takes_both_as_functions_and_has_the_bits_of_the_built_in_ones(train: Callable[..., rlvr.Run]) -> None:
+    built_in = train("a", algorithm={"reduction": "token_mean"}, optimizer=AdamW(learning_rate=0.1, decay="linear"))
+    own = train(
+        "b",
+        algorithm={"reduction": lambda lengths, max_tokens: [1 / sum(lengths)] * len(lengths)},
+        optimizer=AdamW(learning_rate=0.1, decay=lambda progress: 1 - progress),  # type: ignore[arg-type]
+    )
+    assert own.summary["weights_sha256"] == built_in.summary["weights_sha256"]
+    other = train("c", algorithm={"reduction": "token_mean"}, optimizer=AdamW(learning_rate=0.1))
+    assert other.summary["weights_sha256"] != built_in.summary["weights_sha256"]
