@@ -336,15 +336,12 @@ def test_huge_answers_are_truncated_and_pages_of_them_end_early(tmp_path: Path):
 def test_an_answer_that_cannot_be_stored_ends_only_its_session(store_url: str):
     """The answer is lost, and the session's row is written."""
 
-    async def end() -> None:
-        live = LiveSession(Session("s", "t", "x", status=Status.FAILED), target=None)  # pyright: ignore[reportArgumentType]
-        live.experiences = [Experience("s", "t", 1, "x", "y", num_tokens=2**80)]
-        live.unsaved = list(live.experiences)
-        await SessionWriter(store, "here").finish(live)
-
+    live = LiveSession(Session("s", "t", "x", status=Status.FAILED), target=None)  # pyright: ignore[reportArgumentType]
+    live.experiences = [Experience("s", "t", 1, "x", "y", num_tokens=2**80)]
+    live.unsaved = list(live.experiences)
     with closing(open_store(store_url)) as store:
         store.add_session(Session("s", "t", "x", status=Status.RUNNING))
-        asyncio.run(end())
+        SessionWriter(store, "here").finish(live)
         session = store.session("s")
         assert session is not None and (session.status, session.iterations) == (Status.FAILED, 0)
         assert store.count() == 0
