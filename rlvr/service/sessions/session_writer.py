@@ -52,8 +52,7 @@ class SessionWriter:
     async def read(self, call: Callable[[], T]) -> T:
         """Run a call of the store that only reads, in its owner's turn: thousands may watch a session, and no write and
         no heartbeat waits for them."""
-        async with self._read_slots.hold(current_owner()):
-            return await asyncio.to_thread(call)
+        return await self._read_slots.run(current_owner(), call)
 
     def write_once(self, call: Callable[[], T]) -> T:
         """Run a write of a session. Blocks, as all that writes."""

@@ -63,6 +63,7 @@ CANCEL_S = 2.0  # for the current iteration of a cancelled session to finish
 POLL_S = 0.5  # between two reads of a session that another process works on
 MOST_ANSWERS = 5_000  # experiences read for one response
 WATCH_PAGE = 5  # answers read at a time for a watcher: a slow one holds no more than these in memory
+UNOWNED = 48  # threads for all that is not a session's work: the heartbeat, reads and /grade, which have slots
 MEASURED = 500  # newest sessions that `verifier_accuracy` covers
 
 log = get_logger("rlvr.service.sessions.sessions")
@@ -88,7 +89,7 @@ class Sessions:
         self._live: dict[str, LiveSession] = {}
         self._writer = SessionWriter(store, instance, patience_s)
         self.wait_out = self._writer.wait_out
-        self.threads = FairThreads(max(32, 4 * settings.limits.sessions), "work")
+        self.threads = FairThreads(max(32, 4 * settings.limits.sessions), "work", UNOWNED)
         self._slots = FairSlots(settings.limits.sessions)
         self._building = Counter[str]()  # sessions whose task is being built, by `turn_of`
         self._heartbeat: asyncio.Task[None] | None = None
