@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from anyio import CapacityLimiter
 from starlette.requests import Request
 
 from rlvr.core.chat_client import MOST_TOKENS, ChatClient, ChatError, Cost, Dialect, Endpoint
+from rlvr.core.fair_slots import FairSlots
 from rlvr.core.types import Outcome
 from rlvr.reward import resolve_reward
 from rlvr.reward.graders import Grader
@@ -114,7 +114,7 @@ def test_a_long_body_is_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch)
 
     async def read() -> Any:
         request = Request({"type": "http"}, receive)
-        return await strict_routes.StrictRequest(request, requests.TrainBody, CapacityLimiter(1)).json()
+        return await strict_routes.StrictRequest(request, requests.TrainBody, FairSlots(1)).json()
 
     monkeypatch.setattr(requests, "_check_value", check)
     body = asyncio.run(read())

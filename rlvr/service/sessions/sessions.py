@@ -348,10 +348,13 @@ class Sessions:
                 vars(live.session).update(session_results.session_progress(live.experiences))
             if live.store_error is not None:
                 raise live.store_error
+            if not answers:
+                return
             try:
                 self._writer.save(live)
             except StoreDown as error:
-                live.store_error = error
+                if live.phase < Phase.ENDING:  # else its end is written, with as much patience as any
+                    live.store_error = error
                 raise
             for e, _ in answers:
                 live.publish(iteration_event(e))
