@@ -6,7 +6,8 @@
 Such an endpoint knows no tokens of ours, so a token is a character here (`CodePointTokenizer`): the same rollout and
 the same environments play over it. It gives no log-probs, and none are made up: its answers can be judged, stored and
 refined, and nothing can be trained on them. Requests run on one event loop for the process (`rlvr.reward.coroutines`),
-so a future can be awaited on any loop or read from any thread, and cancelling an await cancels its request.
+so a future can be awaited on any loop or read from any thread, and cancelling an await cancels its request. With
+`is_awaited` they are tasks of the caller's own loop, and nothing changes threads.
 
 Left out on purpose: streaming, tools, images and log-probs that some endpoints offer (of their tokens, not of ours).
 """
@@ -157,15 +158,19 @@ class EndpointStatus:
 
 
 class RequestFuture(Generic[T]):
-    """A request under way: `.result()` blocks from any thread, `await` works on any event loop."""
+    """A request under way: `.result()` blocks from any thread, `await` works on any event loop. One that is a task of
+    its caller's loop can only be awaited there."""
 
-    def __init__(self, running: concurrent.futures.Future[T]) -> None:
+    def __init__(self, running: concurrent.futures.Future[T] | asyncio.Task[T]) -> None:
         self._running = running
 
     def result(self, timeout: float | None = None) -> T:
-        if in_loop_thread() and not self._running.done():
-            raise RuntimeError(".result() would block the event loop that runs this request: await it instead")
-        return self._running.result(timeout)
+        if isinstance(self._running, asyncio.Task):
+            if self._running.done():
+                return self._running.result()
+        elif self._running.done() or not in_loop_thread():
+            return self._running.result(timeout)
+        raise RuntimeError(".result() would block the event loop that runs this request: await it instead")
 
     async def result_async(self, timeout: float | None = None) -> T:
         async with asyncio.timeout(timeout):
@@ -180,11 +185,13 @@ class EndpointSamplingClient:
     alone.
 
     `temperature`, unless None, replaces that of the request, so that an environment can choose it per completion.
-    `status` is the result of the last request, None before the first.
+    `status` is the result of the last request, None before the first. `is_awaited`: requests run on the event loop that
+    calls `sample`, and their results can only be awaited there.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, *, is_awaited: bool = False) -> None:
         self.endpoint, self.usage = endpoint, Usage()
+        self._start = asyncio.create_task if is_awaited else start_coroutine
         self.temperature: float | None = None
         self._connection = EndpointConnection(endpoint)
         self._tokenizer = CodePointTokenizer()
@@ -225,7 +232,7 @@ class EndpointSamplingClient:
         if self.temperature is not None:
             asked = replace(asked, temperature=self.temperature)
         text = _UNSENDABLE.sub("\ufffd", self._tokenizer.decode(prompt.tokens))
-        return RequestFuture(start_coroutine(self._all(text, num_samples, asked)))
+        return RequestFuture(self._start(self._all(text, num_samples, asked)))
 
     async def _all(self, text: str, count: int, asked: SamplingParams) -> SampleResponse:
         tasks = [asyncio.create_task(self._one(text, asked, i)) for i in range(count)]
@@ -274,7 +281,7 @@ class EndpointSamplingClient:
 
     def ping(self) -> Future[EndpointStatus]:
         """Check that the endpoint answers, by a request without content, and set `status`."""
-        return RequestFuture(start_coroutine(self._connection.ping()))
+        return RequestFuture(self._start(self._connection.ping()))
 
     def compute_logprobs(self, prompt: ModelInput, temperature: float = 1.0) -> Future[list[float | None]]:
         raise ValueError("compute_logprobs: a text endpoint gives none; use a model here or a Tinker server")

@@ -240,7 +240,7 @@ class ChatClient:
             async with asyncio.timeout(self.endpoint.timeout_s):
                 head = {"content-type": "application/json"}
                 async with self._client.stream("POST", where, content=content, headers=head) as response:
-                    body = b""
+                    body = bytearray()  # grows in place: a reply may come byte by byte
                     async for chunk in response.aiter_bytes():
                         body += chunk
                         if len(body) > MAX_REPLY:
@@ -255,7 +255,7 @@ class ChatClient:
             return ChatError("bad_reply", f"{where}: {type(error).__name__}: {self._redact(str(error))}"), None
         status, detail = response.status_code, self._show(body)
         if status == 200:
-            reply = read(body)
+            reply = read(bytes(body))
             return reply, 0.0 if isinstance(reply, ChatError) and self._again(reply) else None
         if 300 <= status < 400:
             return ChatError("redirected", f"{where} answered {status}, a redirect, which is not followed"), None
@@ -315,7 +315,7 @@ class ChatClient:
             return False
         return self.endpoint.retry_empty if failure.reason == "empty" else not failure.text_at_fault
 
-    def _show(self, body: bytes) -> str:
+    def _show(self, body: bytes | bytearray) -> str:
         """The beginning of an answer, for messages."""
         return self._redact(body[:2000].decode("utf-8", "replace")).strip()[:500]
 

@@ -3,6 +3,7 @@
     slots = FairSlots(20)                 # on one event loop
     async with slots.hold("key-1", "batch-7"):
         ...
+    rows = await slots.run("key-1", read_rows)       # a call that blocks, in a thread
 
     threads = FairThreads(80, "work")     # a thread pool, for `asyncio.to_thread` too
     loop.set_default_executor(threads)
@@ -14,6 +15,7 @@ all: it shares with no one.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Hashable
@@ -21,9 +23,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from rlvr.core.fair_queue import FairQueue, current_owner
+from rlvr.core.fair_queue import FairQueue, current_owner, run_as_owner
+
+T = TypeVar("T")
 
 
 def share_of(count: int) -> int:
@@ -52,6 +56,27 @@ class FairSlots:
     @asynccontextmanager
     async def hold(self, owner: str, group: Hashable = None) -> AsyncIterator[None]:
         """Wait for a slot and hold it. The groups of an owner take turns too."""
+        await self._take(owner, group)
+        try:
+            yield
+        finally:
+            self._release(owner)
+
+    async def run(self, owner: str, call: Callable[[], T]) -> T:
+        """Wait for a slot, and for a call that blocks, in a thread of the event loop. The slot is held until the call
+        ends, also if the caller is cancelled before. The slots are its turn: in `FairThreads` it waits for no other."""
+        await self._take(owner)
+        context = contextvars.copy_context()
+        running = run_as_owner("", asyncio.get_running_loop().run_in_executor, None, lambda: context.run(call))
+
+        def end(done: asyncio.Future[T]) -> None:
+            self._release(owner)
+            _ = done.cancelled() or done.exception()  # read here: its caller may have left
+
+        running.add_done_callback(end)
+        return await asyncio.shield(running)
+
+    async def _take(self, owner: str, group: Hashable = None) -> None:
         turn = _Turn(owner, asyncio.get_running_loop().create_future())
         self._waiting.add(owner, group, turn)
         self._admit()
@@ -62,10 +87,6 @@ class FairSlots:
             if turn.has_slot:  # it was cancelled at the moment at which its turn came
                 self._release(owner)
             raise
-        try:
-            yield
-        finally:
-            self._release(owner)
 
     def refuse_waiting(self, error: Exception) -> None:
         """Raise `error` in all that wait."""
@@ -123,11 +144,12 @@ class LoopTurns:
 
 
 class FairThreads(ThreadPoolExecutor):
-    """A thread pool whose work belongs to the `current_owner` of the call that submits it."""
+    """A thread pool of `count` threads whose work belongs to the `current_owner` of the call that submits it, and of
+    `unowned` more for work without an owner, which the others can never keep waiting."""
 
-    def __init__(self, count: int, name: str) -> None:
-        super().__init__(count, thread_name_prefix=name)
-        self._share, self._turns = share_of(count), threading.Lock()
+    def __init__(self, count: int, name: str, unowned: int = 0) -> None:
+        super().__init__(count + unowned, thread_name_prefix=name)
+        self._count, self._share, self._turns = count, share_of(count), threading.Lock()
         self._waiting, self._running = FairQueue[tuple[str, Future[Any], Callable[[], Any]]](), Counter[str]()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
@@ -152,7 +174,8 @@ class FairThreads(ThreadPoolExecutor):
 
     def _take(self) -> tuple[str, Future[Any], Callable[[], Any]] | None:
         with self._turns:
-            taken = self._waiting.pop(lambda one: not one[0] or self._running[one[0]] < self._share)
+            is_full = self._running.total() - self._running[""] >= self._count
+            taken = self._waiting.pop(lambda one: not one[0] or (not is_full and self._running[one[0]] < self._share))
             if taken is not None:
                 self._running[taken[0]] += 1
             return taken

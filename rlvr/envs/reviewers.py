@@ -10,11 +10,13 @@ that they review is in `rlvr.envs.refine`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextvars
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlvr.core.fair_queue import run_as_owner
+from rlvr.core.fair_queue import become_owner
 from rlvr.core.types import Outcome, StopReason, Task
 from rlvr.reward.blend import Blend, session_reward
 from rlvr.reward.code import CodeProblem, extract
@@ -67,50 +69,76 @@ class Reviewer(Protocol):
     async def review(self, attempt: Attempt) -> Review: ...
 
 
-RecordAttempt = Callable[[Attempt, Feedback], Awaitable[None]]
+@dataclass(frozen=True)
+class JudgedAttempt:
+    """An attempt with its feedback. `sample` is the number that its reviewer was given."""
+
+    attempt: Attempt
+    feedback: Feedback
+    sample: int = 0
+
+
+RecordAttempts = Callable[[Sequence[JudgedAttempt]], None]
+_Waiting = tuple[Attempt, int, asyncio.Future[Feedback]]
 
 
 class BlendJudge:
     """Judges attempts by a blend of verifiers. Attempts of one pass of the event loop (one turn) share one call.
 
-    Verifiers may block (a sandbox, a judge's endpoint), so they run in a thread beside the loop, for `owner`: programs
-    of different owners take turns in the sandbox.
+    Verifiers may block (a sandbox, a judge's endpoint), so they run in a thread beside the loop (of `threads`, or the
+    loop's own), for `owner`: programs of different owners take turns in the sandbox. The same thread then passes the
+    attempts to `record`, which may block too, before any of them gets its feedback; what it raises, each of them gets.
     """
 
-    def __init__(self, blend: Blend, owner: str = "") -> None:
-        self.blend, self._owner = blend, owner
-        self._queues: dict[asyncio.AbstractEventLoop, list[tuple[Case, asyncio.Future[Feedback]]]] = {}
+    def __init__(
+        self, blend: Blend, owner: str = "", *, record: RecordAttempts | None = None, threads: Executor | None = None
+    ) -> None:
+        self.blend, self._owner, self._record, self._threads = blend, owner, record, threads
+        self._queues: dict[asyncio.AbstractEventLoop, list[_Waiting]] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # an event loop keeps only weak references to its tasks
 
-    async def judge(self, attempt: Attempt) -> Feedback:
+    async def judge(self, attempt: Attempt, sample: int = 0) -> Feedback:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Feedback] = loop.create_future()
         if loop not in self._queues:
             self._queues[loop] = []
             loop.call_soon(lambda: self._start(loop))  # after the episodes that step in this pass
-        self._queues[loop].append((_case(attempt), future))
+        self._queues[loop].append((attempt, sample, future))
         return await future
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        task = loop.create_task(self._judge(self._queues.pop(loop)))
+        task = loop.create_task(self._judge(loop, self._queues.pop(loop)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _judge(self, batch: list[tuple[Case, asyncio.Future[Feedback]]]) -> None:
+    async def _judge(self, loop: asyncio.AbstractEventLoop, batch: list[_Waiting]) -> None:
+        become_owner(self._owner)  # of this task and of its call
+        context = contextvars.copy_context()
         results: list[Feedback] | list[Exception]
         try:
-            cases = [case for case, _ in batch]
-            results = await asyncio.to_thread(run_as_owner, self._owner, self.blend.judge_many, cases)
+            results = await loop.run_in_executor(self._threads, lambda: context.run(self._judge_and_record, batch))
             assert len(results) == len(batch)
-        except Exception as error:  # verifiers raise nothing: this is a bug, and every caller gets it
+        except Exception as error:  # of `record`: verifiers raise nothing
             results = [error] * len(batch)
-        for (_, future), result in zip(batch, results, strict=True):
+        for (_, _, future), result in zip(batch, results, strict=True):
             if future.done():  # the episode was cancelled meanwhile
                 continue
             if isinstance(result, Exception):
                 future.set_exception(result)
             else:
                 future.set_result(result)
+
+    def _judge_and_record(self, batch: list[_Waiting]) -> list[Feedback]:
+        feedbacks = self.blend.judge_many([_case(attempt) for attempt, _, _ in batch])
+        if self._record is not None:
+            judged = [
+                JudgedAttempt(attempt, feedback, sample)
+                for (attempt, sample, future), feedback in zip(batch, feedbacks, strict=True)
+                if not future.done()  # of an episode that was cancelled nothing is recorded
+            ]
+            if judged:
+                self._record(judged)
+        return feedbacks
 
 
 def _case(attempt: Attempt) -> Case:
@@ -125,8 +153,8 @@ class BlendReviewer:
     when no verifier could judge (`unjudged`; if advisory ones did, once they have no new objection), when the caller is
     not interested any more (`cancelled`), or when the `session_reward` changes by less than `convergence_threshold`
     from one attempt to the next (`converged`; 0 turns this off, as a verifier that says only right or wrong needs).
-    Every attempt after the first costs `attempt_cost` of the episode's reward. `record` is awaited with every attempt
-    and its feedback before the next attempt is sampled.
+    Every attempt after the first costs `attempt_cost` of the episode's reward. `sample` is the episode's number, for
+    the judge's `record`.
     """
 
     def __init__(
@@ -136,22 +164,20 @@ class BlendReviewer:
         min_confidence: float = 0.8,
         convergence_threshold: float = 0.0,
         attempt_cost: float = 0.0,
-        record: RecordAttempt | None = None,
+        sample: int = 0,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         if not 0 <= min_confidence <= 1:
             raise ValueError(f"min_confidence={min_confidence}, expected from 0 to 1")
         if not 0 <= convergence_threshold <= 2:
             raise ValueError(f"convergence_threshold={convergence_threshold}, expected from 0 (off) to 2")
-        self._judge, self._record, self._cancelled = judge, record, cancelled
+        self._judge, self._sample, self._cancelled = judge, sample, cancelled
         self._min_confidence, self._threshold, self._cost = min_confidence, convergence_threshold, attempt_cost
         self._last_reward: float | None = None
         self._last_errors: tuple[str, ...] = ()
 
     async def review(self, attempt: Attempt) -> Review:
-        feedback = await self._judge.judge(attempt)
-        if self._record is not None:
-            await self._record(attempt, feedback)
+        feedback = await self._judge.judge(attempt, self._sample)
         reward, before = session_reward(feedback, 1), self._last_reward
         self._last_reward = reward
         cost = -self._cost if attempt.number > 1 else 0.0

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from rlvr.core.fair_slots import FairThreads
 from rlvr.core.gc_pause import paused_collection
 from rlvr.core.plugins import import_modules
 from rlvr.engine import malloc
@@ -92,8 +91,6 @@ def build(settings: Settings, keys: ApiKeys, port: int) -> Service:
 async def lifespan(service: Service, say: Callable[[str], None]) -> AsyncIterator[None]:
     """Start and end what runs beside the requests."""
     service.loop = asyncio.get_running_loop()
-    # A verifier holds its thread while a judge answers: Python's few default threads would be one queue for all.
-    service.loop.set_default_executor(FairThreads(max(32, 4 * service.settings.limits.sessions), "work"))
     await service.sessions.open()
     if service.judge is not None:
         service.judge.start()

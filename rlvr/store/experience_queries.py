@@ -16,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql.dml import ReturningInsert
 
 from rlvr.store.connections import Database
 from rlvr.store.records import Experience, Status
@@ -26,6 +27,7 @@ REWARD_SPAN = 2.0  # a session's reward is in [0, 2]: what a rating of 1 is wort
 CODE = 200  # characters of an error type by which it is counted: PostgreSQL's indexes take no long ones
 _WITHOUT_TOKENS = [c for c in experiences.c if c.name not in ("tokens", "logprobs")]
 Key = tuple[str, int, int]
+_KEY = (experiences.c.session_id, experiences.c.sample, experiences.c.iteration)
 _TEXTS = ("prompt", "generated_output", "feedback", "scores", "tokens", "logprobs")
 _COLUMNS = [column for column in experiences.c if column.name not in _TEXTS]
 
@@ -61,13 +63,16 @@ class ExperienceQueries(Database):
                 update_row(connection, session_id, None, progress)
             return ids, was_expected
 
-    def _insert(self, connection: sa.Connection, new: Sequence[Experience]) -> list[int]:
-        rows = {_key(e): _row(e) for e in new}
+    @cached_property
+    def _insert_once(self) -> ReturningInsert[Any, Any, Any, Any]:
         insert = (sqlite if self.is_sqlite else postgresql).insert(experiences)
         once = insert.on_conflict_do_nothing(index_elements=["session_id", "sample", "iteration"])
-        key = (experiences.c.session_id, experiences.c.sample, experiences.c.iteration)
+        return once.returning(experiences.c.id, *_KEY)
+
+    def _insert(self, connection: sa.Connection, new: Sequence[Experience]) -> list[int]:
+        rows = {_key(e): _row(e) for e in new}
         try:
-            written = connection.execute(once.returning(experiences.c.id, *key), list(rows.values()))
+            written = connection.execute(self._insert_once, list(rows.values()))
         except exc.IntegrityError as error:
             known = ", ".join(sorted({session for session, _, _ in rows}))[:200]
             raise ValueError(f"experiences: one of the sessions {known} does not exist; add it first") from error
@@ -82,7 +87,7 @@ class ExperienceQueries(Database):
             connection.execute(sa.insert(error_types), codes)
         missing = [key for key in rows if key not in ids]
         for session, sample, iteration in missing:
-            same = zip(key, (session, sample, iteration), strict=True)
+            same = zip(_KEY, (session, sample, iteration), strict=True)
             found = sa.select(experiences.c.id).where(*(column == value for column, value in same))
             ids[session, sample, iteration] = connection.scalars(found).one()
         return [ids[_key(e)] for e in new]

@@ -98,6 +98,43 @@ def test_an_owner_leaves_threads_to_others_and_work_without_an_owner_gets_all():
     assert asyncio.run(run([""] * 12)) == [""] * 4
 
 
+def test_owners_never_keep_work_without_an_owner_waiting():
+    release, threads = threading.Event(), FairThreads(2, "test", unowned=1)
+    busy = [run_as_owner(owner, threads.submit, release.wait, 10) for owner in ("a", "b", "c", "a")]
+    try:
+        assert threads.submit(lambda: "free").result(10) == "free"
+        assert run_as_owner("d", threads.submit, lambda: "waits").running() is False
+        assert sum(one.running() for one in busy) == 2
+    finally:
+        release.set()
+        threads.shutdown()
+
+
+def test_a_slot_is_held_until_its_call_ends_also_without_its_caller():
+    async def run() -> None:
+        slots, release, begun = FairSlots(1), threading.Event(), threading.Event()
+
+        def work() -> str:
+            begun.set()
+            release.wait(10)
+            return current_owner()
+
+        become_owner("me")
+        left = asyncio.create_task(slots.run("me", work))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        after = asyncio.create_task(slots.run("me", work))
+        await asyncio.sleep(0.05)
+        assert slots.waiting("me") == 1
+        release.set()
+        assert await after == "me"
+
+    asyncio.run(run())
+
+
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +14,9 @@ from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import StepResult
 from rlvr.core.types import Outcome, Score, StopReason, Task
 from rlvr.envs.refine import RefineEnv
-from rlvr.envs.reviewers import Attempt, BlendJudge, BlendReviewer, Review
+from rlvr.envs.reviewers import Attempt, BlendJudge, BlendReviewer, JudgedAttempt, Review
 from rlvr.reward import register_reward, resolve_reward
 from rlvr.reward.blend import Blend
-from rlvr.reward.feedback import Feedback
 from rlvr.rollout import Group, Trajectory, rollout, score
 from tests.kit.code_rows import chat_tokenizer
 
@@ -112,10 +112,12 @@ def test_feedback_is_a_turn_of_the_user_or_lines_after_the_answer() -> None:
 def test_attempts_are_recorded_before_the_next_one_is_asked_for() -> None:
     events: list[str] = []
 
-    async def record(attempt: Attempt, feedback: Feedback) -> None:
-        await asyncio.sleep(0.01)
-        events.append(f"{attempt.number} {attempt.answer} {feedback.confidence} {attempt.last} {attempt.stop_reason}")
-        prompts.append(attempt.prompt)
+    def record(judged: Sequence[JudgedAttempt]) -> None:
+        time.sleep(0.01)
+        for one in judged:
+            attempt, confidence = one.attempt, one.feedback.confidence
+            events.append(f"{attempt.number} {attempt.answer} {confidence} {attempt.last} {attempt.stop_reason}")
+            prompts.append(attempt.prompt)
 
     def say(i: int) -> list[int]:
         events.append(f"asked {i}")
@@ -123,7 +125,7 @@ def test_attempts_are_recorded_before_the_next_one_is_asked_for() -> None:
 
     prompts: list[str] = []
     task = Task("t", PLAIN)
-    reviewer = BlendReviewer(BlendJudge(Blend.of(["share_of_ten_in_test"])), record=record)
+    reviewer = BlendReviewer(BlendJudge(Blend.of(["share_of_ten_in_test"]), record=record))
     env = RefineEnv(task, TEXT, reviewer, max_turns=2)
     sampler = ScriptedSamplingClient(TEXT, say)
     rollout([Group("g", task, [env])], sampler, SamplingParams(max_tokens=9), seed=1)

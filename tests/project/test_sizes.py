@@ -77,6 +77,7 @@ FIELDS = {
     "_Episode": STATE,
     "Service": STATE,
     "LiveSession": STATE,
+    "SessionJob": "all that a generator is told of a session, and nothing else",
     "RunQueue": STATE,
     "RunExecutor": STATE,
     "SampleRequests": STATE,

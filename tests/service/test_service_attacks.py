@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from anyio import CapacityLimiter
 from starlette.requests import Request
 
 from rlvr.core.chat_client import MOST_TOKENS, ChatClient, ChatError, Cost, Dialect, Endpoint
+from rlvr.core.fair_slots import FairSlots
 from rlvr.core.types import Outcome
 from rlvr.reward import resolve_reward
 from rlvr.reward.graders import Grader
@@ -114,7 +114,7 @@ def test_a_long_body_is_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch)
 
     async def read() -> Any:
         request = Request({"type": "http"}, receive)
-        return await strict_routes.StrictRequest(request, requests.TrainBody, CapacityLimiter(1)).json()
+        return await strict_routes.StrictRequest(request, requests.TrainBody, FairSlots(1)).json()
 
     monkeypatch.setattr(requests, "_check_value", check)
     body = asyncio.run(read())
@@ -336,15 +336,12 @@ def test_huge_answers_are_truncated_and_pages_of_them_end_early(tmp_path: Path):
 def test_an_answer_that_cannot_be_stored_ends_only_its_session(store_url: str):
     """The answer is lost, and the session's row is written."""
 
-    async def end() -> None:
-        live = LiveSession(Session("s", "t", "x", status=Status.FAILED), target=None)  # pyright: ignore[reportArgumentType]
-        live.experiences = [Experience("s", "t", 1, "x", "y", num_tokens=2**80)]
-        live.unsaved = list(live.experiences)
-        await SessionWriter(store, "here").finish(live)
-
+    live = LiveSession(Session("s", "t", "x", status=Status.FAILED), target=None)  # pyright: ignore[reportArgumentType]
+    live.experiences = [Experience("s", "t", 1, "x", "y", num_tokens=2**80)]
+    live.unsaved = list(live.experiences)
     with closing(open_store(store_url)) as store:
         store.add_session(Session("s", "t", "x", status=Status.RUNNING))
-        asyncio.run(end())
+        SessionWriter(store, "here").finish(live)
         session = store.session("s")
         assert session is not None and (session.status, session.iterations) == (Status.FAILED, 0)
         assert store.count() == 0

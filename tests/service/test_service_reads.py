@@ -104,7 +104,7 @@ def test_those_who_watch_sessions_keep_no_write_and_no_other_owner_waiting() -> 
         greedy = [asyncio.create_task(ask_as("anna", writer.read(partial(release.wait, 30)))) for _ in range(200)]
         try:
             await asyncio.sleep(0.05)
-            assert await asyncio.wait_for(writer.run(lambda: "written"), 10) == "written"
+            assert await asyncio.wait_for(asyncio.to_thread(writer.write_once, lambda: "written"), 10) == "written"
             assert await asyncio.create_task(ask_as("bob", writer.read(lambda: "read"))) == "read"
         finally:
             release.set()

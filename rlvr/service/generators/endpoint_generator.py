@@ -1,7 +1,8 @@
 """A generator with a model behind a URL: its weights cannot be trained, so the prompting strategy learns.
 
 Each episode samples through its own view of one client, with strategies that all sessions share
-(`rlvr.service.learning.strategies`), and is played by the project's rollout on the service's event loop.
+(`rlvr.service.learning.strategies`), and is played by the project's rollout. All of it, the requests too, is on the
+service's event loop; a thread judges and stores each answer.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,16 +19,14 @@ from rlvr.core import rng
 from rlvr.core.chat_client import Endpoint
 from rlvr.core.messages import SamplingParams
 from rlvr.envs.refine import RefineEnv
-from rlvr.envs.reviewers import Attempt, BlendJudge, BlendReviewer
+from rlvr.envs.reviewers import JudgedAttempt
 from rlvr.reward.blend import session_reward
-from rlvr.reward.feedback import Feedback
 from rlvr.rollout import Group, play_group
 from rlvr.service.learning.credit import compute_gains
 from rlvr.service.learning.strategy_policy import EvidenceStore, StrategyLearner, StrategyPrompter
 from rlvr.service.service_options import TrainingConfig
 from rlvr.service.sessions.jobs import SessionFailure, SessionJob, SessionOutcome, build_experience
 from rlvr.service.sessions.verification import EnvironmentTask
-from rlvr.store import StoreDown
 from rlvr.store.records import Experience
 from rlvr.web.logs import get_logger
 
@@ -53,13 +51,15 @@ class EndpointGenerator:
     def __init__(
         self, endpoint: Endpoint, store: EvidenceStore, config: TrainingConfig, *, max_tokens: int, seed: int = 0
     ) -> None:
-        self.client = EndpointSamplingClient(endpoint)
+        self.client = EndpointSamplingClient(endpoint, is_awaited=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.name = self.client.fingerprint
         self._params, self._seed = SamplingParams(max_tokens=max_tokens), seed
         self.strategies = StrategyLearner(store, config)
         self._last_ping = -math.inf
 
     def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._ping()
 
     def health(self) -> dict[str, Any]:
@@ -79,10 +79,13 @@ class EndpointGenerator:
         self.strategies.refresh()
 
     def _ping(self) -> None:
-        """Check whether the endpoint answers; the next `health` shows the result."""
-        if time.monotonic() - self._last_ping > PING_INTERVAL_S:
+        """Check whether the endpoint answers; the next `health`, which any thread may call, shows the result."""
+        if self._loop is not None and self._loop.is_running() and time.monotonic() - self._last_ping > PING_INTERVAL_S:
             self._last_ping = time.monotonic()
-            self.client.ping()
+            self._loop.call_soon_threadsafe(self._start_ping)
+
+    def _start_ping(self) -> None:
+        self._pinging = self.client.ping()  # an event loop keeps only weak references to its tasks
 
     def task_from_prompt(self, text: str) -> EnvironmentTask | None:
         return None
@@ -91,8 +94,6 @@ class EndpointGenerator:
         return None
 
     async def run(self, job: SessionJob) -> SessionOutcome:
-        with suppress(StoreDown):  # other instances' updates are useful, not necessary
-            await asyncio.to_thread(self.strategies.refresh)
         outcome = SessionOutcome()
         episodes = [asyncio.create_task(self._episode(job, i, outcome)) for i in range(job.samples or 1)]
         try:
@@ -117,19 +118,18 @@ class EndpointGenerator:
         rewards: list[float | None] = []
         began, counted = time.time(), replace(view.usage)
 
-        async def record(attempt: Attempt, feedback: Feedback) -> None:
+        def record(judged: Sequence[JudgedAttempt]) -> None:
             nonlocal began, counted
-            choice = prompter.choices[attempt.number - 1]
-            rewards.append(session_reward(feedback, 1))
+            (one,) = judged
+            choice = prompter.choices[one.attempt.number - 1]
+            rewards.append(session_reward(one.feedback, 1))
             usage = view.usage
             completion_tokens = usage.completion_tokens - counted.completion_tokens
             prompt_tokens = usage.prompt_tokens - counted.prompt_tokens
             job.metrics.observe_generation(usage.seconds - counted.seconds, prompt_tokens, completion_tokens)
             e = build_experience(
                 job,
-                attempt,
-                feedback,
-                sample=sample,
+                one,
                 began=began,
                 num_tokens=completion_tokens,
                 action=choice.strategy.name,
@@ -137,16 +137,10 @@ class EndpointGenerator:
                 policy_version=self.strategies.policy.updates,
                 policy_fingerprint=self.name,
             )
-            await job.record(e, feedback)
+            job.record([(e, one.feedback)])
             began, counted = time.time(), replace(usage)
 
-        reviewer = BlendReviewer(
-            BlendJudge(job.target.blend, job.owner),
-            min_confidence=job.min_confidence,
-            convergence_threshold=job.convergence_threshold,
-            record=record,
-            cancelled=job.is_cancelled,
-        )
+        reviewer = job.open_reviewer(job.open_judge(record), sample, job.is_cancelled)
         env = RefineEnv(
             job.task, view.get_tokenizer(), reviewer, compose=prompter.compose, max_turns=job.max_iterations
         )
@@ -159,9 +153,9 @@ class EndpointGenerator:
             if gain is not None:
                 outcome.gains[sample, number] = gain
 
-    async def learn(self, answers: Sequence[Experience]) -> None:
+    def learn(self, answers: Sequence[Experience]) -> None:
         """Update the strategies once."""
-        await asyncio.to_thread(self.strategies.learn, answers)
+        self.strategies.learn(answers)
 
     def learning(self) -> dict[str, Any]:
         return self.strategies.learning()

@@ -14,6 +14,7 @@ session that arrives later for the batch.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import math
 import queue
@@ -29,9 +30,8 @@ from rlvr.core.messages import SamplingParams
 from rlvr.core.types import Task, Trajectory, group_by
 from rlvr.envs.prompt import UnwritableText, encode_prompt
 from rlvr.envs.refine import RefineEnv
-from rlvr.envs.reviewers import Attempt, BlendJudge, BlendReviewer
+from rlvr.envs.reviewers import JudgedAttempt, RecordAttempts
 from rlvr.reward.blend import session_reward
-from rlvr.reward.feedback import Feedback
 from rlvr.rollout import Group, rollout
 from rlvr.service.learning.session_learner import LearnerOptions, SessionLearner
 from rlvr.service.learning.shared_learner import SharedLearner
@@ -63,23 +63,18 @@ class EngineOptions:
 
 @dataclass(eq=False)
 class _EngineRequest:
-    """A job for the thread. Its `record` runs on `loop`, where its future is awaited too."""
+    """A job for the thread."""
 
     job: SessionJob
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[SessionOutcome]
+    future: concurrent.futures.Future[SessionOutcome]
     rewards: dict[AnswerKey, float | None] = field(default_factory=dict[AnswerKey, float | None])
     envs: list[RefineEnv] = field(default_factory=list[RefineEnv])
     group: list[Trajectory] = field(default_factory=list[Trajectory])
     failure: Exception | None = None
 
     def settle(self, result: SessionOutcome | Exception) -> None:
-        def set_result() -> None:
-            if not self.future.done():
-                self.future.set_exception(result) if isinstance(result, Exception) else self.future.set_result(result)
-
-        with suppress(RuntimeError):  # the loop is closed: the result is not awaited any more
-            self.loop.call_soon_threadsafe(set_result)
+        with suppress(concurrent.futures.InvalidStateError):  # the session was cancelled meanwhile
+            self.future.set_exception(result) if isinstance(result, Exception) else self.future.set_result(result)
 
 
 class EngineGenerator:
@@ -140,12 +135,11 @@ class EngineGenerator:
     async def run(self, job: SessionJob) -> SessionOutcome:
         if self._state == "down" or self._closing:
             raise SessionFailure("generator_down", self._detail if self._state == "down" else "the service is stopping")
-        loop = asyncio.get_running_loop()
-        waiting = _EngineRequest(job, loop, loop.create_future())
+        waiting = _EngineRequest(job, concurrent.futures.Future())
         self._queue.put(waiting)
-        return await waiting.future
+        return await asyncio.wrap_future(waiting.future)
 
-    async def learn(self, answers: Sequence[Experience]) -> None:
+    def learn(self, answers: Sequence[Experience]) -> None:
         """Nothing: the thread learns between two batches."""
 
     async def close(self) -> None:
@@ -263,18 +257,14 @@ class EngineGenerator:
             words = ", ".join(repr(word[:40]) for word in find_unknown_words(task, tokenizer)[:8])
             message = f"{model.name} has a fixed vocabulary of words, and the prompt has others{words and f': {words}'}"
             raise SessionFailure("prompt_not_understood", f"{message}; use its words only")
-        judge = BlendJudge(job.target.blend, job.owner)
+        judge = job.open_judge(self._recorder(waiting))
         waiting.rewards.clear()
         waiting.envs = [
             RefineEnv(
                 task,
                 tokenizer,
-                BlendReviewer(
-                    judge,
-                    min_confidence=job.min_confidence,
-                    convergence_threshold=job.convergence_threshold,
-                    record=self._recorder(waiting, sample),
-                    cancelled=lambda: self._closing or waiting.failure is not None or job.is_cancelled(),
+                job.open_reviewer(
+                    judge, sample, lambda: self._closing or waiting.failure is not None or job.is_cancelled()
                 ),
                 max_turns=job.max_iterations,
                 compose=None if model.reads_text else lambda task, answers, feedback: task.model_prompt,
@@ -283,31 +273,33 @@ class EngineGenerator:
         ]
         return Group(job.draw_name, task, [*waiting.envs])
 
-    def _recorder(self, waiting: _EngineRequest, sample: int) -> Callable[[Attempt, Feedback], Any]:
-        began = [time.time()]
+    def _recorder(self, waiting: _EngineRequest) -> RecordAttempts:
+        """Stores the answers of a turn of a session; a failure ends this session only."""
+        began, job = time.time(), waiting.job
 
-        async def record(attempt: Attempt, feedback: Feedback) -> None:
+        def describe(one: JudgedAttempt) -> Experience:
             assert self.learner is not None and self._sampler is not None
-            waiting.rewards[sample, attempt.number] = session_reward(feedback, 1)
+            attempt = one.attempt
+            waiting.rewards[one.sample, attempt.number] = session_reward(one.feedback, 1)
             sampled = self._sampler.record_of(attempt.prompt_tokens, attempt.tokens)
-            waiting.job.metrics.observe_generation(sampled.seconds, len(attempt.prompt_tokens), len(attempt.tokens))
-            e = build_experience(
-                waiting.job,
-                attempt,
-                feedback,
-                sample=sample,
-                began=began[0],
+            job.metrics.observe_generation(sampled.seconds, len(attempt.prompt_tokens), len(attempt.tokens))
+            return build_experience(
+                job,
+                one,
+                began=began,
                 tokens=True,
                 logprobs=sampled.logprobs,
                 policy_version=self.learner.version,
                 policy_fingerprint=self._sampler.fingerprint,
             )
+
+        def record(judged: Sequence[JudgedAttempt]) -> None:
+            nonlocal began
             try:
-                recording = asyncio.run_coroutine_threadsafe(waiting.job.record(e, feedback), waiting.loop)
-                await asyncio.wrap_future(recording)
-            except Exception as error:  # fails this session only
+                job.record([(describe(one), one.feedback) for one in judged])
+            except Exception as error:
                 waiting.failure = waiting.failure or error
-            began[0] = time.time()
+            began = time.time()
 
         return record
 

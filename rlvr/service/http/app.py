@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from anyio import CapacityLimiter
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from rlvr import __version__
+from rlvr.core.fair_slots import FairSlots
 from rlvr.service.http import routes_read, routes_sessions, routes_train
 from rlvr.service.http.openapi_schema import build_openapi
 from rlvr.service.http.requests import describe_error, find_field
@@ -58,7 +58,7 @@ def create_app(service: Service, lifespan: Lifespan | None = None) -> ServiceMid
     )  # fmt: skip
     app.openapi = lambda: build_openapi(app, service)
     app.state.service, app.state.prometheus = service, Prometheus()
-    app.state.readers = CapacityLimiter(READERS)
+    app.state.readers = FairSlots(READERS, READERS)
     for routes in (routes_train, routes_read, routes_sessions):
         app.include_router(routes.router)
     add_openapi_route(app)

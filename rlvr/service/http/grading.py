@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 
 from rlvr.core.cancellation import raise_if_cancelled, run_with
@@ -136,16 +135,18 @@ class GradingQueue:
     """All methods belong to the event loop."""
 
     def __init__(self) -> None:
-        self._slots, self._threads = FairSlots(SLOTS, SHARE), CapacityLimiter(SLOTS)
+        self._slots = FairSlots(SLOTS, SHARE)
         self._cancels: set[threading.Event] = set()
         self._is_closed = False
 
     async def run(self, owner: str, request: Request, work: Callable[[], T]) -> T:
         """The result of `work`, which blocks, in a thread; HttpProblem 429 if too many wait. `work` is cancelled when
         the client of `request` leaves."""
+        if self._slots.waiting() >= WAITING or self._slots.waiting(owner) >= WAITING_SHARE:
+            raise HttpProblem(429, "busy", "too many requests to /grade wait already; try again later", retry_after=10)
         cancel = threading.Event()
         self._cancels.add(cancel)
-        result = asyncio.create_task(self._run(owner, cancel, work))
+        result = asyncio.create_task(self._slots.run(owner, lambda: self._work(cancel, owner, work)))
         gone = asyncio.create_task(_wait_for_disconnect(request))
         try:
             await asyncio.wait((result, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -159,18 +160,15 @@ class GradingQueue:
                 task.cancel()
             await asyncio.wait((result, gone))
 
-    async def _run(self, owner: str, cancel: threading.Event, work: Callable[[], T]) -> T:
-        if self._slots.waiting() >= WAITING or self._slots.waiting(owner) >= WAITING_SHARE:
-            raise HttpProblem(429, "busy", "too many requests to /grade wait already; try again later", retry_after=10)
-        async with self._slots.hold(owner):
-            try:
-                if self._is_closed:
-                    raise stopping()
-                return await to_thread.run_sync(run_with, cancel, run_as_owner, owner, work, limiter=self._threads)
-            except RuntimeError:
-                if self._is_closed and cancel.is_set():
-                    raise stopping() from None
-                raise
+    def _work(self, cancel: threading.Event, owner: str, work: Callable[[], T]) -> T:
+        try:
+            if self._is_closed:
+                raise stopping()
+            return run_with(cancel, run_as_owner, owner, work)
+        except RuntimeError:
+            if self._is_closed and cancel.is_set():
+                raise stopping() from None
+            raise
 
     def close(self) -> None:
         """End all: those that run and those that wait get 503."""

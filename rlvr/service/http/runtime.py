@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
-from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 
 from rlvr.core.fair_queue import become_owner, current_owner
@@ -37,7 +36,7 @@ T = TypeVar("T")
 MOST_TASKS = 1_000  # in the JSON of the metrics: it is written on the event loop
 PATTERNS_S = 10.0  # the most often that the patterns over all tasks are computed: they read every answer
 PROBE_S = 1.5  # how long health and metrics wait for the database: their callers give up after a few seconds
-THREADS, SHARE = 16, 4  # for calls of the database: of all keys, and of one key; every busy one slows the event loop
+CALLS, SHARE = 16, 4  # of the database at once: of all keys, and of one key; every busy thread slows the event loop
 LOAD_WAIT_S, LOAD_POLL_S = 600.0, 0.2  # how long a request waits for a model that loads, and how often it looks
 
 
@@ -84,8 +83,7 @@ class Service:
     started: float = field(default_factory=time.time)
     loop: asyncio.AbstractEventLoop | None = None
     stopping: asyncio.Task[None] | None = None
-    threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
-    slots: FairSlots = field(default_factory=lambda: FairSlots(THREADS, SHARE))
+    slots: FairSlots = field(default_factory=lambda: FairSlots(CALLS, SHARE))
     turns: LoopTurns = field(default_factory=LoopTurns)  # of those who watch sessions
     grading: GradingQueue = field(default_factory=GradingQueue)
 
@@ -107,8 +105,7 @@ class Service:
             raise store_unavailable(error) from error
 
     async def _run_once(self, method: Callable[..., T], *args: Any, **named: Any) -> T:
-        async with self.slots.hold(current_owner()):
-            return await to_thread.run_sync(partial(method, *args, **named), limiter=self.threads)
+        return await self.slots.run(current_owner(), partial(method, *args, **named))
 
     async def probe_database(self) -> dict[Status, int]:
         """The numbers of sessions by status; StoreDown unless the database answers within `PROBE_S`."""

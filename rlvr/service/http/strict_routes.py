@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any, get_type_hints
 
-from anyio import CapacityLimiter, to_thread
 from fastapi import Request, Response, params
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.exceptions import RequestValidationError
@@ -16,6 +15,8 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
+from rlvr.core.fair_queue import current_owner
+from rlvr.core.fair_slots import FairSlots
 from rlvr.core.registry import did_you_mean
 from rlvr.service.http.requests import MOST
 from rlvr.service.http.service_middleware import OPEN_PATHS
@@ -29,7 +30,7 @@ READERS = 2  # bodies that are read at once: every thread that computes slows th
 class StrictRequest(Request):
     """A request whose long JSON body is parsed and checked on a thread; `kind` is the model of the route's body."""
 
-    def __init__(self, request: Request, kind: type[BaseModel] | None, readers: CapacityLimiter) -> None:
+    def __init__(self, request: Request, kind: type[BaseModel] | None, readers: FairSlots) -> None:
         super().__init__(request.scope, request.receive)
         self._kind, self._readers = kind, readers
 
@@ -37,7 +38,7 @@ class StrictRequest(Request):
         raw, kind = await self.body(), self._kind
         if len(raw) <= SMALL_BODY or kind is None:
             return parse_body(raw)
-        return await to_thread.run_sync(lambda: check_body(kind, parse_body(raw)), limiter=self._readers)
+        return await self._readers.run(current_owner(), lambda: check_body(kind, parse_body(raw)))
 
 
 def parse_body(raw: bytes) -> Any:

@@ -1,6 +1,7 @@
 """What a generator is given (`SessionJob`), what it returns (`SessionOutcome`), and what a `Generator` is.
 
-The generator passes every verified answer to the job's `record` before it samples the next one. The two generators are
+An answer is judged and stored by one call of a thread (`SessionJob.open_judge`), before the generator samples the next
+one. The two generators are
 `rlvr.service.generators.endpoint_generator` (a model behind a URL) and `rlvr.service.generators.engine_generator`
 (weights that are trained); both play the environment `rlvr.envs.refine`.
 """
@@ -8,12 +9,13 @@ The generator passes every verified answer to the job's `record` before it sampl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlvr.core.types import Task
-from rlvr.envs.reviewers import Attempt, is_accepted
+from rlvr.envs.reviewers import BlendJudge, BlendReviewer, JudgedAttempt, RecordAttempts, is_accepted
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
 from rlvr.service.problems import NO_GENERATOR
@@ -43,9 +45,9 @@ class SessionFailure(Exception):
 class SessionJob:
     """One session as a generator sees it.
 
-    `record` stores an answer; if it raises, only this job ends. `is_cancelled` is checked between iterations. `seed`
-    fixes the random draws. With `learn=False` (an evaluation) nothing is learned from the session. Programs of
-    different owners take turns in the sandbox.
+    `record` stores answers that were judged together, and blocks; if it raises, only this job ends. `is_cancelled` is
+    checked between iterations. `seed` fixes the random draws. With `learn=False` (an evaluation) nothing is learned
+    from the session. Programs of different owners take turns in the sandbox. `threads` run what blocks.
     """
 
     session_id: str
@@ -53,13 +55,27 @@ class SessionJob:
     max_iterations: int
     min_confidence: float
     convergence_threshold: float
-    record: Callable[[Experience, Feedback], Coroutine[Any, Any, None]]
+    record: Callable[[Sequence[tuple[Experience, Feedback]]], None]
     is_cancelled: Callable[[], bool] = lambda: False
     samples: int | None = None
     seed: int | None = None
     learn: bool = True
     metrics: ServiceMetrics = field(default_factory=ServiceMetrics)
     owner: str = ""
+    threads: Executor | None = None
+
+    def open_judge(self, record: RecordAttempts) -> BlendJudge:
+        """Open a judge whose threads pass what was judged to `record`."""
+        return BlendJudge(self.target.blend, self.owner, record=record, threads=self.threads)
+
+    def open_reviewer(self, judge: BlendJudge, sample: int, cancelled: Callable[[], bool]) -> BlendReviewer:
+        return BlendReviewer(
+            judge,
+            min_confidence=self.min_confidence,
+            convergence_threshold=self.convergence_threshold,
+            sample=sample,
+            cancelled=cancelled,
+        )
 
     @property
     def kind(self) -> str:
@@ -93,7 +109,7 @@ class Generator(Protocol):
     `health` never blocks; `check` brings it up to date. `refresh`, which blocks, loads what other instances learned.
     `task_from_prompt` makes a task of the model's own environment, or returns None. `decode` returns the text of
     tokens with special tokens, or None if no model with a tokenizer is loaded. `run` raises
-    SessionFailure. `learn` is called with the answers of a job that have gains, after these are stored.
+    SessionFailure. `learn`, which blocks, is called with the answers of a job that have gains, after these are stored.
     """
 
     kind: str
@@ -118,7 +134,7 @@ class Generator(Protocol):
 
     async def run(self, job: SessionJob) -> SessionOutcome: ...
 
-    async def learn(self, answers: Sequence[Experience]) -> None:
+    def learn(self, answers: Sequence[Experience]) -> None:
         pass
 
     def learning(self) -> dict[str, Any]: ...
@@ -129,10 +145,8 @@ class Generator(Protocol):
 
 def build_experience(
     job: SessionJob,
-    attempt: Attempt,
-    feedback: Feedback,
+    judged: JudgedAttempt,
     *,
-    sample: int = 0,
     began: float,
     num_tokens: int | None = None,
     tokens: bool = False,
@@ -143,7 +157,7 @@ def build_experience(
     policy_fingerprint: str = "",
 ) -> Experience:
     """The stored form of a verified answer. `began` is when its sampling began (`time.time`)."""
-    now = time.time()
+    now, attempt, feedback = time.time(), judged.attempt, judged.feedback
     first = next(iter(feedback.scores.values()), None)
     passed = is_accepted(feedback, job.min_confidence) if feedback.truth is None else feedback.truth
     unjudged = UNVERIFIED if feedback.is_unverified else first.outcome.value if first is not None else "error"
@@ -151,7 +165,7 @@ def build_experience(
         session_id=job.session_id,
         task_id=job.task.id,
         iteration=attempt.number,
-        sample=sample,
+        sample=judged.sample,
         prompt=attempt.prompt,
         generated_output=attempt.answer,
         feedback=feedback.as_dict(),

@@ -8,6 +8,7 @@ can resume by number, at another instance too.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -38,7 +39,8 @@ class Phase(IntEnum):
 class LiveSession:
     """`turn` is what it takes turns by (`turn_of` of `sessions.py`). `stop_status` is the status a stop was requested
     with: no new iteration begins. `unsaved` are the answers that are not in the store yet, `store_error` is set once
-    the store did not take them in time. `task` exists from QUEUED on."""
+    the store did not take them in time; a thread that writes them holds `saving`. `task` exists from QUEUED on. `loop`
+    is the event loop of those who wait and watch."""
 
     session: Session
     target: VerifiableTask
@@ -51,10 +53,12 @@ class LiveSession:
     experiences: list[Experience] = field(default_factory=list[Experience])
     unsaved: list[Experience] = field(default_factory=list[Experience])
     store_error: StoreDown | None = None
-    saving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    saving: threading.RLock = field(default_factory=threading.RLock)
+    loop: asyncio.AbstractEventLoop | None = None
     _reached: dict[Phase, asyncio.Event] = field(default_factory=lambda: {phase: asyncio.Event() for phase in Phase})
     _events: list[Event] = field(default_factory=list[Event])
-    _published: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)  # set, and replaced, after new events
+    _watchers: int = 0
 
     def advance(self, phase: Phase) -> None:
         self.phase = max(self.phase, phase)
@@ -73,23 +77,32 @@ class LiveSession:
         """The store's ids of the answers that it has."""
         return {(e.sample, e.iteration): e.id for e in self.experiences if e.id is not None}
 
-    async def publish(self, event: Event) -> None:
-        async with self._published:
-            self._events.append(event)
-            self._published.notify_all()
+    def publish(self, event: Event) -> None:
+        """Add an event, from any thread."""
+        self._events.append(event)
+        if self._watchers and self.loop is not None:  # counted before they read: one of the two sees the other
+            self.loop.call_soon_threadsafe(self._wake_watchers)
+
+    def _wake_watchers(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
 
     async def events(self) -> AsyncIterator[Event]:
         """All events from the first one to `end`, waiting for those to come."""
         number = 0
-        while True:
-            async with self._published:
-                await self._published.wait_for(lambda: len(self._events) > number)  # noqa: B023
-                unread = self._events[number:]
-            for event in unread:
-                number += 1
-                yield event
-                if event["event"] == "end":
-                    return
+        self._watchers += 1
+        try:
+            while True:
+                news = self._news
+                if number == len(self._events):
+                    await news.wait()
+                for event in self._events[number:]:
+                    number += 1
+                    yield event
+                    if event["event"] == "end":
+                        return
+        finally:
+            self._watchers -= 1
 
 
 def iso_time(seconds: Any) -> Any:

@@ -19,13 +19,13 @@ import contextlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 from rlvr.core.fair_queue import become_owner
-from rlvr.core.fair_slots import FairSlots, share_of
+from rlvr.core.fair_slots import FairSlots, FairThreads, share_of
 from rlvr.reward.feedback import Feedback
 from rlvr.service.problems import not_found, stopping, verifier_unavailable
 from rlvr.service.service_metrics import ServiceMetrics
@@ -63,13 +63,15 @@ CANCEL_S = 2.0  # for the current iteration of a cancelled session to finish
 POLL_S = 0.5  # between two reads of a session that another process works on
 MOST_ANSWERS = 5_000  # experiences read for one response
 WATCH_PAGE = 5  # answers read at a time for a watcher: a slow one holds no more than these in memory
+UNOWNED = 48  # threads for all that is not a session's work: the heartbeat, reads and /grade, which have slots
 MEASURED = 500  # newest sessions that `verifier_accuracy` covers
 
 log = get_logger("rlvr.service.sessions.sessions")
 
 
 class Sessions:
-    """The sessions of this process. All methods but `verifier_accuracy` belong to its event loop."""
+    """The sessions of this process. All public methods but `verifier_accuracy` belong to its event loop. `threads` run
+    what blocks, of the whole service: a verifier may hold one for as long as a judge takes to answer."""
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class Sessions:
         self._live: dict[str, LiveSession] = {}
         self._writer = SessionWriter(store, instance, patience_s)
         self.wait_out = self._writer.wait_out
+        self.threads = FairThreads(max(32, 4 * settings.limits.sessions), "work", UNOWNED)
         self._slots = FairSlots(settings.limits.sessions)
         self._building = Counter[str]()  # sessions whose task is being built, by `turn_of`
         self._heartbeat: asyncio.Task[None] | None = None
@@ -94,7 +97,8 @@ class Sessions:
 
     async def open(self) -> None:
         """Mark the sessions that an earlier process lost, start the generator and the heartbeat."""
-        await self._writer.interrupt_lost()
+        asyncio.get_running_loop().set_default_executor(self.threads)
+        await asyncio.to_thread(self._writer.interrupt_lost)
         self.generator.start()
         self._heartbeat = asyncio.create_task(self._writer.run_heartbeat())
 
@@ -105,7 +109,7 @@ class Sessions:
         self._require_room(turn)
         self._building[turn] += 1
         try:
-            verifiable = await self._build_verifiable_task(request)
+            verifiable = await asyncio.to_thread(self._build_verifiable_task, request)
         finally:
             self._building[turn] -= 1
             self._building += Counter()  # drops those at zero
@@ -122,10 +126,12 @@ class Sessions:
             created=time.time(),
             metrics=verifiable.describe(),
         )
-        live = self._live[session.id] = LiveSession(session, verifiable, turn, is_background)
+        live = LiveSession(session, verifiable, turn, is_background, loop=asyncio.get_running_loop())
+        self._live[session.id] = live
+        add = partial(self._writer.write_once, partial(self.store.add_session, session))
         try:
-            await self.wait_out(lambda: self._writer.run(partial(self.store.add_session, session)))
-            await live.publish(status_event(session.id, Status.QUEUED))
+            await self.wait_out(lambda: asyncio.to_thread(add))
+            live.publish(status_event(session.id, Status.QUEUED))
             live.task = asyncio.create_task(self._work(live, request))
             await asyncio.sleep(0)  # let the task begin: cancelling it before would skip its ending
         except BaseException:
@@ -146,21 +152,20 @@ class Sessions:
             many = f"{most} sessions" if by_turn.total() >= most else f"{by_turn[turn]} of your sessions"
             raise HttpProblem(429, "busy", f"{many} run or wait already; try again later", retry_after=5)
 
-    async def _build_verifiable_task(self, request: SessionRequest) -> VerifiableTask:
+    def _build_verifiable_task(self, request: SessionRequest) -> VerifiableTask:
+        """Blocks: patterns and schemas are checked in another process."""
         text = f"{request.prompt}\n\n{request.context}" if request.context.strip() else request.prompt
-        environment_task = self.generator.task_from_prompt(request.prompt)
-        try:  # in a thread: patterns and schemas are checked in another process, which takes time
-            verifiable = await asyncio.to_thread(
-                build_verifiable_task,
+        try:
+            verifiable = build_verifiable_task(
                 replace(request, prompt=text),
                 judge=self.judge,
                 generator=self.settings.generator,
-                environment_task=environment_task,
+                environment_task=self.generator.task_from_prompt(request.prompt),
             )
         except FieldError as error:
             raise HttpProblem(422, "invalid", str(error), field=error.field) from error
         try:
-            await asyncio.to_thread(verifiable.blend.start)
+            verifiable.blend.start()
         except ValueError as error:
             raise verifier_unavailable(error) from error
         verifiable.blend.observe = self.metrics.observe_verifier
@@ -201,7 +206,7 @@ class Sessions:
         """End a session after its current iteration, or during it if that takes longer than `CANCEL_S`."""
         live = self._live.get(session_id)
         if live is None:  # another instance reads the row between two iterations
-            await self._writer.write(lambda: self.store.update_session(
+            await asyncio.to_thread(self._writer.write, lambda: self.store.update_session(
                 session_id, expect=OPEN, status=Status.CANCELLED, finished=time.time(), error=dict(CANCELLED_ERROR),
             ))  # fmt: skip
             return
@@ -229,7 +234,8 @@ class Sessions:
 
     async def close(self, grace_s: float) -> None:
         """Let current iterations finish within `grace_s`, and mark unfinished sessions interrupted."""
-        self._closing = self._writer.closing = True
+        self._closing = True
+        self._writer.closing.set()
         await asyncio.gather(*(live.wait_for(Phase.QUEUED) for live in self._live.values()))
         tasks: set[asyncio.Task[None]] = set()
         for live in self._live.values():
@@ -247,7 +253,7 @@ class Sessions:
             self._heartbeat.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._heartbeat
-        await self._writer.write_pending()
+        await asyncio.to_thread(self._writer.write_pending)
 
     # One session
 
@@ -259,14 +265,13 @@ class Sessions:
                 if self._closing:
                     live.request_stop(Status.INTERRUPTED)
                     raise asyncio.CancelledError
-                if not await self._writer.write(lambda: self.store.claim(session.id, self.instance)):
+                if not await asyncio.to_thread(self._claim, session):
                     raise SessionFailure("cancelled", "it was ended while it was queued")
                 session.status, session.started = Status.RUNNING, time.time()
                 live.advance(Phase.RUNNING)
-                await live.publish(status_event(session.id, Status.RUNNING))
+                live.publish(status_event(session.id, Status.RUNNING))
                 outcome = await self.generator.run(self._job(live, request))
                 ending = decide_ending(live, outcome)
-                await self._learn(live, request, outcome)
         except asyncio.CancelledError:
             ending = decide_ending_of_stop(live)
         except SessionFailure as failure:
@@ -277,11 +282,33 @@ class Sessions:
             log.warning("a session failed by the database", session_id=session.id, reason=str(failure))
             ending = Ending(Status.FAILED, {"code": "store_down", "message": f"the database is {failure.reason}"})
         except Exception as failure:
-            log.error("a session failed by an internal error", session_id=session.id, exc_info=failure)
-            message = f"{type(failure).__name__}: {failure}"[:500]
-            ending = Ending(Status.FAILED, {"code": "internal", "message": message})
-        await self._end(live, ending, outcome)
+            ending = _report_internal_failure(live, failure)
+        live.advance(Phase.ENDING)
+        closing = asyncio.create_task(asyncio.to_thread(self._close, live, request, ending, outcome))
+        while not closing.done():
+            with contextlib.suppress(asyncio.CancelledError):  # the service stops: the row is written all the same
+                await asyncio.shield(closing)
+        live.advance(Phase.OVER)
+        log.info(
+            "session over",
+            session_id=session.id,
+            task_id=session.task_id,
+            status=session.status.value,
+            iterations=session.iterations,
+            confidence=session.final_confidence,
+            reason=(session.error or {}).get("code"),
+        )
+        live.publish(end_event(session))
+        self._live.pop(session.id, None)
         self.metrics.count_session(session, request.kind)
+
+    def _claim(self, session: Session) -> bool:
+        """Mark a session as running, False if it was ended meanwhile; and load what other instances have learned."""
+        if not self._writer.write(lambda: self.store.claim(session.id, self.instance)):
+            return False
+        with contextlib.suppress(StoreDown):  # useful, not necessary
+            self.generator.refresh()
+        return True
 
     def _job(self, live: LiveSession, request: SessionRequest) -> SessionJob:
         config = self.settings.training
@@ -291,13 +318,14 @@ class Sessions:
             max_iterations=request.max_iterations or config.max_iterations,
             min_confidence=config.min_confidence if request.min_confidence is None else request.min_confidence,
             convergence_threshold=self._convergence_threshold(live),
-            record=lambda e, feedback: self._record(live, e, feedback),
+            record=lambda answers: self._record(live, answers),
             is_cancelled=lambda: live.stop_status is not None,
             samples=request.samples,
             seed=request.seed,
             learn=request.learn,
             metrics=self.metrics,
             owner=live.turn,
+            threads=self.threads,
         )
 
     def _convergence_threshold(self, live: LiveSession) -> float:
@@ -305,54 +333,68 @@ class Sessions:
         that is still wrong has not converged."""
         return 0.0 if live.target.blend.verifiable else self.settings.training.convergence_threshold
 
-    async def _record(self, live: LiveSession, e: Experience, feedback: Feedback) -> None:
-        """Store a verified answer and publish it. Answers that arrive during a write are written together. An answer
-        that is played again after another session's failure is ignored."""
-        if any((e.sample, e.iteration) == (other.sample, other.iteration) for other in live.experiences):
-            return
-        live.experiences.append(e)
-        live.feedbacks.append(feedback)
-        live.unsaved.append(e)
+    def _record(self, live: LiveSession, answers: Sequence[tuple[Experience, Feedback]]) -> None:
+        """Store answers that were judged together, in one transaction, and publish them. Blocks. An answer that is
+        played again after another session's failure is ignored."""
+        with live.saving:
+            known = {(e.sample, e.iteration) for e in live.experiences}
+            answers = [(e, feedback) for e, feedback in answers if (e.sample, e.iteration) not in known]
+            for e, feedback in answers:
+                live.experiences.append(e)
+                live.feedbacks.append(feedback)
+                live.unsaved.append(e)
+                self._count(e, feedback)
+            if live.phase < Phase.ENDING:
+                vars(live.session).update(session_results.session_progress(live.experiences))
+            if live.store_error is not None:
+                raise live.store_error
+            if not answers:
+                return
+            try:
+                self._writer.save(live)
+            except StoreDown as error:
+                if live.phase < Phase.ENDING:  # else its end is written, with as much patience as any
+                    live.store_error = error
+                raise
+            for e, _ in answers:
+                live.publish(iteration_event(e))
+
+    def _count(self, e: Experience, feedback: Feedback) -> None:
         self.metrics.count_completion(e)
         for name, score in feedback.scores.items():
             if score.value is None:  # the client gets the reason alone: the detail may quote the judge's address
                 detail = score.detail[:1000]
                 log.warning("no verdict", session_id=e.session_id, verifier=name, reason=score.reason, detail=detail)
-        if live.phase < Phase.ENDING:
-            vars(live.session).update(session_results.session_progress(live.experiences))
-        async with live.saving:
-            if e.id is not None:
-                return
-            if live.store_error is not None:
-                raise live.store_error
-            new = list(live.unsaved)
-            try:
-                await self._writer.save(live)
-            except StoreDown as error:
-                live.store_error = error
-                raise
-            for saved in new:
-                await live.publish(iteration_event(saved))
 
-    async def _learn(self, live: LiveSession, request: SessionRequest, outcome: SessionOutcome) -> None:
+    def _close(self, live: LiveSession, request: SessionRequest, ending: Ending, outcome: SessionOutcome) -> None:
+        """Learn from a session and write how it ended. Blocks, and never raises."""
+        try:
+            if request.learn:
+                self._learn(live, outcome)
+        except Exception as failure:
+            ending = _report_internal_failure(live, failure)
+        with live.saving:
+            self._describe_end(live, ending, outcome)
+            self._writer.finish(live)
+
+    def _learn(self, live: LiveSession, outcome: SessionOutcome) -> None:
         """Store the gains and advantages, and let the generator learn. A failure here does not fail the session."""
-        if not request.learn:
-            return
         ids, store = live.ids, self.store
         gains = {key: gain for key, gain in outcome.gains.items() if key in ids}
         try:
             for write, values in ((store.set_gains, outcome.gains), (store.set_advantages, outcome.advantages)):
                 if by_id := {ids[key]: value for key, value in values.items() if key in ids}:
-                    await self._writer.write(partial(write, by_id))
+                    self._writer.write(partial(write, by_id))
             if gains:
                 answers = [(e, gains.get((e.sample, e.iteration))) for e in live.experiences]
-                await self.generator.learn([replace(e, gain=gain) for e, gain in answers if gain is not None])
+                self.generator.learn([replace(e, gain=gain) for e, gain in answers if gain is not None])
                 learning = self.generator.learning()
                 outcome.loss, outcome.entropy = learning["training_loss"], learning["policy_entropy"]
         except (StoreDown, SessionFailure, RuntimeError) as error:
             log.warning("nothing was learned from a session", session_id=live.session.id, reason=str(error))
 
-    async def _end(self, live: LiveSession, ending: Ending, outcome: SessionOutcome) -> None:
+    def _describe_end(self, live: LiveSession, ending: Ending, outcome: SessionOutcome) -> None:
+        """Set what a session's row says of its end."""
         session, target = live.session, live.target
         episode, best = (
             session_results.best_episode(live.experiences),
@@ -373,20 +415,6 @@ class Sessions:
         }
         session.metrics = target.describe(live.feedbacks) | metrics
         session.status, session.error, session.finished = ending.status, ending.error, time.time()
-        live.advance(Phase.ENDING)
-        await self._writer.finish(live)
-        live.advance(Phase.OVER)
-        log.info(
-            "session over",
-            session_id=session.id,
-            task_id=session.task_id,
-            status=ending.status.value,
-            iterations=session.iterations,
-            confidence=session.final_confidence,
-            reason=(ending.error or {}).get("code"),
-        )
-        await live.publish(end_event(session))
-        self._live.pop(session.id, None)
 
     async def _load_session(self, session_id: str) -> Session:
         session = await self.wait_out(lambda: self._writer.read(partial(self.store.session, session_id)))
@@ -404,3 +432,9 @@ class Sessions:
 def turn_of(owner: str, is_background: bool) -> str:
     """By what sessions take turns: by their keys; without keys, those that a client waits for beside the others."""
     return owner or ("background" if is_background else "waited for")
+
+
+def _report_internal_failure(live: LiveSession, failure: Exception) -> Ending:
+    log.error("a session failed by an internal error", session_id=live.session.id, exc_info=failure)
+    message = f"{type(failure).__name__}: {failure}"[:500]
+    return Ending(Status.FAILED, {"code": "internal", "message": message})
