@@ -11,7 +11,7 @@ from rlvr.clients.mock.tabular_policy import WordTokenizer
 from rlvr.core.messages import SamplingParams
 from rlvr.core.types import Outcome, Trajectory
 from rlvr.envs import resolve_environment
-from rlvr.envs.propose.proposals import MOST_CHARACTERS, PAYS, Proposals, Refusal
+from rlvr.envs.propose.proposals import MOST_CHARACTERS, PAYS, ProposalRefusal, Proposals
 from rlvr.reward import resolve_reward
 from rlvr.rollout import open_groups, rollout, score
 
@@ -87,22 +87,22 @@ def test_a_random_reward_of_the_proposer_does_not_depend_on_the_solver() -> None
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("noise", Refusal.UNREADABLE),
-        ("", Refusal.UNREADABLE),
-        ("<boe>", Refusal.UNREADABLE),
-        ("<boe> 3", Refusal.UNREADABLE),
-        ("<boe> 3 4", Refusal.UNREADABLE),
-        ("<boe> 3 + 4", Refusal.UNREADABLE),
-        ("<boe> 3 4 + +", Refusal.UNREADABLE),
-        ("<boe> 3 7 +", Refusal.UNREADABLE),  # an operand that is none modulo 7
-        ("<boe> 3 4 + = 0", Refusal.UNREADABLE),  # a task with its answer
-        ("__import__('os').system('x')", Refusal.UNREADABLE),
-        ("<boe> 1 2 + 3 + 4 +", Refusal.SIZE),
-        ("<boe> " + "1 " * 900_000 + "+ " * 899_999, Refusal.SIZE),
-        ("1" * (MOST_CHARACTERS + 1), Refusal.SIZE),
+        ("noise", ProposalRefusal.UNREADABLE),
+        ("", ProposalRefusal.UNREADABLE),
+        ("<boe>", ProposalRefusal.UNREADABLE),
+        ("<boe> 3", ProposalRefusal.UNREADABLE),
+        ("<boe> 3 4", ProposalRefusal.UNREADABLE),
+        ("<boe> 3 + 4", ProposalRefusal.UNREADABLE),
+        ("<boe> 3 4 + +", ProposalRefusal.UNREADABLE),
+        ("<boe> 3 7 +", ProposalRefusal.UNREADABLE),  # an operand that is none modulo 7
+        ("<boe> 3 4 + = 0", ProposalRefusal.UNREADABLE),  # a task with its answer
+        ("__import__('os').system('x')", ProposalRefusal.UNREADABLE),
+        ("<boe> 1 2 + 3 + 4 +", ProposalRefusal.SIZE),
+        ("<boe> " + "1 " * 900_000 + "+ " * 899_999, ProposalRefusal.SIZE),
+        ("1" * (MOST_CHARACTERS + 1), ProposalRefusal.SIZE),
     ],
 )
-def test_what_is_no_task_of_the_environment_is_refused(text: str, reason: Refusal) -> None:
+def test_what_is_no_task_of_the_environment_is_refused(text: str, reason: ProposalRefusal) -> None:
     assert Proposals(make().inner, ()).check(text) is reason
 
 
@@ -111,15 +111,15 @@ def test_a_proposal_is_neither_held_out_nor_an_example_nor_a_repetition() -> Non
     heldout = [task.id for task in source.heldout(None) if task.level == "1"]
     one, two, shown = trained_on(source, 3)
     proposals = Proposals(source.inner, [shown])
-    assert all(proposals.check(f"<boe> {id}") is Refusal.HELDOUT for id in heldout)
-    assert proposals.check(f"<boe> {shown}") is Refusal.COPIED
+    assert all(proposals.check(f"<boe> {id}") is ProposalRefusal.HELDOUT for id in heldout)
+    assert proposals.check(f"<boe> {shown}") is ProposalRefusal.COPIED
     accepted = proposals.check(f"<boe> {one}")
-    assert not isinstance(accepted, Refusal) and accepted.prompt == f"<boe> {one}"
-    assert proposals.check(one) is Refusal.REPEATED, "the same task in other words"
-    assert not isinstance(proposals.check(two), Refusal)
+    assert not isinstance(accepted, ProposalRefusal) and accepted.prompt == f"<boe> {one}"
+    assert proposals.check(one) is ProposalRefusal.REPEATED, "the same task in other words"
+    assert not isinstance(proposals.check(two), ProposalRefusal)
     every = [f"{a} {b} {o}" for a in range(7) for b in range(7) for o in "+-*"]
     verdicts = [Proposals(source.inner, ()).check(id) for id in every]
-    assert {id for id, v in zip(every, verdicts, strict=True) if v is Refusal.HELDOUT} == set(heldout)
+    assert {id for id, v in zip(every, verdicts, strict=True) if v is ProposalRefusal.HELDOUT} == set(heldout)
 
 
 def test_a_group_shares_its_proposals_and_another_does_not() -> None:
@@ -173,7 +173,7 @@ def test_demonstrations_are_of_both_roles_and_never_held_out_or_copied() -> None
         shown = source.demonstration(task, 5)
         if str(task.prompt).startswith("<propose>"):
             proposed += 1
-            assert not isinstance(Proposals(source.inner, task.meta["examples"]).check(shown), Refusal)
+            assert not isinstance(Proposals(source.inner, task.meta["examples"]).check(shown), ProposalRefusal)
         else:
             assert source.inner.parse_task(task.prompt).meta["answer"] == shown.split()[-1]
     assert 65 < proposed < 175  # 120 expected; six standard deviations

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.envs import resolve_environment
+from rlvr.envs.rpn_arithmetic import RPNArithmetic
 from rlvr.training.diagnosis import findings
 from tests.kit.tiny_run import TINY, attempt
 
@@ -47,7 +47,7 @@ def test_a_run_trains_both_roles_on_tasks_that_are_not_held_out_and_resumes_to_t
     rows = [row for file in sorted(Path("runs/whole/rollouts").glob("rl-*")) for row in read_lines(str(file))]
     by_role = {role: [row for row in rows if row["role"] == role] for role in ("proposer", "solver")}
     assert all(any(row["advantage"] for row in own) for own in by_role.values())
-    source = resolve_environment("rpn_arithmetic", p=3, operators=["+"], complexity=[1, 1], heldout_fraction=0.3)
+    source = RPNArithmetic(p=3, operators=["+"], complexity=[1, 1], heldout_fraction=0.3)
     asked = {row["prompt"].removeprefix("<boe> ") for row in by_role["solver"]}
     assert len(asked) > 1 and not any(source.is_heldout(id) for id in asked)
     steps = [row for row in read_steps("whole") if row["phase"] == "rl"]

@@ -30,7 +30,7 @@ class ProposableSource(Protocol):
         ...
 
 
-class Refusal(str, Enum):
+class ProposalRefusal(str, Enum):
     """Why a proposal is no task for the solver."""
 
     UNREADABLE = "unreadable"
@@ -52,21 +52,21 @@ class Proposals:
         self._source, self._examples = source, frozenset(examples)
         self._seen: set[str] = set()
 
-    def check(self, text: str) -> Task | Refusal:
+    def check(self, text: str) -> Task | ProposalRefusal:
         """The task that a proposal states, or why it is refused."""
         if len(text) > MOST_CHARACTERS:
-            return Refusal.SIZE
+            return ProposalRefusal.SIZE
         task = self._source.parse_task(text)
         if task is None:
-            return Refusal.UNREADABLE
+            return ProposalRefusal.UNREADABLE
         if task.level not in self._source.levels:
-            return Refusal.SIZE
+            return ProposalRefusal.SIZE
         if self._source.is_heldout(task.id):
-            return Refusal.HELDOUT
+            return ProposalRefusal.HELDOUT
         if task.id in self._examples:
-            return Refusal.COPIED
+            return ProposalRefusal.COPIED
         if task.id in self._seen:
-            return Refusal.REPEATED
+            return ProposalRefusal.REPEATED
         self._seen.add(task.id)
         return task
 

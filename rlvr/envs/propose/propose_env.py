@@ -15,7 +15,7 @@ from rlvr.core.messages import ModelInput, SampledSequence
 from rlvr.core.protocols import Env, ExternalEnv, InitialObservationOverflow, StepResult
 from rlvr.core.types import Outcome, Task, Trajectory
 from rlvr.envs.prompt import encode_prompt
-from rlvr.envs.propose.proposals import Proposals, Refusal
+from rlvr.envs.propose.proposals import ProposalRefusal, Proposals
 from rlvr.reward.registry import Reward
 from rlvr.reward.signatures import Case
 
@@ -75,7 +75,7 @@ class ProposeEnv(ExternalEnv):
             if is_short and has_room(self._tokenizer, prompt, [0]):
                 self._asked, self._prompt, self.role = checked, prompt, SOLVER
                 return StepResult(0.0, False, ModelInput(prompt))
-            checked = Refusal.SIZE
+            checked = ProposalRefusal.SIZE
         self._proposer_reward = self._rules.proposer_weight * self._rules.refused_reward
         return StepResult(self._proposer_reward, True, metrics={"correct": 0.0, **self._measure(checked)})
 
@@ -98,11 +98,11 @@ class ProposeEnv(ExternalEnv):
             metrics |= {"solve_rate": rate, f"reward/{SOLVER}": rate, **self._measure(None)}
         return StepResult(self._passed[-1], True, metrics=metrics)
 
-    def _measure(self, refusal: Refusal | None) -> dict[str, float]:
+    def _measure(self, refusal: ProposalRefusal | None) -> dict[str, float]:
         """What is counted of a proposal that was refused for a reason, or accepted."""
         measured = {f"turns/{PROPOSER}": 1.0, f"turns/{SOLVER}": float(len(self._passed))}
         measured |= {f"reward/{PROPOSER}": self._proposer_reward, "proposals/refused": float(refusal is not None)}
-        measured |= {f"proposals/refused/{reason.value}": float(reason is refusal) for reason in Refusal}
+        measured |= {f"proposals/refused/{reason.value}": float(reason is refusal) for reason in ProposalRefusal}
         if refusal is None:
             measured |= {f"proposals/level/{level}": float(level == self._asked.level) for level in self._rules.levels}
         return measured
