@@ -362,6 +362,18 @@ class RoleGroupMeanAdvantage(Advantage):
 
 
 @dataclass(frozen=True)
+class RolePromptMeanAdvantage(RoleGroupMeanAdvantage):
+    """A_i = r_i - mean of r over the trajectories of the same role in G that read the same prompt. For a proposer and
+    solvers: the answers to one proposal are compared, and the proposals of one prompt.
+    """
+
+    name = "role_prompt_mean"
+
+    def split(self, group: Sequence[Trajectory]) -> list[list[Trajectory]]:
+        return list(group_by(group, lambda t: f"{t.role}/{t.prompt_tokens}").values())
+
+
+@dataclass(frozen=True)
 class RoleBaselineAdvantage(Advantage):
     """A_i = r_i - b with b the running baseline of its game and role: b <- `role_decay` b + (1 - `role_decay`) r_i.
 
@@ -588,6 +600,7 @@ ADVANTAGES = Variants(
     GroupMeanTokenNormalizedAdvantage,
     MovingAverageAdvantage,
     RoleGroupMeanAdvantage,
+    RolePromptMeanAdvantage,
     RoleBaselineAdvantage,
     RawAdvantage,
     PassAtKAdvantage,

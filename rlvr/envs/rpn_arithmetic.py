@@ -166,8 +166,9 @@ class RPNArithmetic(TaskSource):
             words.extend(map(str, out))
         return " ".join(words)
 
-    def is_heldout(self, expression: str) -> bool:
-        return rng.key("rpn-heldout", expression) < self._heldout_below
+    def is_heldout(self, id: str) -> bool:
+        """Whether the problem of an expression, which is its id, is held out."""
+        return rng.key("rpn-heldout", id) < self._heldout_below
 
     @cached_property
     def _sizes(self) -> dict[str, int]:

@@ -29,6 +29,7 @@ from rlvr.training.metric_values import (
     get_values,
     select_rl_rows,
 )
+from rlvr.training.proposal_findings import find_proposal_faults
 from rlvr.training.stall import CEILING, TREND, has_no_signal, is_flat, is_near_best
 from rlvr.training.update_findings import START, find_update_faults
 
@@ -45,6 +46,7 @@ EXPLAINED = {
     "reference_refused": ("too_hard", "no_answer", "no_update", "entropy_gone", "flat"),
     "demonstrations_refused": ("nothing_passes", "too_hard", "no_update", "entropy_gone", "flat"),
     "nothing_passes": ("too_hard", "no_update", "flat"),
+    "proposals_refused": ("idle_role", "too_hard", "one_reward", "equal_groups", "no_update", "entropy_gone", "flat"),
     "no_calls": ("no_answer", "one_reward", "no_update", "entropy_gone", "flat"),
     "one_reward": ("no_update", "entropy_gone", "flat"),
     "solved": ("large_update",),
@@ -75,6 +77,7 @@ def findings(rows: Rows, groups: Sequence[FailureGroup] = (), form: AnswerForm |
         *kinds,
         *_demonstrations(sft, rows),
         *_in_causal_order(list(_answers(recent)), list(_groups(recent, rows)), recent),
+        *find_proposal_faults(rows),
         *find_update_faults(rows),
         *_trend(rows),
     ]

@@ -87,6 +87,8 @@ def answer_statistics(batch: TrajectoryBatch, reward: str, names: ReasonNames | 
     stats |= {f"verifier/{name}": count for name, count in (names or ReasonNames()).count(verdicts).items()}
     for name, values in _environment_reports(batch).items():  # the verifier's value of the same name has priority
         stats.setdefault(f"env/all/{name}", mean(values))
+    for role, own in group_by([t for t in batch if t.role], lambda t: t.role).items():
+        stats[f"env/all/distinct/{role}"] = len({tuple(t.response_tokens) for t in own}) / len(own)
     for part in sorted({p for v in judged for p in v.parts}):
         stats[f"rewards/{reward}/{part}/mean"] = mean([v.parts[part] for v in judged if part in v.parts])
     for level, passes in verdicts_by_level(batch, reward).items():

@@ -41,6 +41,7 @@ BY_HAND = {
     "leave_one_out": [1.0, 0.0, -1.0, -1.0, 0.0, 0.0],  # 1 - 0 and 0 - 1; the unknown one is no other
     "ema": [0.625, -0.125, -0.375, -0.375, 0.0, -0.125],  # the first batch is its own baseline
     "role_group_mean": [0.5, 0.0, -0.5, -0.5, 0.0, 0.0],  # all of one role
+    "role_prompt_mean": [0.5, 0.0, -0.5, -0.5, 0.0, 0.0],  # and of one prompt
     # b after each rollout: 0.05, 0.0475 + 0.0125 = 0.06, 0.057; a1 counts once, the unknown one not
     "role_baseline": [1.0, 0.2, -0.06, -0.06, 0.0, 0.193],
     "raw": [1.0, 0.25, 0.0, 0.0, 0.0, 0.25],
@@ -217,6 +218,7 @@ EARNED_BY_HAND = {
     ],  # each has one token
     "ema": [9 / 16, -7 / 16, 1 / 16, -3 / 16],
     "role_group_mean": [1 / 4, -1 / 8, -1 / 4, 1 / 8],
+    "role_prompt_mean": [1 / 4, -1 / 8, -1 / 4, 1 / 8],
     "role_baseline": [1.0, -0.05, 0.4525, 0.179875],  # b: 0.05, 0.0475, 0.045125 + 0.025
     "raw": [1.0, 0.0, 0.5, 0.25],
     "zero": [0.0] * 4,
@@ -348,6 +350,7 @@ BRANCHES_BY_HAND = {
     "group_mean_token_normalized": (0.0, 0.5 / _STD_TOKENS, -0.5 / _STD_TOKENS, 0.0),
     "ema": (0.0, 0.5, -0.5, 0.0),
     "role_group_mean": (0.0, 0.5, -0.5, 0.0),
+    "role_prompt_mean": (0.0, 0.5, -0.5, 0.0),
     "role_baseline": (0.5, 1.0, 0.0, 0.45),  # an episode of a role moves b once, by its first row: 0.05
     "raw": (0.5, 1.0, 0.0, 0.5),
     "zero": (0.0, 0.0, 0.0, 0.0),

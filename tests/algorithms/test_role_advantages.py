@@ -60,6 +60,20 @@ def test_role_group_mean_by_hand() -> None:
     assert values("group_mean", rows) == [1.0, -1.0, 1.0, -1.0, -1.0, 1.0]
 
 
+def test_role_prompt_mean_by_hand() -> None:
+    """Two proposals of one prompt earned 1/2 and 0 (mean 1/4); the answers to one 1 and 0, to the other 0 and 0."""
+    rows: list[Trajectory] = []
+    for number, (paid, answers) in enumerate([(0.5, (1.0, 0.0)), (0.0, (0.0, 0.0))]):
+        for role, prompt, reward in [("proposer", 9, paid), *(("solver", number, one) for one in answers)]:
+            row = trajectory("a", f"a{number}", reward, 2)
+            row.role, row.prompt_tokens, row.turn_starts, row.turn_credits = role, [prompt], [0], [reward]
+            rows.append(row)
+    assert values("role_prompt_mean", rows) == [0.25, 0.5, -0.5, -0.25, 0.0, 0.0]
+    algorithm = resolve_algorithm("grpo", advantage="role_prompt_mean")
+    assert [rows.index(t) for t in algorithm.select(rows)] == [0, 3, 1, 2], "equal answers to a task teach nothing"
+    assert values("role_group_mean", rows)[1] == 0.75, "which also pays for an easier task"
+
+
 def test_a_group_without_a_difference_in_a_role_has_no_signal() -> None:
     """The first role always wins: the two roles differ, and no role does. Where one differs, it alone is kept."""
     by_role, mixed = resolve_algorithm("grpo", advantage="role_group_mean"), resolve_algorithm("grpo")

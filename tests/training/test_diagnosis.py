@@ -14,7 +14,7 @@ import pytest
 
 from rlvr.config.choices import full_key
 from rlvr.config.schema import RunConfig
-from rlvr.training import answer_form, baseline, diagnosis, run_diagnosis, update_findings
+from rlvr.training import answer_form, baseline, diagnosis, proposal_findings, run_diagnosis, update_findings
 from rlvr.training.answer_form import Acceptance, AnswerForm
 from rlvr.training.diagnosis import findings, format_findings
 from rlvr.training.failure_groups import FailureGroup
@@ -119,6 +119,35 @@ def test_each_trouble_is_found_with_its_numbers_and_a_remedy(
 
 def test_answers_of_one_token_are_not_cut_off():
     assert findings(rows(completions__clipped_ratio=1.0, completions__mean_length=1.0)) == []
+
+
+REFUSED = "env__all__proposals__refused"
+
+
+@pytest.mark.parametrize(
+    ("reason", "share", "severity", "remedy"),
+    [
+        ("unreadable", 1.0, "problem", "env.kwargs.proposal_share"),
+        ("size", 0.97, "problem", "inner_kwargs"),
+        ("heldout", 0.6, "hint", "hold fewer tasks out"),
+        ("copied", 0.6, "hint", "env.kwargs.instruction"),
+        ("repeated", 0.6, "hint", "rollout.temperature"),
+    ],
+)
+def test_proposals_that_are_refused_are_counted_by_reason(reason: str, share: float, severity: str, remedy: str):
+    """A solver without a task takes no turn: one cause, one finding."""
+    idle = {"env__all__turns__solver": 0.0, "frac_groups_with_signal": 0.0} if severity == "problem" else {}
+    found = findings(rows(**{REFUSED: share, f"{REFUSED}__{reason}": share, **idle}))
+    assert codes(found) == {"proposals_refused": severity} and remedy in found[0].remedy and reason in found[0].fact
+    assert findings(rows(**{REFUSED: 0.2, f"{REFUSED}__{reason}": 0.2})) == [], "some always are"
+
+
+def test_a_proposer_that_writes_the_same_tasks_is_found():
+    for last, expected in ((0.9, {}), (0.3, {"proposer_collapsed": "hint"}), (0.02, {"proposer_collapsed": "problem"})):
+        run = rows(**{REFUSED: 0.1, "env__all__distinct__proposer": 0.95})
+        for row in run[20:]:
+            row["env/all/distinct/proposer"] = last
+        assert codes(findings(run)) == expected
 
 
 def test_entropy_that_fell_to_nothing_and_entropy_that_rose_are_found():
@@ -460,7 +489,7 @@ def test_the_watch_names_the_kind_of_a_run_that_stalls_far_from_the_best():
 
 def test_every_setting_that_a_remedy_names_exists():
     """A remedy that cannot be typed is none."""
-    modules = (answer_form, baseline, diagnosis, update_findings, run_diagnosis)
+    modules = (answer_form, baseline, diagnosis, proposal_findings, update_findings, run_diagnosis)
     trees = [ast.parse(Path(m.__file__).read_text(encoding="utf-8")) for m in modules]
     nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
     source = "\n".join(node.value for node in nodes if isinstance(node.value, str))
@@ -474,7 +503,7 @@ def test_every_setting_that_a_remedy_names_exists():
 def test_the_troubleshooting_page_lists_every_finding_and_no_other():
     trees = [
         ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-        for module in (answer_form, diagnosis, update_findings, run_diagnosis)
+        for module in (answer_form, diagnosis, proposal_findings, update_findings, run_diagnosis)
     ]
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     made = {ast.literal_eval(call.args[1]) for call in calls if getattr(call.func, "id", "") == "Finding"}
