@@ -14,11 +14,11 @@ from rlvr.store import open_store
 from tests.kit.dashboard_fixtures import (
     EVIL,
     Browser,
+    add_conversations,
+    add_step,
     browser_context,  # noqa: F401 (a fixture)
     browser_page,  # noqa: F401 (a fixture)
     cut_elements,
-    add_conversations,
-    add_step,
     fill_store,
     make_run,
     running,

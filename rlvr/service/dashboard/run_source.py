@@ -22,7 +22,6 @@ from rlvr.service.dashboard.dashboard_data import (
     AnswerPage,
     Chart,
     Choices,
-    Comparison,
     GroupPage,
     MachineGroup,
     Neighbours,
@@ -36,7 +35,7 @@ from rlvr.service.dashboard.dashboard_data import (
 from rlvr.service.dashboard.heldout_changes import AFTER, STAGES, HeldoutChanges, list_changes
 from rlvr.service.dashboard.rollout_index import FILTERS, SORTS, RolloutIndex
 from rlvr.service.dashboard.row_details import answer_detail
-from rlvr.service.dashboard.run_charts import draw_charts, failing_groups, metric_chart, run_summary
+from rlvr.service.dashboard.run_charts import draw_charts, metric_chart
 from rlvr.service.dashboard.run_files import answer_row
 from rlvr.service.dashboard.run_machines import run_machines
 from rlvr.service.dashboard.run_reader import MARKS, RunReader, is_run
@@ -146,14 +145,6 @@ class RunSource(Source):
     def run_series(self, metric: str, runs: Sequence[str]) -> list[Series]:
         found = [run.series(metric) for name in runs if (run := self.run(name))]
         return [series for series in found if series is not None]
-
-    def notes(self, work: str) -> list[Note]:
-        run = self.run(work)
-        return run.notes() if run else []
-
-    def comparisons(self, work: str) -> list[Comparison]:
-        run = self.run(work)
-        return [*run_summary(run.summary()), *failing_groups(run.diagnosis())] if run else []
 
     def choices(self, work: str) -> Choices:
         self._read_rollouts(work)

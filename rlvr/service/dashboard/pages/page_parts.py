@@ -183,15 +183,12 @@ def text_field(name: str, label: str, value: str, choices: list[str] | None = No
     return [field(name, label, control), *datalist]
 
 
-def work_choices(source: Source) -> dict[str, str]:
-    """{id: label} of the newest works: a session's task and the start of its id, a run's name."""
-    return source.names()
-
-
-def select_field(name: str, label: str, value: str, choices: list[str] | dict[str, str], every: str = "any") -> Tree:
-    """A choice of values or of {value: label}. The value of the address is always among them."""
+def select_field(
+    name: str, label: str, value: str, choices: list[str] | dict[str, str], every: str | None = "any"
+) -> Tree:
+    """A choice of values or of {value: label}, or of none, called `every`. The value of the address is among them."""
     named = choices if isinstance(choices, dict) else {one: one for one in choices}
-    labels = {"": every, **named}
+    labels = named if every is None else {"": every, **named}
     labels.setdefault(value, value)
     options = [h("option", label, value=one) for one, label in labels.items()]
     return field(name, label, h("select", options, id=f"f-{name}", name=name, value=value))

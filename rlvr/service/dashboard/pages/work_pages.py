@@ -70,7 +70,6 @@ def work_page(source: Source, parameters: Mapping[str, str], here: str = "") -> 
         [parts.note(one) for one in source.notes(name)],
         h("div", [h("section", h("h2", title), parts.block(text), class_="panel")
                   for title, text in source.texts(name)], class_="charts"),
-        [parts.comparison(one) for one in source.comparisons(name)],
         parts.charts(source.charts(name)),
         latest_rollouts(source, name),
     )  # fmt: skip
