@@ -23,18 +23,27 @@ def run_machines(run: RunReader) -> MachineGroup | None:
         return None
     did = {
         "Sampler": f"{means.get('tokens_per_second', 0):,.0f} tokens/s of the whole step",
-        "Verifiers": f"broke on {means.get('verifier/error_rate', 0):.1%} of completions; busy means that sampling is "
-                     "over and verdicts are missing",
+        "Verifiers": f"after the last completion; broke on {means.get('verifier/error_rate', 0):.1%} of completions",
         "Learner": f"{means.get('updates', 0):.1f} updates a step, {means.get('tokens_trained', 0):,.0f} tokens",
     }  # fmt: skip
     parts = [
-        MachinePart(name, min(1.0, means[key] / whole), f"{means[key]:.2f} s a step; {did[name]}", waits)
+        MachinePart(
+            name,
+            min(1.0, means[key] / whole),
+            f"{means[key]:.2f} s a step{'' if name == 'Verifiers' else ';'} {did[name]}",
+            waits,
+        )
         for name, key, waits in STAGES
         if key in means
     ]
     longest = max(parts, key=lambda part: part.busy or 0.0, default=None)
-    about = f"A step takes {whole:.2f} s (mean of the last {len(last['time/step'])})"
+    status = run.status()
+    verb = "takes" if status in ("running", "writing") else "took"
+    about = f"A step {verb} {whole:.2f} s (mean of the last {len(last['time/step'])})"
     about += f", most of it the {longest.name.lower()}'s." if longest else "."
+    rest = 1 - sum(part.busy or 0.0 for part in parts)
+    if parts and rest >= 0.005:
+        parts.append(MachinePart("The rest", rest, f"{rest * whole:.2f} s a step; logging and saving"))
     ranks = [int(name.rpartition("/")[2]) for name in means if name.startswith("ranks/busy/")]
     for rank in sorted(ranks):
         idle = means.get(f"ranks/idle/{rank}", 0.0)
@@ -49,4 +58,4 @@ def run_machines(run: RunReader) -> MachineGroup | None:
         age = f"completions are {means['async/staleness_mean']:.1f} steps old"
         lost = f"{last['async/discarded_groups'][-1]:,.0f} groups discarded" if "async/discarded_groups" in last else ""
         parts.append(MachinePart("Queue of completions", None, ", ".join(filter(None, (age, lost)))))
-    return MachineGroup(run.name, run.status(), parts, about, run.name)
+    return MachineGroup(run.name, status, parts, about, run.name)

@@ -170,8 +170,9 @@ def _row(source: Source, row: AnswerRow, filters: RolloutFilters, columns: list[
                                          data_label=source.step_noun),
         "Task": h("td", row.task or "–", class_="mono wide"),
         "Completion": h("td", h("span", *text), class_="text mono wide"),
-        source.status_noun.capitalize(): h("td", row.status or "–", class_="dim"),
-        source.noun.capitalize(): h("td", row.work[:8] if source.noun == "session" else row.work, class_="wide dim"),
+        source.status_noun.capitalize(): h("td", row.status or "–", class_="dim", data_label=source.status_noun),
+        source.noun.capitalize(): h("td", row.work[:8] if source.noun == "session" else row.work, class_="dim",
+                                    data_label=source.noun),
     }  # fmt: skip
     return h("tr", [cells[name] for name, _, _ in columns], key=row.key)
 
