@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.store import open_store
+from rlvr.store import Session, Status, open_store
 from tests.kit.dashboard_fixtures import (
     EVIL,
     Browser,
@@ -19,6 +19,7 @@ from tests.kit.dashboard_fixtures import (
     browser_context,  # noqa: F401 (a fixture)
     browser_page,  # noqa: F401 (a fixture)
     cut_elements,
+    experience,
     fill_store,
     make_run,
     running,
@@ -49,7 +50,10 @@ def viewer(context: Any, run: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / "store.sqlite"
-    fill_store(f"sqlite:///{path}").close()
+    store = fill_store(f"sqlite:///{path}")
+    store.add_session(Session("d", "task_d", "A prompt. " * 30, status=Status.DONE, created=50))
+    store.add_experiences([experience("d", number, action="explain_first") for number in range(1, 8)])
+    store.close()
     return path
 
 

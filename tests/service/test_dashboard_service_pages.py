@@ -152,7 +152,7 @@ def test_a_service_shows_who_works_and_who_waits(store: ExperienceStore):
     counters = ServiceMetrics()
     counters.observe_generation(2.0, 10, 20)
     counters.observe_generation(1.0, 10, 20)
-    counters.observe_verifier("code", 1.0, [Score(1.0, Outcome.PASSED), Score(0.0, Outcome.ERROR)])
+    counters.observe_verifier("code", 1.0, [Score(1.0, Outcome.PASSED), Score(None, Outcome.ERROR, "sandbox")])
     counters.count_generator_error("endpoint_timeout")
     for number in range(3):
         store.add_session(Session(f"q{number}", "t", "p", instance="one", status=Status.QUEUED))
@@ -163,7 +163,7 @@ def test_a_service_shows_who_works_and_who_waits(store: ExperienceStore):
     assert "2 sessions run, 3 wait for a place" in group.about  # one of them is in the store from the beginning
     one = parts["Sessions of one"]
     assert one.busy == 0.25 and "3 sessions wait, the first for" in one.waits and "at most 3 of 4" in one.waits
-    assert (parts["Generator"].busy, parts["Verifier code"].busy) == (0.75, 0.25)
+    assert (parts["Generator"].busy, parts["Verifier code"].busy) == pytest.approx((0.75, 0.25))
     assert "1 failed" in parts["Verifier code"].did and "2 calls" in parts["Generator"].did
     assert "1 failed" in parts["Generator"].did
     shown = " ".join(texts(machines(source, {}).main))

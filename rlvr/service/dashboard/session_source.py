@@ -83,7 +83,7 @@ class StoreSource(Source):
         if self._health is None:
             return None
         health = dict(self._health())
-        learned = self.learned()
+        learned = self.learning()
         figures = {"learns": visible_text(health.get("learns"), 40)} if health.get("learns") else {}
         for name, value in learned.items():
             if (number := finite_number(value)) is not None:
@@ -165,12 +165,12 @@ class StoreSource(Source):
         policy = StrategyPolicy((self._store.state(STATE) or (None, 0))[0])
         return None if policy.is_new else policy
 
-    def learned(self) -> dict[str, Any]:
+    def learning(self) -> dict[str, Any]:
         return dict(self._learning()) if self._learning else {}
 
     def machines(self) -> list[MachineGroup]:
         instances, now = session_rows.load(self._store)
-        return self._load.machines(self._health() if self._health else {}, self.learned(), instances, now)
+        return self._load.machines(self._health() if self._health else {}, self.learning(), instances, now)
 
     def detail(self, key: str) -> AnswerDetail | None:
         if not _is_key(key):

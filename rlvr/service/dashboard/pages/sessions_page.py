@@ -38,7 +38,7 @@ def _strategies(session: Session, steps: Rows) -> Child:
     return " → ".join(one_line(step["action"], 40) or "–" for step in steps) or "–"
 
 
-def _learned(session: Session, steps: Rows) -> Child:
+def _describe_learning(session: Session, steps: Rows) -> Child:
     """The advantages that were counted, each with the strategy that wrote the prompt."""
     counted = [
         f"{one_line(step['action'], 40) or 'answer'} {step['advantage']:+.2f}"
@@ -63,7 +63,7 @@ COLUMNS = {
     "seconds": Column("Seconds", lambda session, steps: _span(session.started, session.finished), "num", "seconds"),
     "waited": Column("Waited, s", lambda session, steps: _span(session.created, session.started), "num", "waited"),
     "strategies": Column("Strategies", _strategies, "mono wide"),
-    "learned": Column("Learned: advantage", _learned, "mono wide"),
+    "learned": Column("Learned: advantage", _describe_learning, "mono wide"),
     "tokens": Column("Tokens", lambda session, steps: f"{sum(step['num_tokens'] or 0 for step in steps):,}", "num"),
     "loss": Column("Loss", _metric("training_loss"), "num"),
     "verifiers": Column("Verified by", lambda session, steps: ", ".join(

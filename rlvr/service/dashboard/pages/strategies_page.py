@@ -22,7 +22,7 @@ COLUMNS = ("result", "iterations", "learned", "created")
 def strategies_page(source: Source, parameters: Mapping[str, str]) -> Page:
     if not isinstance(source, StoreSource):
         return parts.not_found_page(source, "page", PATH)
-    policy, learned = source.strategies(), source.learned()
+    policy, learned = source.strategies(), source.learning()
     shown = {name.replace("_", " "): f"{number:.4g}" for name, value in learned.items()
              if (number := finite_number(value)) is not None}  # fmt: skip
     tables: list[Child] = []
