@@ -229,6 +229,14 @@ class Browser:
         assert self.problems == []
 
 
+def cut_elements(page: Any) -> list[str]:
+    """The beginnings of elements that reach beyond the window, and whether the page scrolls sideways."""
+    return page.evaluate("""[...document.querySelectorAll('#main *')].filter(e =>
+        !e.closest('svg, .text-block') && e.getBoundingClientRect().right > innerWidth + 1
+    ).map(e => e.outerHTML.slice(0, 100)).concat(
+        document.documentElement.scrollWidth > innerWidth ? ['the page is wider than the window'] : [])""")
+
+
 @contextmanager
 def chromium(folder: Path) -> Iterator[Any]:
     """A browser; the test is skipped without one."""
@@ -243,3 +251,18 @@ def chromium(folder: Path) -> Iterator[Any]:
             yield context
         finally:
             context.close()
+
+
+@pytest.fixture(scope="module", name="context")
+def browser_context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A browser for the tests of a file, which imports this fixture and the next one."""
+    with chromium(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture(name="browser")
+def browser_page(context: Any) -> Iterator[Browser]:
+    """A page of it, closed after the test."""
+    found = Browser(context)
+    yield found
+    found.page.close()

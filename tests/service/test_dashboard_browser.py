@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 
-from rlvr.store import open_store
+from rlvr.store import Session, Status, open_store
 from tests.kit.dashboard_fixtures import (
     EVIL,
     Browser,
     add_conversations,
     add_step,
-    chromium,
+    browser_context,  # noqa: F401 (a fixture)
+    browser_page,  # noqa: F401 (a fixture)
+    cut_elements,
+    experience,
     fill_store,
     make_run,
     running,
@@ -25,19 +28,6 @@ from tests.kit.dashboard_fixtures import (
 pytestmark = pytest.mark.slow
 PHONE = {"width": 390, "height": 844}
 LAPTOP = {"width": 1366, "height": 768}
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with chromium(tmp_path_factory.mktemp("profile")) as found:
-        yield found
-
-
-@pytest.fixture
-def browser(context: Any) -> Iterator[Browser]:
-    found = Browser(context)
-    yield found
-    found.page.close()
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +50,10 @@ def viewer(context: Any, run: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / "store.sqlite"
-    fill_store(f"sqlite:///{path}").close()
+    store = fill_store(f"sqlite:///{path}")
+    store.add_session(Session("d", "task_d", "A prompt. " * 30, status=Status.DONE, created=50))
+    store.add_experiences([experience("d", number, action="explain_first") for number in range(1, 8)])
+    store.close()
     return path
 
 
@@ -231,6 +224,7 @@ PATHS = [
     "/ui/trajectories?show=single&sort=reward&group=1%2F1",
     "/ui/hacks",
     "/ui/compare",
+    "/ui/machines",
 ]
 
 
@@ -243,7 +237,7 @@ def test_a_page_fits_a_phone_and_follows_the_theme(viewer: str, browser: Browser
             browser.page.set_viewport_size(size)
             page = browser.open(viewer + path)
             page.wait_for_timeout(100)
-            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+            assert cut_elements(page) == []
         backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert len(backgrounds) == 2
     browser.wait_until_idle(viewer)
@@ -277,6 +271,8 @@ def test_a_rating_is_stored(service: str, database: Path, browser: Browser):
     assert found is not None and (found.rating, found.ratings) == (0.75, 1)
     browser.open(f"{service}/ui/trajectory/2")
     assert "Rated 0.75" in page.locator("#main").inner_text()
+    page.keyboard.press("1")
+    page.wait_for_selector("text=Saved: 0")
     assert page.evaluate("document.cookie") == ""  # no script reads it
     assert page.goto(f"{service}/health").text() == '"fine"'
     assert page.goto(f"{service}/unknown").status == 404
@@ -286,19 +282,58 @@ def test_a_rating_is_stored(service: str, database: Path, browser: Browser):
 
 def test_sessions_are_filtered_by_status_and_compared(service: str, browser: Browser):
     page = browser.page
-    page.goto(service)
-    if page.locator("#key").count():
-        page.fill("#key", "tml-right-key")
-        page.keyboard.press("Enter")
-    page.wait_for_selector(".work")
+    sign_in(page, service)
+    page.wait_for_selector(".rows")
     assert page.locator(".badge.live").inner_text() == "running"
     page = browser.open(f"{service}/ui/trajectories?status=failed&sort=reward")
     assert page.locator("tbody tr").count() == 1 and page.locator("input[name=q]").count() == 0
     page = browser.open(f"{service}/ui/compare?work=a&a=1&b=2")
     assert "iteration 1" in page.locator("#main").inner_text()
-    for nowhere in ("session/nothing", "sessions", "run"):
+    for nowhere in ("session/nothing", "studies", "run"):
         page = browser.open(f"{service}/ui/{nowhere}")
         assert "Not found" in page.locator("h1").inner_text()
+
+
+def test_columns_of_sessions_are_chosen_by_keyboard_and_a_row_opens(service: str, browser: Browser):
+    page = browser.page
+    sign_in(page, f"{service}/ui/sessions")
+    page.focus("summary:has-text('Columns')")
+    page.keyboard.press("Enter")
+    page.focus("input[name=c-prompt]")
+    page.keyboard.press("Space")
+    page.focus("input[name=c-tokens]")
+    page.keyboard.press("Space")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**c-tokens=on**")
+    heads = page.locator(".rows thead th").all_inner_texts()
+    assert "Tokens" in heads and "Prompt" not in heads
+    assert page.locator("input[name=c-tokens]").is_checked() and not page.locator("input[name=c-prompt]").is_checked()
+    page.focus(".row-link >> nth=2")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/ui/session/a")
+    browser.problems = [said for said in browser.problems if "401" not in said]
+    browser.wait_until_idle(service)
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/ui/sessions", "/ui/strategies", "/ui/machines", "/ui/session/a", "/ui/trajectory/2"]
+)
+def test_a_page_of_the_service_fits_a_phone(service: str, browser: Browser, path: str):
+    page = browser.page
+    sign_in(page, service + path)
+    for size in (PHONE, LAPTOP):
+        page.set_viewport_size(size)
+        page.wait_for_timeout(100)
+        assert cut_elements(page) == []
+    assert page.locator("h1").count() == 1 and page.locator("main").count() == 1
+
+
+def sign_in(page: Any, address: str) -> None:
+    page.goto(address)
+    if page.locator("#key").count():
+        page.fill("#key", "tml-right-key")
+        page.keyboard.press("Enter")
+    page.wait_for_selector("#main")
 
 
 def serve_store(database: str) -> None:

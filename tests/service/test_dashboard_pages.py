@@ -13,9 +13,12 @@ import rlvr.service.dashboard
 from rlvr.service.dashboard.dashboard_data import AnswerRow, Source, TokenPiece, visible_text
 from rlvr.service.dashboard.element_tree import h, texts
 from rlvr.service.dashboard.pages.compare_page import compare, pair_answers
+from rlvr.service.dashboard.pages.machines_page import machines
 from rlvr.service.dashboard.pages.page_parts import address
 from rlvr.service.dashboard.pages.rollout_page import chance, rollout, token_span
 from rlvr.service.dashboard.pages.rollouts_page import rollouts
+from rlvr.service.dashboard.pages.sessions_page import sessions_page
+from rlvr.service.dashboard.pages.strategies_page import strategies_page
 from rlvr.service.dashboard.pages.work_pages import overview, work_page
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.dashboard.session_source import StoreSource
@@ -23,7 +26,11 @@ from rlvr.store import Session, Status
 from tests.kit.dashboard_fixtures import EVIL, experience, fill_store, make_run
 
 ASSETS = Path(rlvr.service.dashboard.__file__).parent / "assets"
-VIEWS = {"overview": overview, "work": work_page, "table": rollouts, "one": rollout, "compare": compare}
+SERVED = {"sessions": sessions_page, "strategies": strategies_page}  # pages of a service alone
+VIEWS = {
+    "overview": overview, "work": work_page, "table": rollouts, "one": rollout, "compare": compare,
+    "machines": machines, **SERVED,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -65,7 +72,8 @@ def test_every_element_of_a_page_is_one_that_the_browser_draws(source: Source, v
     lists = re.findall(r"const (TAGS|ATTRIBUTES) = new Set\(\s*\((.*?)\)\.split", script, re.S)
     known = {name: set(" ".join(re.findall(r'"([^"]*)"', words)).split()) for name, words in lists}
     page = VIEWS[view](source, parameters_of(source, view))
-    assert page.status == 200 and page.title.endswith(" - rlvr")
+    assert page.status == (404 if view in SERVED and source.noun == "run" else 200)
+    assert page.title.endswith(" - rlvr")
     for tag, given, *_ in elements(page.main):
         if tag.startswith("x-"):
             continue
@@ -86,7 +94,7 @@ def test_model_output_is_text_with_invisible_characters_escaped(source: Source, 
 
 def test_a_page_describes_its_work(runs: RunSource, sessions: StoreSource):
     run = " ".join(texts(work_page(runs, {"work": "first"}).main))
-    assert "first writing training step 4 of 10" in run and "pass rate 50.0%" in run and "All 16 trajectories" in run
+    assert "first writing training step 4 of 10" in run and "pass rate 50.0%" in run and "All 16 rollouts" in run
     session = " ".join(texts(work_page(sessions, {"work": "b"}).main))
     assert "endpoint_unreachable no answer after 5 tries" in session
     assert "Context Python Best answer def f(): return 1" in " ".join(texts(work_page(sessions, {"work": "a"}).main))
@@ -134,7 +142,7 @@ def test_pages_link_to_the_next_and_the_previous(tmp_path: Path):
 
 def test_one_run_is_its_own_overview(tmp_path: Path):
     page = overview(RunSource(make_run(tmp_path / "only")), {})
-    assert page.title == "only - rlvr" and "Latest trajectories" in texts(page.main)
+    assert page.title == "only - rlvr" and "Latest rollouts" in texts(page.main)
 
 
 def test_two_steps_are_compared_by_numbers_and_by_the_same_tasks(runs: RunSource):

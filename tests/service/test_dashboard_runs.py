@@ -13,6 +13,9 @@ import pytest
 
 from rlvr.core.types import Task
 from rlvr.service.dashboard.dashboard_data import Query, finite_number, one_line, thin_points, visible_text
+from rlvr.service.dashboard.pages.run_page import run_page
+from rlvr.service.dashboard.run_charts import failing_groups, run_summary
+from rlvr.service.dashboard.run_reader import RunReader
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.dashboard.token_pieces import load_decode, token_pieces
 from rlvr.training.rollout_rows import trajectory_row
@@ -38,11 +41,12 @@ def test_a_run_of_rlvr_train_is_shown_with_the_numbers_it_wrote(tmp_path: Path):
     rewards = {float(row["step"]): row["reward"] for row in rows if row["phase"] == "rl"}
     charts = {chart.title: chart for chart in source.charts("tiny")}
     assert dict(charts["Reward"].lines[0].points) == rewards
-    work = source.work("tiny")
-    assert work is not None
+    reader = source.run("tiny")
+    assert reader is not None
+    work = reader.work()
     assert (work.status, work.about, work.done) == ("finished", "training step 3 of 3", 1.0)
     summary = json.loads((folder / "summary.json").read_text())
-    shown = {row[0]: row[1] for row in source.comparisons("tiny")[0].rows}
+    shown = {row[0]: row[1] for row in run_summary(reader.summary())[0].rows}
     assert shown["pass@1"].startswith(f"{100 * summary['baseline']['pass@1']['value']:.1f} %")
     stored = [json.loads(text) for text in (folder / "rollouts" / "rl-000001.jsonl").read_text().splitlines()]
     entries = source.answers(Query(work="tiny", step=1)).rows
@@ -60,18 +64,15 @@ def test_a_run_of_rlvr_train_is_shown_with_the_numbers_it_wrote(tmp_path: Path):
 def test_the_findings_and_the_failing_groups_are_those_of_doctor(run: Path):
     """Read again when a file has changed, and only then."""
     rows = [{"id": str(i), "level": "12"[i % 2], "passed": 4 * (i % 2), "judged": 4, "reward": 0.0} for i in range(60)]
-    source = RunSource(run)
-    assert "never solved" not in str(source.notes("first")) and source.comparisons("first") == []
+    reader = RunReader("first", run)
+    assert "never solved" not in str(reader.notes()) and failing_groups(reader.diagnosis()) == []
     (run / "evaluations").mkdir()
     (run / "evaluations" / "final.json").write_text(json.dumps({"results": rows, "k": 4}))
-    assert source.notes("first")[0].text.startswith("one kind of task is never solved: level 1 passes 0% where")
-    [table] = source.comparisons("first")
+    assert reader.notes()[0].text.startswith("one kind of task is never solved: level 1 passes 0% where")
+    [table] = failing_groups(reader.diagnosis())
     assert "the 60 held-out tasks" in table.title
     assert table.rows == [("level 1", "30", "0.0 %", "100.0 %")]
-    assert (
-        source.notes("first") == source.notes("first")
-        and source.run("first").diagnosis() is source.run("first").diagnosis()
-    )  # type: ignore[union-attr]
+    assert reader.notes() == reader.notes() and reader.diagnosis() is reader.diagnosis()
 
 
 def test_answers_are_filtered_and_paged_newest_first(run: Path):
@@ -211,8 +212,7 @@ def test_a_damaged_row_breaks_no_page(run: Path, row: str):
         assert source.detail(entry.key) is not None
     assert source.groups(Query()).total >= 8 and isinstance(source.suspicions(""), list)
     assert source.works()[1] == 1
-    for shown in (source.charts, source.notes, source.comparisons):
-        assert isinstance(shown("first"), list)
+    assert isinstance(source.charts("first"), list) and run_page(source, {"work": "first"}).status == 200
     assert isinstance(source.at_step("first", 0), dict)
 
 

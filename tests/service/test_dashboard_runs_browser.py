@@ -11,7 +11,17 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.kit.dashboard_fixtures import Browser, add_evaluations, add_step, chromium, make_run, metric_row, running
+from tests.kit.dashboard_fixtures import (
+    Browser,
+    add_evaluations,
+    add_step,
+    browser_context,  # noqa: F401 (a fixture)
+    browser_page,  # noqa: F401 (a fixture)
+    cut_elements,
+    make_run,
+    metric_row,
+    running,
+)
 from tests.kit.study_runs import make_study
 
 pytestmark = pytest.mark.slow
@@ -28,19 +38,6 @@ PATHS = [
     "/ui/study/sizes",
     "/ui/run/sizes%2Fgroup_size-2_seed-1",
 ]
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with chromium(tmp_path_factory.mktemp("profile")) as found:
-        yield found
-
-
-@pytest.fixture
-def browser(context: Any) -> Iterator[Browser]:
-    found = Browser(context)
-    yield found
-    found.page.close()
 
 
 @pytest.fixture(scope="module")
@@ -185,10 +182,7 @@ def test_a_page_of_runs_fits_a_phone_and_has_its_landmarks(viewer: str, browser:
             browser.page.set_viewport_size({"width": width, "height": 844})
             page = browser.open(viewer + path)
             page.wait_for_timeout(100)
-            cut = page.evaluate("""[...document.querySelectorAll('#main *')].filter(e =>
-                !e.closest('svg, .text-block') && e.getBoundingClientRect().right > innerWidth + 1
-            ).map(e => e.outerHTML.slice(0, 100))""")
-            assert cut == [] and page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+            assert cut_elements(page) == []
         backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert len(backgrounds) == 2
     page.keyboard.press("Tab")

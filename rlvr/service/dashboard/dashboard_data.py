@@ -346,6 +346,28 @@ class Suspicion:
 
 
 @dataclass(frozen=True)
+class MachinePart:
+    """A part of what works, such as the sampler or a verifier: how much of it is busy (0 to 1, None if that is not
+    measured), what it did, and what it waits for."""
+
+    name: str
+    busy: float | None
+    did: str
+    waits: str = ""
+
+
+@dataclass(frozen=True)
+class MachineGroup:
+    """The parts of a run or of a service. `work` is the id of the run; `about` says what bounds the whole."""
+
+    name: str
+    status: str
+    parts: list[MachinePart]
+    about: str = ""
+    work: str = ""
+
+
+@dataclass(frozen=True)
 class Choices:
     """The values that the filters offer."""
 
@@ -363,7 +385,8 @@ class Source(Protocol):
     `noun` names a work (`run`, `session`), `status_noun` the `status` of an answer, `step_noun` its step; `can_rate`
     says whether ratings can be stored, `can_compare` whether there are steps to compare, `no_charts` when the
     overview's curves begin. `filters` and `sorts` are those of a `Query` that the source can apply to answers,
-    `can_group` says whether it has `groups` and `neighbours`, `has_suspicions` whether it looks for hacks.
+    `can_group` says whether it has `groups`, `has_suspicions` whether it looks for hacks, `has_machines` whether it
+    knows what works.
     `answer_noun` names an answer. `revision` is cheap and changes when there is something new.
     """
 
@@ -377,6 +400,7 @@ class Source(Protocol):
     sorts: ClassVar[tuple[str, ...]] = ()
     can_group: ClassVar[bool] = False
     has_suspicions: ClassVar[bool] = False
+    has_machines: ClassVar[bool] = True
     answer_noun: ClassVar[str] = "rollout"
     answer_nouns: ClassVar[str] = "rollouts"
     title: str
@@ -385,7 +409,6 @@ class Source(Protocol):
     def works(self, offset: int = 0, limit: int = PAGE) -> tuple[list[Work], int]: ...
     def work(self, work: str) -> Work | None: ...
     def charts(self, work: str = "") -> list[Chart]: ...
-    def notes(self, work: str) -> list[Note]: ...
     def choices(self, work: str) -> Choices: ...
     def answers(self, query: Query) -> AnswerPage: ...
     def detail(self, key: str) -> AnswerDetail | None: ...
@@ -398,10 +421,10 @@ class Source(Protocol):
     def health(self) -> dict[str, Any] | None:
         return None
 
-    def texts(self, work: str) -> list[tuple[str, str]]:
+    def notes(self, work: str) -> list[Note]:
         return []
 
-    def comparisons(self, work: str) -> list[Comparison]:
+    def texts(self, work: str) -> list[tuple[str, str]]:
         return []
 
     def groups(self, query: Query) -> GroupPage:
@@ -414,6 +437,9 @@ class Source(Protocol):
         return []
 
     def cautions(self, work: str) -> list[Note]:
+        return []
+
+    def machines(self) -> list[MachineGroup]:
         return []
 
     def rate(self, key: str, owner: str, rating: float) -> None:

@@ -21,9 +21,12 @@ from rlvr.service.dashboard.pages.compare_page import compare
 from rlvr.service.dashboard.pages.curve_file import curve_file
 from rlvr.service.dashboard.pages.hacks_page import hacks
 from rlvr.service.dashboard.pages.heldout_pages import task_page, tasks_page
+from rlvr.service.dashboard.pages.machines_page import machines
 from rlvr.service.dashboard.pages.page_parts import frame_page, not_found_page
 from rlvr.service.dashboard.pages.rollout_page import rollout
 from rlvr.service.dashboard.pages.rollouts_page import rollouts
+from rlvr.service.dashboard.pages.sessions_page import sessions_page
+from rlvr.service.dashboard.pages.strategies_page import strategies_page
 from rlvr.service.dashboard.pages.study_page import study_page
 from rlvr.service.dashboard.pages.work_pages import overview, work_page
 
@@ -167,6 +170,9 @@ PAGES: dict[str, View] = {
     "/ui/trajectory/{key:path}": rollout,
     "/ui/hacks": hacks,
     "/ui/compare": compare,
+    "/ui/sessions": sessions_page,
+    "/ui/strategies": strategies_page,
+    "/ui/machines": machines,
     "/ui/tasks": tasks_page,
     "/ui/task": task_page,
     "/ui/study/{study:path}": study_page,

@@ -55,6 +55,7 @@ class RecordingSource(Source):
     noun, status_noun, step_noun, can_compare = "rollout", "stop reason", "step", False
     filters, sorts, can_group = FILTERS - {"steps"}, tuple(one for one in SORTS if one != "step"), True
     answer_noun, answer_nouns = "branch", "branches"
+    has_machines = False
 
     def __init__(self, file: Path) -> None:
         self.file, self.title = file, visible_text(file.name, 100)

@@ -22,8 +22,8 @@ from rlvr.service.dashboard.dashboard_data import (
     AnswerPage,
     Chart,
     Choices,
-    Comparison,
     GroupPage,
+    MachineGroup,
     Neighbours,
     Note,
     Query,
@@ -35,8 +35,9 @@ from rlvr.service.dashboard.dashboard_data import (
 from rlvr.service.dashboard.heldout_changes import AFTER, STAGES, HeldoutChanges, list_changes
 from rlvr.service.dashboard.rollout_index import FILTERS, SORTS, RolloutIndex
 from rlvr.service.dashboard.row_details import answer_detail
-from rlvr.service.dashboard.run_charts import draw_charts, failing_groups, metric_chart, run_summary
+from rlvr.service.dashboard.run_charts import draw_charts, metric_chart
 from rlvr.service.dashboard.run_files import answer_row
+from rlvr.service.dashboard.run_machines import run_machines
 from rlvr.service.dashboard.run_reader import MARKS, RunReader, is_run
 from rlvr.service.dashboard.run_rollouts import BUDGET, RolloutReader
 from rlvr.service.dashboard.study_reader import StudyReader, is_study
@@ -44,6 +45,7 @@ from rlvr.service.dashboard.suspicions import find_cautions, find_suspicions
 
 RUNS = 20  # the newest, whose rollouts are in tables of all runs
 SIBLINGS = 256  # of a group, beside a rollout
+MACHINES = 8  # runs whose parts are shown
 MOST_CHANGES = 16  # comparisons of evaluations that are kept
 OVERVIEW = ("env/all/correct", "test/env/all/correct", "reward")  # metrics of the newest runs in one chart each
 
@@ -144,14 +146,6 @@ class RunSource(Source):
         found = [run.series(metric) for name in runs if (run := self.run(name))]
         return [series for series in found if series is not None]
 
-    def notes(self, work: str) -> list[Note]:
-        run = self.run(work)
-        return run.notes() if run else []
-
-    def comparisons(self, work: str) -> list[Comparison]:
-        run = self.run(work)
-        return [*run_summary(run.summary()), *failing_groups(run.diagnosis())] if run else []
-
     def choices(self, work: str) -> Choices:
         self._read_rollouts(work)
         return self._index.choices(work)
@@ -175,6 +169,9 @@ class RunSource(Source):
     def cautions(self, work: str) -> list[Note]:
         """What is known of the rewards of the runs, and how their rollouts can be had for a look of one's own."""
         return find_cautions({run.name: run.config() for run in self._select(work)})
+
+    def machines(self) -> list[MachineGroup]:
+        return [group for run in self._newest(RUNS) if (group := run_machines(run))][:MACHINES]
 
     def detail(self, key: str) -> AnswerDetail | None:
         if (place := _parse_key(key)) is None or (run := self.run(place[0])) is None:

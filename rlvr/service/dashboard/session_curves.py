@@ -46,12 +46,15 @@ def overall_charts(store: ExperienceStore) -> list[Chart]:
     rewards = {key: [Stretch(row["last"], row["rewarded"], row["reward"] or 0.0) for row in rows[key]] for key in rows}
     at_least = f"{FEWEST} or more in a point"
     charts = [
-        Chart("Pass rate", _by_kind(passes, later=0), True, "answer", f"of first answers, {at_least}"),
+        Chart("Pass rate", _by_kind(passes, later=0), True, "answer", f"of first answers, {at_least}",
+              "% of judged answers"),
         Chart("Pass rate after feedback", _by_kind(passes, later=1), True, "answer",
-              f"of later answers, to tasks whose first one failed, {at_least}"),
-        Chart("Reward", _by_kind(rewards, later=0), False, "answer", f"mean of first answers, {at_least}"),
+              f"of later answers, to tasks whose first one failed, {at_least}",
+              "% of judged answers"),
+        Chart("Reward", _by_kind(rewards, later=0), False, "answer", f"of first answers, {at_least}",
+              "mean reward of an answer"),
         Chart("Sessions with signal", _curves({"training": _count_signal(store, first, last)}), True, "answer",
-              f"their rewards differ, {at_least}"),
+              f"their rewards differ, {at_least}", "% of sessions"),
     ]  # fmt: skip
     return [chart for chart in charts if chart.lines]
 

@@ -6,12 +6,14 @@ Texts are cut in the database: an answer may have a megabyte, and a table shows 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from rlvr.service.dashboard.dashboard_data import HEAD, Query
-from rlvr.store import Experience, ExperienceStore, Status
+from rlvr.store import Experience, ExperienceStore, Session, Status
+from rlvr.store.records import SUCCESS, UNVERIFIED
 from rlvr.store.tables import experiences, sessions
 
 CUT = 2 * HEAD + 1  # characters of a text in a row
@@ -39,16 +41,18 @@ def page(store: ExperienceStore, query: Query) -> tuple[Rows, int]:
     """Answers with the status of their session, and their total."""
     joined = experiences.join(sessions, _s.id == _e.session_id)
     rules = _rules(query)
-    rows = sa.select(*_COLUMNS).select_from(joined).where(*rules)
-    column = SORTS.get(query.sort.removeprefix("-"))
-    if column is not None:
-        order = column.asc() if query.sort.startswith("-") else column.desc()
-        rows = rows.order_by(order.nulls_last())
-    rows = rows.order_by(_e.id.desc())
+    rows = sa.select(*_COLUMNS).select_from(joined).where(*rules).order_by(*_order(query))
     counted = sa.select(sa.func.count()).select_from(joined if query.status else experiences).where(*rules)
     with store.read() as connection:
         page = connection.execute(rows.limit(query.limit).offset(query.offset)).mappings().all()
         return page, connection.scalar(counted) or 0
+
+
+def _order(query: Query) -> list[sa.ColumnElement[Any]]:
+    column = SORTS.get(query.sort.removeprefix("-"))
+    if column is None:
+        return [_e.id.desc()]
+    return [(column.asc() if query.sort.startswith("-") else column.desc()).nulls_last(), _e.id.desc()]
 
 
 def _rules(query: Query) -> list[sa.ColumnElement[bool]]:
@@ -128,3 +132,87 @@ def newest(store: ExperienceStore) -> object:
     with store.read() as connection:
         last = connection.scalar(sa.select(sa.func.max(_e.id)))
         return last, tuple(tuple(row) for row in connection.execute(recent))
+
+
+@dataclass(frozen=True)
+class InstanceLoad:
+    """The open sessions of one process: when it was heard from last, and since when the first one waits."""
+
+    instance: str
+    running: int
+    queued: int
+    heartbeat: float
+    oldest: float | None
+
+
+def load(store: ExperienceStore) -> tuple[list[InstanceLoad], float]:
+    """The instances with open sessions, and the database's time."""
+    waits = _s.status == Status.QUEUED
+    found = sa.select(
+        _s.instance,
+        sa.func.sum(sa.case((waits, 0), else_=1)),
+        sa.func.sum(sa.case((waits, 1), else_=0)),
+        sa.func.max(_s.heartbeat),
+        sa.func.min(sa.case((waits, _s.created))),
+    )
+    found = found.where(_s.status.in_([Status.RUNNING, Status.QUEUED])).group_by(_s.instance).order_by(_s.instance)
+    with store.read() as connection:
+        return [InstanceLoad(*row) for row in connection.execute(found)], store.now(connection)
+
+
+# Whether a session that is done has solved its task (`Session.is_solved`), as the database says it.
+_passed = sa.or_(sa.and_(_s.outcome == "passed", _s.final_confidence > 0),
+                 sa.and_(_s.outcome == "", _s.final_confidence > SUCCESS))  # fmt: skip
+RESULTS: dict[str, sa.ColumnElement[bool]] = {
+    "solved": sa.and_(_s.status == Status.DONE, _passed),
+    "not solved": sa.and_(_s.status == Status.DONE, _s.final_confidence.is_not(None), sa.not_(_passed)),
+    UNVERIFIED: sa.and_(_s.status == Status.DONE, _s.final_confidence.is_(None)),
+    **{status.value: _s.status == status for status in Status},
+}
+SESSION_SORTS: dict[str, sa.ColumnElement[Any]] = {
+    "created": _s.created, "iterations": _s.iterations, "confidence": _s.final_confidence,
+    "seconds": _s.finished - _s.started, "waited": _s.started - _s.created,
+}  # fmt: skip
+_LISTED = [column for column in _s if column.name not in ("prompt", "request", "final_solution")]
+
+
+def sessions_page(
+    store: ExperienceStore, result: str, task: str, sort: str, offset: int, limit: int
+) -> tuple[list[Session], int]:
+    """Sessions of a result whose task contains a text, in an order of `SESSION_SORTS`, and their total."""
+    rules = [RESULTS.get(result, sa.false())] if result else []
+    rules += [_s.task_id.contains(task, autoescape=True)] if task else []
+    column = SESSION_SORTS.get(sort.removeprefix("-"), _s.created)
+    order = (column.asc() if sort.startswith("-") else column.desc()).nulls_last()
+    listed = sa.select(*_LISTED, sa.func.substr(_s.prompt, 1, CUT).label("prompt")).where(*rules)
+    with store.read() as connection:
+        rows = connection.execute(listed.order_by(order, _s.id.desc()).limit(limit).offset(offset)).mappings()
+        total = connection.scalar(sa.select(sa.func.count()).select_from(sessions).where(*rules))
+        return [Session(**row) for row in rows], total or 0
+
+
+def steps_of(store: ExperienceStore, ids: Sequence[str]) -> dict[str, Rows]:
+    """What the answers of some sessions were asked with and what was counted of them, by session."""
+    query = sa.select(_e.session_id, _e.iteration, _e.action, _e.outcome, _e.advantage, _e.num_tokens)
+    query = query.where(_e.session_id.in_(ids)).order_by(_e.session_id, _e.sample, _e.iteration).limit(MOST_ANSWERS)
+    found: dict[str, list[Mapping[Any, Any]]] = {}
+    for row in _fetch(store, query):
+        found.setdefault(row["session_id"], []).append(row)
+    return {**found}
+
+
+def place(store: ExperienceStore, query: Query, key: int) -> tuple[int | None, int | None, int, int] | None:
+    """The answers before and after one in the order of a query, its place from 1, and their number."""
+    joined = experiences.join(sessions, _s.id == _e.session_id)
+    order = _order(query)
+    numbered = sa.select(
+        _e.id,
+        sa.func.lag(_e.id).over(order_by=order).label("before"),
+        sa.func.lead(_e.id).over(order_by=order).label("after"),
+        sa.func.row_number().over(order_by=order).label("place"),
+    )
+    all_rows = numbered.select_from(joined if query.status else experiences).where(*_rules(query)).subquery()
+    n = all_rows.c
+    total = sa.select(sa.func.count()).select_from(all_rows).scalar_subquery()
+    rows = _fetch(store, sa.select(n.before, n.after, n.place, total.label("total")).where(n.id == key))
+    return (rows[0]["before"], rows[0]["after"], rows[0]["place"], rows[0]["total"]) if rows else None

@@ -4,13 +4,14 @@
     StoreSource(store, health=generator.health, learning=generator.learning, decode=generator.decode)
 
 `health` and `learning` are shown as they are; `decode` turns tokens into text, or returns None while no model is
-loaded. If the database is down, methods raise `StoreDown`, and the page says so and retries.
+loaded; `collect` returns the counters of `rlvr.service.service_metrics`, and `limit` sessions run at a time. If the
+database is down, methods raise `StoreDown`, and the page says so and retries.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlvr.core.types import Outcome
@@ -24,6 +25,8 @@ from rlvr.service.dashboard.dashboard_data import (
     Chart,
     Choices,
     Curve,
+    MachineGroup,
+    Neighbours,
     Note,
     Query,
     Source,
@@ -38,9 +41,10 @@ from rlvr.service.dashboard.dashboard_data import (
     verdicts_of,
     visible_text,
 )
+from rlvr.service.dashboard.service_load import ServiceLoad
 from rlvr.service.dashboard.session_curves import FEWEST, overall_charts
 from rlvr.service.dashboard.token_pieces import MOST, token_pieces
-from rlvr.service.learning.strategy_policy import rate
+from rlvr.service.learning.strategy_policy import STATE, StrategyPolicy, rate
 from rlvr.store import Experience, ExperienceStore, Session, Status
 from rlvr.store.records import UNVERIFIED
 from rlvr.tracking.console import format_metrics
@@ -64,9 +68,12 @@ class StoreSource(Source):
         health: Callable[[], Mapping[str, Any]] | None = None,
         learning: Callable[[], Mapping[str, Any]] | None = None,
         decode: Callable[[Sequence[int]], str | None] = lambda tokens: None,
+        collect: Callable[[], Iterable[Any]] | None = None,
+        limit: int = 0,
         title: str = "service",
     ) -> None:
         self._store, self._health, self._learning, self._decode, self.title = store, health, learning, decode, title
+        self._load = ServiceLoad(collect, limit)
         self._drawn, self._redraw_at = list[Chart](), 0.0
 
     def revision(self) -> object:
@@ -76,7 +83,7 @@ class StoreSource(Source):
         if self._health is None:
             return None
         health = dict(self._health())
-        learned = dict(self._learning()) if self._learning else {}
+        learned = self.learning()
         figures = {"learns": visible_text(health.get("learns"), 40)} if health.get("learns") else {}
         for name, value in learned.items():
             if (number := finite_number(value)) is not None:
@@ -140,8 +147,33 @@ class StoreSource(Source):
         rows, total = session_rows.page(self._store, query)
         return AnswerPage([as_answer_row(row) for row in rows], total)
 
+    def neighbours(self, query: Query, grouped: bool, key: str) -> Neighbours | None:
+        found = session_rows.place(self._store, query, int(key)) if _is_key(key) else None
+        if found is None:
+            return None
+        before, after = ("" if one is None else str(one) for one in found[:2])
+        return Neighbours(before, after, *found[2:])
+
+    def sessions(self, result: str, task: str, sort: str, offset: int, limit: int = PAGE) -> tuple[list[Session], int]:
+        return session_rows.sessions_page(self._store, result, task, sort, offset, limit)
+
+    def steps_of(self, sessions: Sequence[Session]) -> dict[str, session_rows.Rows]:
+        return session_rows.steps_of(self._store, [session.id for session in sessions])
+
+    def strategies(self) -> StrategyPolicy | None:
+        """The policy over strategies as the store has it; None if no strategy was learned."""
+        policy = StrategyPolicy((self._store.state(STATE) or (None, 0))[0])
+        return None if policy.is_new else policy
+
+    def learning(self) -> dict[str, Any]:
+        return dict(self._learning()) if self._learning else {}
+
+    def machines(self) -> list[MachineGroup]:
+        instances, now = session_rows.load(self._store)
+        return self._load.machines(self._health() if self._health else {}, self.learning(), instances, now)
+
     def detail(self, key: str) -> AnswerDetail | None:
-        if not (key.isdecimal() and len(key) < 18):
+        if not _is_key(key):
             return None
         e = self._store.experience(int(key))
         if e is None:
@@ -170,7 +202,7 @@ class StoreSource(Source):
         return {name: float(value) for name, value in means.items() if value is not None}
 
     def rate(self, key: str, owner: str, rating: float) -> None:
-        if not (key.isdecimal() and len(key) < 18) or rate(self._store, int(key), owner or "local", rating) is None:
+        if not _is_key(key) or rate(self._store, int(key), owner or "local", rating) is None:
             raise ValueError("this answer was deleted")
 
     def _token_pieces(self, e: Experience) -> TokenView:
@@ -199,7 +231,10 @@ class StoreSource(Source):
         rows = session_rows.by_sample(self._store, work)
         samples = sorted({row["sample"] for row in rows})
         charts: list[Chart] = []
-        for title, column, share in (("Confidence", "confidence", True), ("Reward", "reward", False)):
+        for title, column, share, unit in (
+            ("Confidence", "confidence", True, "%"),
+            ("Reward", "reward", False, "reward"),
+        ):
             curves = [
                 Curve(f"episode {sample + 1}" if len(samples) > 1 else "answer", thin_points(points))
                 for sample in samples[:SAMPLES]
@@ -207,22 +242,26 @@ class StoreSource(Source):
                                if row["sample"] == sample and row[column] is not None])
             ]  # fmt: skip
             if curves:
-                charts.append(Chart(title, curves, share, "iteration", "by iteration"))
+                charts.append(Chart(title, curves, share, "iteration", unit=unit))
         return charts
 
     def _run_charts(self, work: str) -> list[Chart]:
         rows = session_rows.by_step(self._store, work)
         curves = (
-            ("Reward", "reward", False, "mean over a step's answers"),
-            ("Pass rate", "passed", True, "of judged answers"),
-            ("Groups with signal", "signal", True, "tasks whose answers' rewards differ"),
+            ("Reward", "reward", False, "", "mean reward of an answer"),
+            ("Pass rate", "passed", True, "", "% of judged answers"),
+            ("Groups with signal", "signal", True, "tasks whose answers' rewards differ", "% of tasks"),
         )
         charts: list[Chart] = []
-        for title, name, share, hint in curves:
+        for title, name, share, hint, unit in curves:
             points = [(float(row["iteration"]), float(row[name])) for row in rows if row[name] is not None]
             if points:
-                charts.append(Chart(title, [Curve("training", thin_points(points))], share, "step", hint))
+                charts.append(Chart(title, [Curve("training", thin_points(points))], share, "step", hint, unit))
         return charts
+
+
+def _is_key(key: str) -> bool:
+    return key.isdecimal() and len(key) < 18
 
 
 def _comparable_text(text: str) -> str:

@@ -70,8 +70,9 @@ def create_app(service: Service, lifespan: Lifespan | None = None) -> ServiceMid
 
         generator = service.generator
         source = StoreSource(
-            service.store, health=generator.health, learning=generator.learning, decode=generator.decode
-        )
+            service.store, health=generator.health, learning=generator.learning, decode=generator.decode,
+            collect=service.sessions.metrics.collect, limit=service.settings.limits.sessions,
+        )  # fmt: skip
         attach(app, source, owner_of=keys.owner if keys else None, loopback_only=not keys)
         has_own_auth = is_dashboard
     count = app.state.prometheus.count

@@ -165,7 +165,7 @@ export const Chart = {
         parts.push(Vue.h("text", { x: PAD.left - 6, y: f.y(y) + 4, "text-anchor": "end" }, format(y, this.share, f.logY ? 1 : 0)));
       }
       const count = Math.max(2, Math.floor(this.width / 90));
-      const xs = f.logX ? powers(f.left, f.right, count) : steps(f.left, f.right, count).filter((x) => Number.isInteger(x));
+      const xs = f.logX ? powers(f.left, f.right, count) : steps(f.left, f.right, count).map((x) => Number(x.toFixed(6))).filter(Number.isInteger);
       for (const x of xs) {
         parts.push(Vue.h("text", { x: f.x(x), y: HEIGHT - PAD.bottom + 16, "text-anchor": "middle" }, x.toLocaleString("en-US")));
       }

@@ -8,11 +8,11 @@ import { Chart } from "rlvr-dashboard/chart.js";
 
 const TAGS = new Set(
   ("a abbr article aside b button caption code datalist dd details div dl dt em fieldset footer form h1 h2 h3 header i " +
-    "input label legend li main mark meter nav ol optgroup option output p pre progress section select small span strong " +
+    "input kbd label legend li main mark meter nav ol optgroup option output p pre progress section select small span strong " +
     "summary table tbody td th thead time tr ul").split(" "),
 );
 const ATTRIBUTES = new Set(
-  ("action class colspan for hidden id key list max maxlength method min name open placeholder role scope selected " +
+  ("action checked class colspan for hidden id key list max maxlength method min name open placeholder role scope selected " +
     "rel step style tabindex title type value inputmode autocomplete disabled").split(" "),
 );
 const PARTS = { "x-chart": Chart, "x-ago": Ago };

@@ -26,7 +26,7 @@ def compare(source: Source, parameters: Mapping[str, str]) -> Page:
     """Two runs; with `work` in the address, or of a source with nothing else, two steps of one."""
     if isinstance(source, RunSource) and not parameters.get("work") and len(source.names()) > 1:
         return compare_runs(source, parameters)
-    works = parts.work_choices(source)
+    works = source.names()
     work = parameters.get("work", "") or next(iter(works), "")
     if not work:
         empty = h("p", f"No {source.noun} yet, so there is nothing to compare.", class_="panel empty")

@@ -27,7 +27,7 @@ def hacks(source: Source, parameters: Mapping[str, str]) -> Page:
         if found
         else f"Nothing is suspicious in {page.total:,} rollouts"
     )
-    works = parts.work_choices(source)
+    works = source.names()
     return parts.frame_page(
         source,
         "Hacks",

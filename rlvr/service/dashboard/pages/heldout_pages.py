@@ -44,8 +44,7 @@ def tasks_page(source: Source, parameters: Mapping[str, str]) -> Page:
         h("form", [h("input", type="hidden", name=name, value=value)
                    for name, value in heldout_parts.side_query(sides).items()],
           parts.select_field("kind", "Kind", kind, kinds, "all") if kinds or kind else None,
-          h("label", h("span", "Order"), h("select", [h("option", label, value=one) for one, label in ORDERS.items()],
-                                           id="f-order", name="order", value=order), for_="f-order"),
+          parts.select_field("order", "Order", order, {**ORDERS}, None),
           h("button", "Show", class_="main"), method="get", action=TASKS, class_="filters panel"),
         h("section", heldout_parts.task_table(shown, sides, "Held-out tasks", prompts, has_kinds=bool(kinds)) if shown
           else h("p", "No task is of this kind on both sides.", class_="empty"),

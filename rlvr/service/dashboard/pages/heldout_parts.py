@@ -82,14 +82,6 @@ def format_p(value: Any) -> str:
     return "not known" if p is None else "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
-def span(before: float, after: float) -> Tree:
-    """From before to after on a line from 0 to 100 %; the numbers stand beside it."""
-    low, high = sorted((before, after))
-    kind = "rise" if after > before else "fall" if after < before else "same"
-    style = f"--low: {100 * low:.1f}; --high: {100 * high:.1f}; --end: {100 * after:.1f}"
-    return h("div", h("i"), h("b"), class_=f"span {kind}", style=style, aria_hidden="true")
-
-
 def parts_table(changes: HeldoutChanges, sides: Sides) -> Tree:
     """All tasks and each level, then what else sets tasks apart."""
     first, second = name_sides(sides)
@@ -117,7 +109,7 @@ def _part_row(part: PartChange, sides: Sides) -> list[Child]:
     compared = part.compared
     before, after = (as_mapping(compared[side]["pass@1"]) for side in STAGES)
     rates = [finite_number(side.get("value")) for side in (before, after)]
-    drawn = span(*rates) if None not in rates else None  # type: ignore[arg-type]
+    drawn = parts.span(*rates, is_change=True) if None not in rates else None  # type: ignore[arg-type]
     link = h("a", part.key.replace("=", " ", 1), href=tasks_address(sides, kind=part.key)) if part.key else None
     name = h("span", link or h("b", "all"), h("small", f" {compared['tasks']:,} tasks"))
     return [name, drawn, estimate(before, "pass@1"),
@@ -161,7 +153,16 @@ def task_table(
         name = h("span", h("a", task.id, href=task_address(sides, task.id), class_="mono"),
                  h("small", text, class_="clip") if text else None, class_="stack tight")  # fmt: skip
         kinds = [h("small", ", ".join(kind.replace("=", " ", 1) for kind in sorted(task.kinds)))] if has_kinds else []
-        rows.append([name, *kinds, span(rates[0], rates[1]), counts[0], counts[1], f"{100 * task.change:+.0f}"])
+        rows.append(
+            [
+                name,
+                *kinds,
+                parts.span(rates[0], rates[1], is_change=True),
+                counts[0],
+                counts[1],
+                f"{100 * task.change:+.0f}",
+            ]
+        )
     columns = [("Kind", "wide")] if has_kinds else []
     columns += [("", "wide"), (first, "num"), (second, "num"), ("Points", "num")]
     return parts.data_table(columns, rows, label, head="Task", class_="data short")

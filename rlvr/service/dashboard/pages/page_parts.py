@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote, urlencode
 
-from rlvr.service.dashboard.dashboard_data import PAGE, AnswerRow, Chart, Comparison, Note, Query, Source, Work
+from rlvr.service.dashboard.dashboard_data import PAGE, Chart, Comparison, Note, Source, Work
 from rlvr.service.dashboard.element_tree import Child, Page, Tree, h
 
 GOOD = ("passed", "solved", "finished", "done", "ready", "ok")
 BAD = ("failed", "not solved", "error", "timeout", "down", "problem")
 NEWEST_FIRST = ("Newer", "Older")
-FEW = 8  # answers on a work's page; the table has all
 WARN = (
     "invalid", "unverified", "interrupted", "cancelled", "loading", "absent", "length", "stopped",
 )  # fmt: skip
@@ -37,7 +36,9 @@ def frame_page(source: Source, title: str, here: str, *main: Child, status: int 
     """A complete page. `here` is its entry in the menu."""
     menu = [("Overview", "/"), (source.answer_nouns.capitalize(), "/ui/trajectories")]
     menu += [("Hacks", "/ui/hacks")] if source.has_suspicions else []
+    menu += [("Sessions", "/ui/sessions"), ("Strategies", "/ui/strategies")] if source.noun == "session" else []
     menu += [("Compare", "/ui/compare")] if source.can_compare else []
+    menu += [("Machines", "/ui/machines")] if source.has_machines else []
     tree = h(
         "div",
         h("a", "Skip to content", href="#main", class_="skip"),
@@ -131,16 +132,21 @@ def data_table(
     label: str,
     head: str = "",
     class_: str = "data",
+    heads: Mapping[str, Child] | None = None,
 ) -> Tree:
     """A table whose rows become blocks on a phone, each cell with the name of its column.
 
-    `columns` are names and classes of all but the first, whose cells name the rows. A row of one cell is a sentence.
+    `columns` are names and classes of all but the first, whose cells name the rows; `heads` are elements of some.
+    A row of one cell is a sentence.
     """
+    shown = heads or {}
     width = str(len(columns) + 1)
     return h(
         "table",
-        h("thead", h("tr", h("th", head, scope="col"), [h("th", name, scope="col", class_=kind or None)
-                                                        for name, kind in columns])),
+        h("thead", h("tr", h("th", head, scope="col"), [
+            h("th", shown.get(name, name), scope="col", class_="num" if "num" in kind else None)
+            for name, kind in columns
+        ])),
         h("tbody", [
             h("tr", h("th", row[0], scope="row"), [
                 h("td", cell, class_=kind or None, data_label=name or None)
@@ -152,65 +158,17 @@ def data_table(
     )  # fmt: skip
 
 
-def answers_table(source: Source, rows: list[AnswerRow], several: bool, label: str) -> Tree:
-    """Answers as rows. The link of the first cell covers the row, so Enter and a click anywhere open it."""
-    names = [("Outcome", ""), ("Reward", "num"), ("Advantage", "num"), ("Task", ""), ("Answer", ""),
-             (source.step_noun.capitalize(), "num"), ("Tokens", "num"),
-             (source.status_noun.capitalize(), "")] + ([(source.noun.capitalize(), "")] if several else [])  # fmt: skip
-    return h(
-        "div",
-        h(
-            "table",
-            h("caption", label, hidden=""),
-            h("thead", h("tr", [h("th", name, scope="col", class_=kind or None) for name, kind in names])),
-            h("tbody", [_row(source, row, several) for row in rows]),
-            class_="answers", aria_label=label,
-        ),
-        style="overflow-x: auto",
-    )  # fmt: skip
-
-
-def _row(source: Source, row: AnswerRow, several: bool) -> Tree:
-    label = f"{row.outcome or 'not judged'}, task {row.task}, {source.step_noun} {row.step}"
-    return h(
-        "tr",
-        h("td", h("a", badge(row.outcome, text=row.outcome or "not judged"), class_="row-link",
-                  href=answer_address(row.key), aria_label=f"Open: {label}"),
-          h("small", f" {row.reason}") if row.reason else None),
-        h("td", format_number(row.reward), class_="num", data_label="reward"),
-        h("td", format_number(row.advantage), class_="num", data_label="advantage"),
-        h("td", row.task or "–", class_="mono wide"),
-        h("td", h("span", row.answer or "(empty)"), class_="text mono wide"),
-        h("td", "–" if row.step is None else str(row.step), class_="num", data_label=source.step_noun),
-        h("td", str(row.tokens) if row.tokens else "–", class_="num", data_label="tokens"),
-        h("td", row.status or "–", class_="dim"),
-        h("td", row.work[:8] if source.noun == "session" else row.work, class_="wide dim") if several else None,
-        key=row.key,
-    )  # fmt: skip
+def span(before: float, after: float, is_change: bool = False) -> Tree:
+    """From before to after on a line from 0 to 100 %; the numbers stand beside it. A change is coloured."""
+    low, high = sorted((before, after))
+    kind = "plain" if not is_change else "rise" if after > before else "fall" if after < before else "same"
+    style = f"--low: {100 * low:.1f}; --high: {100 * high:.1f}; --end: {100 * after:.1f}"
+    return h("div", h("i"), h("b"), class_=f"span {kind}", style=style, aria_hidden="true")
 
 
 def note(one: Note, evidence: Tree | None = None) -> Tree:
     return h("div", h("b", one.text), h("span", one.remedy) if one.remedy else None, evidence,
              class_=f"note {one.kind}", role="status")  # fmt: skip
-
-
-def first_of_each_group(rows: list[AnswerRow]) -> list[AnswerRow]:
-    """The newest answers, one of each group: eight answers to one prompt would be alike."""
-    first = {row.group or row.key: row for row in reversed(rows)}
-    return [row for row in rows if first[row.group or row.key] is row][:FEW]
-
-
-def latest_answers(source: Source, work: Work) -> Tree:
-    """The newest answers of a run or session, with a link to all."""
-    page = source.answers(Query(work=work.id, limit=FEW * 8))
-    latest = first_of_each_group(page.rows)
-    more = h("a", f"All {page.total:,} trajectories", href=address("/ui/trajectories", work=work.id))
-    return h(
-        "section", h("h2", "Latest trajectories"),
-        answers_table(source, latest, False, f"Latest trajectories of {work.name}") if latest
-        else h("p", "No answers are stored.", class_="empty"),
-        h("p", more) if page.total > len(latest) else None, class_="panel",
-    )  # fmt: skip
 
 
 def field(name: str, label: str, control: Tree) -> Tree:
@@ -225,15 +183,12 @@ def text_field(name: str, label: str, value: str, choices: list[str] | None = No
     return [field(name, label, control), *datalist]
 
 
-def work_choices(source: Source) -> dict[str, str]:
-    """{id: label} of the newest works: a session's task and the start of its id, a run's name."""
-    return source.names()
-
-
-def select_field(name: str, label: str, value: str, choices: list[str] | dict[str, str], every: str = "any") -> Tree:
-    """A choice of values or of {value: label}. The value of the address is always among them."""
+def select_field(
+    name: str, label: str, value: str, choices: list[str] | dict[str, str], every: str | None = "any"
+) -> Tree:
+    """A choice of values or of {value: label}, or of none, called `every`. The value of the address is among them."""
     named = choices if isinstance(choices, dict) else {one: one for one in choices}
-    labels = {"": every, **named}
+    labels = named if every is None else {"": every, **named}
     labels.setdefault(value, value)
     options = [h("option", label, value=one) for one, label in labels.items()]
     return field(name, label, h("select", options, id=f"f-{name}", name=name, value=value))

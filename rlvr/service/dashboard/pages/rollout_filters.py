@@ -138,7 +138,7 @@ def filters_of(query: Query) -> RolloutFilters:
 def draw_form(source: Source, filters: RolloutFilters) -> Tree:
     """The form of all filters of the source; those that are rarely used are behind "More filters"."""
     choices, given = source.choices(filters.query.work), filters.given
-    works = parts.work_choices(source)
+    works = source.names()
     first, last = choices.steps or (None, None)
     step_noun = source.step_noun.capitalize()
 

@@ -52,9 +52,9 @@ def rollout(source: Source, parameters: Mapping[str, str]) -> Page:
     beside: list[Tree | None] = [
         _reference(detail.reference) if detail.reference else None,
         _verdicts(detail.verdicts, row.outcome in parts.GOOD),
-        _group(source, group, row, filters),
-        _feedback(detail),
         _rating(source, detail, parameters),
+        _feedback(detail),
+        _group(source, group, row, filters),
     ]
     return parts.frame_page(
         source,
@@ -78,7 +78,8 @@ def rollout(source: Source, parameters: Mapping[str, str]) -> Page:
 def _steps_through(source: Source, filters: RolloutFilters, group: list[AnswerRow], row: AnswerRow) -> Tree | None:
     """Links to the one before and the one after, in the table that the reader came from, or else in the group."""
     query = filters.query if filters.given else Query(work=row.work)
-    near = source.neighbours(query, filters.is_grouped, row.key)
+    in_list = bool(filters.given) or source.can_group
+    near = source.neighbours(query, filters.is_grouped, row.key) if in_list else None
     if near is not None:
         before, after, place = near.before, near.after, f"{near.place:,} of {near.total:,} in this list"
     else:
@@ -247,9 +248,9 @@ def _rating(source: Source, detail: AnswerDetail, parameters: Mapping[str, str])
         else f"Rated {rating:.2f} (mean of {detail.ratings})" if detail.ratings != 1 else f"Rated {rating:.2f}"
     )  # fmt: skip
     buttons = [
-        h("button", f"{value:g}{f' {word}' if word else ''}", act="rate", value=f"{value:g}", type="button",
-          aria_label=f"Rate {value:g}{f', {word}' if word else ''}")
-        for value, word in RATINGS
+        h("button", f"{value:g}{f' {word}' if word else ''}", h("kbd", str(key)), act="rate", value=f"{value:g}",
+          type="button", aria_keyshortcuts=str(key), aria_label=f"Rate {value:g}{f', {word}' if word else ''}")
+        for key, (value, word) in enumerate(RATINGS, 1)
     ]  # fmt: skip
     return h(
         "section", h("h2", "Your rating"),

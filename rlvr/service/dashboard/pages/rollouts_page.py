@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlvr.service.dashboard.dashboard_data import AnswerRow, GroupRow, Source
+from rlvr.service.dashboard.dashboard_data import AnswerRow, GroupRow, Query, Source
 from rlvr.service.dashboard.element_tree import Child, Page, Tree, h
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.rollout_filters import (
@@ -12,11 +12,13 @@ from rlvr.service.dashboard.pages.rollout_filters import (
     SINGLE,
     RolloutFilters,
     draw_form,
+    filters_of,
     link,
     read_filters,
 )
 
 OPEN_ROWS = 60  # completions of a page whose groups are opened, where a filter chose them
+FEW = 8  # rollouts on the page of a run or session; the table has all
 PAGER = ("Previous", "Next")
 
 
@@ -60,6 +62,22 @@ def draw_reading(share: float) -> Tree | None:
     said = f"{100 * share:.0f} % of the rollouts are read, the newest first. This page follows."
     return h("div", h("p", said), h("progress", value=f"{share:.3f}", max="1", aria_label="rollouts read"),
              class_="note hint", role="status")  # fmt: skip
+
+
+def latest_rollouts(source: Source, work: str) -> Tree:
+    """The newest rollouts of a run or session, one of each group, whose rollouts are alike, and a link to all."""
+    filters = filters_of(Query(work=work, limit=FEW * 8))
+    page = source.answers(filters.query)
+    first = {row.group or row.key: row for row in reversed(page.rows)}
+    latest = [row for row in page.rows if first[row.group or row.key] is row][:FEW]
+    more = h("a", f"All {page.total:,} {source.answer_nouns}", href=parts.address(PATH, work=work))
+    return h(
+        "section", h("h2", f"Latest {source.answer_nouns}"),
+        rollout_table(source, latest, filters) if latest
+        else h("p", f"No {source.answer_noun} is stored.", class_="empty"),
+        h("p", "Open one to rate it, by the keys 1 to 5.", class_="dim") if source.can_rate and latest else None,
+        h("p", more) if page.total > len(latest) else None, class_="panel",
+    )  # fmt: skip
 
 
 def _group(source: Source, filters: RolloutFilters, group: GroupRow, answers: int) -> Tree:
@@ -152,8 +170,9 @@ def _row(source: Source, row: AnswerRow, filters: RolloutFilters, columns: list[
                                          data_label=source.step_noun),
         "Task": h("td", row.task or "–", class_="mono wide"),
         "Completion": h("td", h("span", *text), class_="text mono wide"),
-        source.status_noun.capitalize(): h("td", row.status or "–", class_="dim"),
-        source.noun.capitalize(): h("td", row.work[:8] if source.noun == "session" else row.work, class_="wide dim"),
+        source.status_noun.capitalize(): h("td", row.status or "–", class_="dim", data_label=source.status_noun),
+        source.noun.capitalize(): h("td", row.work[:8] if source.noun == "session" else row.work, class_="dim",
+                                    data_label=source.noun),
     }  # fmt: skip
     return h("tr", [cells[name] for name, _, _ in columns], key=row.key)
 

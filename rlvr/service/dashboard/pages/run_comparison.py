@@ -58,15 +58,11 @@ def comparison_series(source: RunSource, a: str, b: str, metric: str) -> list[tu
 def _form(source: RunSource, a: str, b: str) -> Tree:
     names = source.names()
     return h(
-        "form", _choose("a", "First run", a, names), _choose("b", "Second run", b, names),
+        "form", parts.select_field("a", "First run", a, names, None),
+        parts.select_field("b", "Second run", b, names, None),
         h("button", "Compare", class_="main"), method="get", action=PATH, class_="filters panel",
         aria_label="Which runs",
     )  # fmt: skip
-
-
-def _choose(name: str, label: str, value: str, names: Mapping[str, str]) -> Tree:
-    options = [h("option", text, value=one) for one, text in names.items()]
-    return parts.field(name, label, h("select", options, id=f"f-{name}", name=name, value=value))
 
 
 def _result(

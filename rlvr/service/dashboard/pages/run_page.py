@@ -12,6 +12,7 @@ from rlvr.service.dashboard.pages import heldout_parts
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.curve_parts import curve_section
 from rlvr.service.dashboard.pages.heldout_parts import Sides
+from rlvr.service.dashboard.pages.rollouts_page import latest_rollouts
 from rlvr.service.dashboard.run_charts import draw_charts, estimate, failing_groups, run_summary
 from rlvr.service.dashboard.run_differences import describe, flatten
 from rlvr.service.dashboard.run_reader import RunReader
@@ -60,7 +61,7 @@ def run_page(source: RunSource, parameters: Mapping[str, str], here: str = "") -
         [parts.comparison(one) for one in failing_groups(run.diagnosis())],
         curve_section(path, {}, draw_charts(run.chart_series(metric), view), view, metric, run.metric_names()),
         _settings(run),
-        parts.latest_answers(source, work),
+        latest_rollouts(source, name),
     )  # fmt: skip
 
 

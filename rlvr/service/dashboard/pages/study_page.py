@@ -104,7 +104,9 @@ def _split(groups: list[list[tuple[str, ...]]] | list) -> list[list[tuple[str, .
 
 
 def _statistics_row(row: tuple[str, ...]) -> list[Child]:
-    cells = [one_line(cell, 300) for cell in row]
+    cells: list[Child] = [one_line(cell, 300) for cell in row]
+    if row[0].startswith("    "):
+        cells[0] = h("span", cells[0], class_="sub")
     if len(cells) > 1 and not any(cells[1:]):
         cells = [cells[0]]
     return [*cells, *[""] * (5 - len(cells))] if len(cells) > 1 else [*cells]

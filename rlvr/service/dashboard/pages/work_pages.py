@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from rlvr.service.dashboard.dashboard_data import PAGE, Source
+from rlvr.service.dashboard.dashboard_data import PAGE, Source, Work
 from rlvr.service.dashboard.element_tree import Page, Tree, h
 from rlvr.service.dashboard.pages import page_parts as parts
+from rlvr.service.dashboard.pages.rollouts_page import latest_rollouts
 from rlvr.service.dashboard.pages.run_page import run_page
+from rlvr.service.dashboard.pages.sessions_page import DEFAULT, session_table
 from rlvr.service.dashboard.pages.study_page import study_list, study_page
 from rlvr.service.dashboard.run_source import RunSource
+from rlvr.service.dashboard.session_source import StoreSource
 
 
 def overview(source: Source, parameters: Mapping[str, str]) -> Page:
@@ -20,7 +23,7 @@ def overview(source: Source, parameters: Mapping[str, str]) -> Page:
             return run_page(source, {**parameters, "work": works[0].id}, "Overview")
         if len(source.studies()) == 1 and not source.studies()[0].prefix:  # of the folder of a study
             return study_page(source, {**parameters, "study": source.studies()[0].name}, "Overview")
-    listed = h("ul", [parts.work_card(source, work) for work in works], class_="works") if works else _no_works(source)
+    listed = _list(source, works, offset)
     noun = f"{source.noun}s"
     return parts.frame_page(
         source,
@@ -34,6 +37,15 @@ def overview(source: Source, parameters: Mapping[str, str]) -> Page:
         h("section", h("h2", noun.capitalize()), listed, parts.pager("/", {}, offset, len(works), total),
           aria_label=noun.capitalize()) if works or not isinstance(source, RunSource) else None,
     )  # fmt: skip
+
+
+def _list(source: Source, works: Sequence[Work], offset: int) -> Tree:
+    """Runs as cards with their progress, sessions as the rows of a table."""
+    if not works:
+        return h("p", f"No {source.noun} yet. New ones appear here by themselves.", class_="panel empty")
+    if isinstance(source, StoreSource):
+        return h("div", session_table(source, source.sessions("", "", "", offset)[0], DEFAULT), class_="panel")
+    return h("ul", [parts.work_card(source, work) for work in works], class_="works")
 
 
 def work_page(source: Source, parameters: Mapping[str, str], here: str = "") -> Page:
@@ -56,10 +68,10 @@ def work_page(source: Source, parameters: Mapping[str, str], here: str = "") -> 
         h("section", h("progress", value=str(work.done), max="1", aria_label="progress") if work.done else None,
           parts.figures(work.figures), class_="panel", aria_label="Latest numbers") if work.figures else None,
         [parts.note(one) for one in source.notes(name)],
-        [h("section", h("h2", title), parts.block(text), class_="panel") for title, text in source.texts(name)],
-        [parts.comparison(one) for one in source.comparisons(name)],
+        h("div", [h("section", h("h2", title), parts.block(text), class_="panel")
+                  for title, text in source.texts(name)], class_="charts"),
         parts.charts(source.charts(name)),
-        parts.latest_answers(source, work),
+        latest_rollouts(source, name),
     )  # fmt: skip
 
 
@@ -75,7 +87,3 @@ def _health(source: Source) -> Tree | None:
         h("div", parts.badge(state), *[h("span", text) for text in details], class_="head"),
         parts.figures(numbers) if numbers else None, class_="panel", aria_label="Generator",
     )  # fmt: skip
-
-
-def _no_works(source: Source) -> Tree:
-    return h("p", f"No {source.noun} yet. New ones appear here by themselves.", class_="panel empty")
