@@ -175,8 +175,8 @@ def test_a_cancelled_batch_frees_the_sandbox_at_once(sandbox: Sandbox):
     began = time.perf_counter()
     event.set()
     thread.join()
-    assert time.perf_counter() - began < 1.0, "the running program goes on for up to a second"
-    assert sandbox.verify(**QUICK).passed and time.perf_counter() - began < 3.0
+    assert sandbox.verify(**QUICK).passed
+    assert time.perf_counter() - began < 10, "the 30 programs would take their time limits one after another"
 
 
 def test_a_cancelled_coroutine_kills_its_program(sandbox: Sandbox):

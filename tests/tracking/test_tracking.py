@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageColor
 
 from rlvr.tracking import MetricsLog, RunConsole, evaluation_table, final_table, plot_curve, readable
+from rlvr.tracking.picture_files import GREEN
 from rlvr.tracking.run_report import duration, stored_summary
 
 
@@ -489,7 +490,7 @@ def test_without_interim_evaluations_the_curve_has_the_pass_rates_before_and_aft
         plot_curve(plain, tmp_path / "curve.png", "title", ends)
         with Image.open(tmp_path / "curve.png") as image:
             colours = {pixel: count for count, pixel in image.convert("RGB").getcolors(1 << 20) or []}
-        return colours.get((0x11, 0x77, 0x33), 0)
+        return colours.get(ImageColor.getrgb(GREEN), 0)
 
     assert green(0.2, 0.8) > 500 and green() == 0
 
