@@ -44,7 +44,7 @@ def says_nothing(progress: float) -> Any:
 
 def rollouts() -> list[Trajectory]:
     """Three completions of 2, 3 and 1 tokens; the last two are branches of one rollout."""
-    made = [Trajectory("p", "r", [1], [1] * n, [0.0] * n) for n in (2, 3, 1)]
+    made = [Trajectory("p", [1], "r", [1] * n, [0.0] * n) for n in (2, 3, 1)]
     made[1].rollout_id = made[2].rollout_id = "one"
     return made
 
