@@ -55,6 +55,8 @@ def find_decay(decay: str | Decay) -> Decay:
     """The decay of a name, at a path `package.module:function`, or the function itself; ValueError if there is none."""
     if callable(decay):
         return decay
+    if not isinstance(decay, str):
+        raise ValueError(f"decay={decay!r:.80}, expected a name, a path 'package.module:function' or a function")
     return load_path("decay", decay) if ":" in decay else _decays.get(decay)
 
 

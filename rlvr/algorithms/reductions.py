@@ -80,6 +80,8 @@ def register_reduction(name: str) -> Callable[[OwnReduction], OwnReduction]:
 
 def find_reduction(name: str) -> Reduction:
     """The reduction of that name, or at the path `package.module:function`; ValueError if there is none."""
+    if not isinstance(name, str):
+        raise ValueError(f"algorithm.reduction={name!r:.80}, expected a name or a path 'package.module:function'")
     return _adapt(name, load_path("algorithm.reduction", name)) if ":" in name else _known.get(name)
 
 

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 from weakref import WeakKeyDictionary
 
-from rlvr.core.fair_queue import current_owner
+from rlvr.core.fair_queue import current_owner, in_turn_of
 from rlvr.core.fair_slots import FairSlots
 
 T = TypeVar("T")
@@ -222,7 +222,8 @@ class ChatClient:
                 if self._down is not None:
                     raise self._down
                 cost.requests += 1
-                reply, wait = await self._once(content, read)
+                with in_turn_of(""):  # a thread looks up the host's name: this request had its turn
+                    reply, wait = await self._once(content, read)
             if not isinstance(reply, ChatError):
                 return reply
             late += reply.reason == "timeout"

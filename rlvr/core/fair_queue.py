@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import contextvars
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -29,6 +30,16 @@ def current_owner() -> str:
 def become_owner(owner: str) -> None:
     """Do the rest of the current task for `owner`, with the tasks that it starts."""
     _owner.set(owner)
+
+
+@contextmanager
+def in_turn_of(owner: str) -> Iterator[None]:
+    """Do the block for `owner`, and the rest of the task for the owner that it had before."""
+    token = _owner.set(owner)
+    try:
+        yield
+    finally:
+        _owner.reset(token)
 
 
 def run_as_owner(owner: str, work: Callable[..., T], *args: Any) -> T:

@@ -114,13 +114,12 @@ class BlendJudge:
     async def _judge(self, loop: asyncio.AbstractEventLoop, batch: list[_Waiting]) -> None:
         become_owner(self._owner)  # of this task and of its call
         context = contextvars.copy_context()
-        results: list[Feedback] | list[Exception]
+        results: list[tuple[asyncio.Future[Feedback], Feedback | Exception]]
         try:
             results = await loop.run_in_executor(self._threads, lambda: context.run(self._judge_and_record, batch))
-            assert len(results) == len(batch)
         except Exception as error:  # of `record`: verifiers raise nothing
-            results = [error] * len(batch)
-        for (_, _, future), result in zip(batch, results, strict=True):
+            results = [(future, error) for _, _, future in batch]
+        for future, result in results:
             if future.done():  # the episode was cancelled meanwhile
                 continue
             if isinstance(result, Exception):
@@ -128,17 +127,20 @@ class BlendJudge:
             else:
                 future.set_result(result)
 
-    def _judge_and_record(self, batch: list[_Waiting]) -> list[Feedback]:
+    def _judge_and_record(self, batch: list[_Waiting]) -> list[tuple[asyncio.Future[Feedback], Feedback | Exception]]:
+        """Judge and record the attempts whose episodes were not cancelled, before this call had a thread or after."""
+        batch = [(attempt, sample, future) for attempt, sample, future in batch if not future.done()]
         feedbacks = self.blend.judge_many([_case(attempt) for attempt, _, _ in batch])
+        judged = list(zip(batch, feedbacks, strict=True))
         if self._record is not None:
-            judged = [
+            to_record = [
                 JudgedAttempt(attempt, feedback, sample)
-                for (attempt, sample, future), feedback in zip(batch, feedbacks, strict=True)
-                if not future.done()  # of an episode that was cancelled nothing is recorded
+                for (attempt, sample, future), feedback in judged
+                if not future.done()
             ]
-            if judged:
-                self._record(judged)
-        return feedbacks
+            if to_record:
+                self._record(to_record)
+        return [(future, feedback) for (_, _, future), feedback in judged]
 
 
 def _case(attempt: Attempt) -> Case:

@@ -18,7 +18,7 @@ from rlvr.config.choices import FLAT, SHORTHANDS, client_key, full_key, get_at
 from rlvr.config.schema import RunConfig
 from rlvr.core.files import sha256, write_atomic
 from rlvr.core.protocols import TaskSource
-from rlvr.core.registry import load_path
+from rlvr.core.registry import GIVEN, load_path
 from rlvr.core.weights_place import SETTINGS
 from rlvr.envs.prompt import PromptOptions
 from rlvr.runs.run_tasks import hash_tasks
@@ -54,7 +54,7 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
     environment = {
         key: value for key, value in journal.environment_values(loaded.values, loaded.raw) if key not in where
     }
-    sources = _hash_custom_loss(config)
+    sources = _hash_custom_functions(config)
     if source is not None and (tasks := hash_tasks(source)):
         sources[f"the rows of env.name={config.env.name}"] = [tasks]
     # Trackers and callbacks change nothing that is computed: they may be turned on for the rest of a run.
@@ -171,14 +171,22 @@ def prompt_options(config: RunConfig, folder: Path) -> PromptOptions:
     return config.prompt if "prompt" in read(folder / SETTINGS) else READ_AS_TEXT
 
 
-def _hash_custom_loss(config: RunConfig) -> dict[str, list[str]]:
-    """The SHA-256 of each file in which a loss of the user's is written: a resumed run must compute the same loss."""
-    path = config.algorithm.resolve().loss.name
-    if config.training.mode != "rlvr" or ":" not in path:
+def _hash_custom_functions(config: RunConfig) -> dict[str, list[str]]:
+    """The SHA-256 of each file in which a loss, a reduction or a decay of the user's is written: a resumed run must
+    compute the same. A program's own functions are told apart by their names, but not what a loss of it is made of."""
+    if config.training.mode != "rlvr":
         return {}
-    function = inspect.unwrap(load_path("algorithm.loss", path))
-    module = getattr(sys.modules.get(path.partition(":")[0]), "__file__", None)
-    files = {module, getattr(getattr(function, "__code__", None), "co_filename", None)}
-    present = sorted(file for file in files if file and Path(file).is_file())
-    names = ", ".join(Path(file).name for file in present)
-    return {f"the source of algorithm.loss ({names})": [sha256(Path(file)) for file in present]}
+    algorithm, hashes = config.algorithm.resolve(), dict[str, list[str]]()
+    paths = {"algorithm.loss": algorithm.loss.name, "algorithm.reduction": algorithm.reduction}
+    optimizers = {"training.optimizer": config.training.optimizer, "sft.optimizer": config.sft.optimizer}
+    paths |= {f"{key}.decay": getattr(one.variant, "decay", "") for key, one in optimizers.items()}
+    for key, path in paths.items():
+        if ":" not in path or (key != "algorithm.loss" and path.startswith(f"{GIVEN}:")):
+            continue
+        function = inspect.unwrap(load_path(key, path))
+        module = getattr(sys.modules.get(path.partition(":")[0]), "__file__", None)
+        files = {module, getattr(getattr(function, "__code__", None), "co_filename", None)}
+        present = sorted(file for file in files if file and Path(file).is_file())
+        names = ", ".join(Path(file).name for file in present)
+        hashes[f"the source of {key} ({names})"] = [sha256(Path(file)) for file in present]
+    return hashes

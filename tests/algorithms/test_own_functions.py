@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def says_nothing(progress: float) -> Any:
 
 def rollouts() -> list[Trajectory]:
     """Three completions of 2, 3 and 1 tokens; the last two are branches of one rollout."""
-    made = [Trajectory("p", "r", [1], [1] * n, [0.0] * n) for n in (2, 3, 1)]
+    made = [Trajectory("p", [1], "r", [1] * n, [0.0] * n) for n in (2, 3, 1)]
     made[1].rollout_id = made[2].rollout_id = "one"
     return made
 
@@ -71,6 +72,11 @@ def test_wrong_weights_and_shares_are_named() -> None:
         find_reduction(f"{HERE}:too_few")(rollouts(), 7)
     with pytest.raises(ValueError, match=r"unknown decay 'cosin' \(did you mean 'cosine'\?\)"):
         AdamW(decay="cosin")
+    for wrong in (5, None, ["linear"]):
+        with pytest.raises(ValueError, match=r"decay=.* expected a name"):
+            AdamW(decay=wrong)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"algorithm.reduction=.* expected a name"):
+            replace(rlvr.resolve_algorithm("dapo"), reduction=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=rf"decay={HERE}:says_nothing: it gave 'fast' at progress 0"):
         AdamW(decay=f"{HERE}:says_nothing")
 
@@ -112,3 +118,32 @@ def test_a_run_takes_both_as_functions_and_has_the_bits_of_the_built_in_ones(tra
     assert own.summary["weights_sha256"] == built_in.summary["weights_sha256"]
     other = train("c", algorithm={"reduction": "token_mean"}, optimizer=AdamW(learning_rate=0.1))
     assert other.summary["weights_sha256"] != built_in.summary["weights_sha256"]
+
+
+CHANGING = """
+def weigh(lengths, max_tokens):
+    return [1 / sum(lengths)] * len(lengths)
+
+
+def fall(progress):
+    return 1 - progress
+"""
+
+
+def test_a_run_does_not_go_on_with_a_changed_function(
+    train: Callable[..., rlvr.Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "changing_functions.py"
+    source.write_text(CHANGING)
+    for given, key in (
+        ({"algorithm": {"reduction": "changing_functions:weigh"}}, "algorithm.reduction"),
+        ({"optimizer": {"decay": "changing_functions:fall"}}, "training.optimizer.decay"),
+    ):
+        source.write_text(CHANGING)
+        done = train(key, **given)
+        source.write_text(CHANGING.replace("1 ", "2 "))
+        with pytest.raises(ValueError, match=rf"the source of {key} \(changing_functions.py\)"):
+            train(key, **given)
+        source.write_text(CHANGING)
+        assert train(key, **given).summary["weights_sha256"] == done.summary["weights_sha256"]

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from rlvr.core.cancellation import run_with
+from rlvr.core.chat_client import ChatClient, Cost, Endpoint
 from rlvr.core.fair_queue import FairQueue, become_owner, current_owner, run_as_owner
 from rlvr.core.fair_slots import FairSlots, FairThreads
 from rlvr.core.types import Outcome
 from rlvr.sandbox import NoTier, Sandbox, Verdict
+from tests.kit.text_endpoint import serving
 
 ENDLESS = {"solution": "def f():\n    while True: pass\n", "tests": ["assert f() == 1"], "timeout_s": 1.0}
 QUICK = {"solution": "def f(): return 1", "tests": ["assert f() == 1"]}
@@ -133,6 +135,29 @@ def test_a_slot_is_held_until_its_call_ends_also_without_its_caller():
         assert await after == "me"
 
     asyncio.run(run())
+
+
+def test_a_host_name_is_looked_up_while_its_owners_threads_are_all_busy():
+    """The event loop looks names up in its threads; a connection that waits for one there times out."""
+    release = threading.Event()
+
+    async def run() -> str:
+        threads = FairThreads(4, "test", unowned=1)
+        asyncio.get_running_loop().set_default_executor(threads)
+        become_owner("me")
+        for _ in range(8):
+            threads.submit(release.wait, 60)
+        try:
+            with serving(lambda asked: "found") as server:
+                url = server.chat_url.replace("127.0.0.1", "localhost")
+                async with ChatClient(Endpoint(url, "m", retries=0)) as client:
+                    reply = await client.ask({"messages": [{"role": "user", "content": "Say it."}]}, Cost())
+                    assert current_owner() == "me"
+                    return reply.text
+        finally:
+            release.set()
+
+    assert asyncio.run(run()) == "found"
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -146,11 +148,12 @@ def test_all_attempts_of_a_turn_are_judged_in_one_call() -> None:
     assert SIZES == [8, 7] and [t.metadata["turns"] for t in played] == [2.0] * 7 + [1.0]
 
 
+def attempt(answer: str) -> Attempt:
+    return Attempt(Task("t", PLAIN), 1, answer, ids(answer), ids(PLAIN), False, None, TEXT)
+
+
 def test_a_bench_serves_several_event_loops_and_survives_one_that_was_cancelled() -> None:
     bench = BlendJudge(Blend.of(["share_of_ten_in_test"]))
-
-    def attempt(answer: str) -> Attempt:
-        return Attempt(Task("t", PLAIN), 1, answer, ids(answer), ids(PLAIN), False, None, TEXT)
 
     async def both() -> list[float | None]:
         gone = asyncio.create_task(bench.judge(attempt("1")))
@@ -160,6 +163,28 @@ def test_a_bench_serves_several_event_loops_and_survives_one_that_was_cancelled(
         return [(await kept).confidence]
 
     assert [asyncio.run(both()) for _ in range(2)] == [[0.3], [0.3]]
+
+
+def test_an_attempt_cancelled_while_it_waits_for_a_thread_is_not_judged() -> None:
+    release, recorded = threading.Event(), list[str]()
+    SIZES.clear()
+
+    async def run() -> list[float | None]:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(release.wait, 30)
+            judge = BlendJudge(
+                Blend.of(["share_of_ten_in_test"]),
+                record=lambda judged: recorded.extend(one.attempt.answer for one in judged),
+                threads=threads,
+            )
+            gone, kept = (asyncio.create_task(judge.judge(attempt(answer))) for answer in "13")
+            await asyncio.sleep(0.01)  # both are in one batch, which waits
+            gone.cancel()
+            release.set()
+            return [(await kept).confidence]
+
+    assert asyncio.run(run()) == [0.3]
+    assert (SIZES, recorded) == ([1], ["3"])
 
 
 def compose(task: Task, answers: Sequence[str], feedback: str) -> str:

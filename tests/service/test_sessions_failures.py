@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,15 @@ from pathlib import Path
 import pytest
 
 from rlvr.clients.endpoint import text_endpoint
+from rlvr.core.fair_queue import run_as_owner
 from rlvr.service.generators.endpoint_generator import EndpointGenerator
 from rlvr.service.service_options import SessionRequest
+from rlvr.service.sessions.live_session import LiveSession
+from rlvr.service.sessions.session_writer import SessionWriter
+from rlvr.service.sessions.verification import build_verifiable_task
 from rlvr.service.settings import Settings, TextEndpoint
 from rlvr.store import open_store
-from rlvr.store.records import Status
+from rlvr.store.records import Session, Status
 from tests.kit.rlvr_service import RlvrService
 from tests.kit.session_fixtures import CODE, RIGHT, open_sessions, run_session, settings_of
 from tests.kit.text_endpoint import EndpointReply, EndpointRequest, Script, serving, unused_port
@@ -162,6 +167,46 @@ def test_a_database_that_stays_down_fails_the_session_and_gets_pending_writes_la
         assert [e.generated_output for e in rows] == [WRONG]
 
     asyncio.run(run())
+
+
+def test_two_threads_write_what_is_pending_once(tmp_path: Path):
+    """The last heartbeat may still write when the service ends."""
+    path = tmp_path / "busy.sqlite"
+    with closing(open_store(path)) as store:
+        session = Session(id="late", task_id="double", prompt="Write it.", status=Status.RUNNING)
+        assert store.add_session(session)
+        writer = SessionWriter(store, "here")
+        live = LiveSession(session, build_verifiable_task(CODE))
+        session.status = Status.FAILED
+        writer.closing.set()
+        with lock_database(path) as release, ThreadPoolExecutor(2) as threads:
+            store._patience_s = 0.0  # type: ignore[attr-defined]
+            writer.finish(live)
+            both = [threads.submit(writer.write_pending) for _ in range(2)]
+            release()
+            assert [one.result(30) for one in both] == [None, None]
+        after = store.session("late")
+    assert after is not None and after.status is Status.FAILED
+
+
+def test_a_session_is_cancelled_while_verifiers_hold_all_threads_of_its_owner(tmp_path: Path):
+    release = threading.Event()
+
+    async def run() -> Status:
+        with serving(lambda asked: EndpointReply(WRONG, delay=60)) as server:
+            async with open_sessions(settings_of(tmp_path, server.plain_url)) as sessions:
+                begun = await sessions.start(CODE, "me")
+                while not server.asked:
+                    await asyncio.sleep(0.01)
+                for _ in range(100):
+                    run_as_owner("me", sessions.threads.submit, release.wait, 60)
+                try:
+                    await asyncio.wait_for(sessions.cancel(begun.id), 20)
+                    return (await sessions.wait(begun.id)).status
+                finally:
+                    release.set()
+
+    assert asyncio.run(run()) is Status.CANCELLED
 
 
 def test_a_stop_finishes_the_current_iteration_and_marks_the_rest(tmp_path: Path):

@@ -46,6 +46,7 @@ class SessionWriter:
         self._away_since: float | None = None  # when the database was first not reached
         self._patience_s = patience_s
         self._pending: list[LiveSession] = []
+        self._pending_turn = threading.Lock()  # at the end of the service the last heartbeat may still write
         self._writers = threading.BoundedSemaphore(WRITERS)
         self._read_slots = FairSlots(READERS, READERS_SHARE)
 
@@ -129,15 +130,16 @@ class SessionWriter:
 
     def write_pending(self) -> None:
         """Write the ended sessions whose rows could not be written before."""
-        for live in list(self._pending):
-            try:
-                self.write_once(partial(self._close, live))
-            except StoreDown as error:
-                log.warning("sessions wait for the database", sessions=len(self._pending), reason=str(error))
-                return
-            except Exception as error:  # another attempt would fail too
-                log.error("a session could not be written", session_id=live.session.id, exc_info=error)
-            self._pending.remove(live)
+        with self._pending_turn:
+            for live in list(self._pending):
+                try:
+                    self.write_once(partial(self._close, live))
+                except StoreDown as error:
+                    log.warning("sessions wait for the database", sessions=len(self._pending), reason=str(error))
+                    return
+                except Exception as error:  # another attempt would fail too
+                    log.error("a session could not be written", session_id=live.session.id, exc_info=error)
+                self._pending.remove(live)
 
     async def run_heartbeat(self) -> None:
         """Until cancelled: send heartbeats, write what is pending, and find sessions of dead instances."""

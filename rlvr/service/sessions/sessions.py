@@ -24,7 +24,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from rlvr.core.fair_queue import become_owner
+from rlvr.core.fair_queue import become_owner, current_owner
 from rlvr.core.fair_slots import FairSlots, FairThreads, share_of
 from rlvr.reward.feedback import Feedback
 from rlvr.service.problems import not_found, stopping, verifier_unavailable
@@ -63,7 +63,7 @@ CANCEL_S = 2.0  # for the current iteration of a cancelled session to finish
 POLL_S = 0.5  # between two reads of a session that another process works on
 MOST_ANSWERS = 5_000  # experiences read for one response
 WATCH_PAGE = 5  # answers read at a time for a watcher: a slow one holds no more than these in memory
-UNOWNED = 48  # threads for all that is not a session's work: the heartbeat, reads and /grade, which have slots
+UNOWNED = 48  # threads for what is not a session's work: the heartbeat, host names, reads and /grade, which have slots
 MEASURED = 500  # newest sessions that `verifier_accuracy` covers
 
 log = get_logger("rlvr.service.sessions.sessions")
@@ -89,8 +89,10 @@ class Sessions:
         self._live: dict[str, LiveSession] = {}
         self._writer = SessionWriter(store, instance, patience_s)
         self.wait_out = self._writer.wait_out
-        self.threads = FairThreads(max(32, 4 * settings.limits.sessions), "work", UNOWNED)
-        self._slots = FairSlots(settings.limits.sessions)
+        most = settings.limits.sessions
+        self.threads = FairThreads(max(32, 4 * most), "work", UNOWNED + most)
+        self._slots = FairSlots(most)
+        self._ending_slots = FairSlots(most)  # the end of a session waits for no verifier of its owner
         self._building = Counter[str]()  # sessions whose task is being built, by `turn_of`
         self._heartbeat: asyncio.Task[None] | None = None
         self._closing = False
@@ -206,9 +208,9 @@ class Sessions:
         """End a session after its current iteration, or during it if that takes longer than `CANCEL_S`."""
         live = self._live.get(session_id)
         if live is None:  # another instance reads the row between two iterations
-            await asyncio.to_thread(self._writer.write, lambda: self.store.update_session(
+            await self._ending_slots.run(current_owner(), partial(self._writer.write, lambda: self.store.update_session(
                 session_id, expect=OPEN, status=Status.CANCELLED, finished=time.time(), error=dict(CANCELLED_ERROR),
-            ))  # fmt: skip
+            )))  # fmt: skip
             return
         live.request_stop(Status.CANCELLED)
         await live.wait_for(Phase.QUEUED)
@@ -284,7 +286,8 @@ class Sessions:
         except Exception as failure:
             ending = _report_internal_failure(live, failure)
         live.advance(Phase.ENDING)
-        closing = asyncio.create_task(asyncio.to_thread(self._close, live, request, ending, outcome))
+        close = partial(self._close, live, request, ending, outcome)
+        closing = asyncio.create_task(self._ending_slots.run(live.turn, close))
         while not closing.done():
             with contextlib.suppress(asyncio.CancelledError):  # the service stops: the row is written all the same
                 await asyncio.shield(closing)
