@@ -280,7 +280,9 @@ class Loop:
                 if (step + 1) % self._every == 0 or step + 1 == count or self._stop_request.is_set:
                     self._save()
                 if self._stop_request.is_set:
-                    raise KeyboardInterrupt
+                    raise KeyboardInterrupt(
+                        f"stopped after step {step + 1} of {count}; the same program goes on from there"
+                    )
 
     def log(self, metrics: Mapping[str, float] | None = None, **more: float) -> None:
         """Add metrics, numbers by name, to those of the step in progress."""

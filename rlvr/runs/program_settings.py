@@ -27,10 +27,11 @@ from rlvr.config.foreign_words import FOREIGN
 from rlvr.config.interpolate import CALLER
 from rlvr.config.schema import RunConfig
 from rlvr.core.files import new_folder, write_atomic
+from rlvr.core.plugins import import_modules
 from rlvr.core.registry import name_object
 from rlvr.core.variants import Variant
 from rlvr.envs.dataset import ANSWERS, find_value
-from rlvr.envs.registry import known_environments
+from rlvr.envs.registry import known_environments, options_of
 from rlvr.reward import Reward
 
 INPUTS = ".inputs"
@@ -104,6 +105,7 @@ def settings_of(
     try:
         if model is not None:
             values |= read_model(model, values, root)
+        import_modules(values.get("imports", ()))  # which may register what `data` names
         if data is not None:
             values |= read_data(data, heldout, root, reward is not None)
         elif heldout is not None:
@@ -316,12 +318,14 @@ def read_data(data: Any, heldout: Any, root: Path, has_reward: bool) -> dict[str
     elif isinstance(data, str) and data.count("/") == 1 and not data.startswith(".") and not Path(data).suffix:
         section = {"env.name": "dataset", "env.kwargs.name": data}
     elif isinstance(data, (str, Path)):
-        near = difflib.get_close_matches(str(data), known_environments(), n=1)
-        raise _error(
-            f"data={str(data)!r} is no file or folder here and no environment"
-            f"{f' (did you mean {near[0]!r}?)' if near else ''}; give a path, rows, an environment "
-            f"({', '.join(known_environments())}), or OWNER/NAME of a data set of the hub"
-        )
+        try:
+            options_of(str(data))  # looks among the names of plug-ins too
+        except ValueError as error:
+            raise _error(
+                f"data={str(data)!r} is no file or folder here and no environment; give a path, rows, OWNER/NAME of a "
+                f"data set of the hub, or an environment ({error})"
+            ) from None
+        section = {"env.name": str(data)}
     elif hasattr(data, "train") and hasattr(data, "heldout"):
         section = {"env.name": name_object(data, lambda: data)}
     elif isinstance(data, Mapping) and data and set(data) <= {"name", "kwargs"}:

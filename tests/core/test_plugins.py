@@ -18,6 +18,7 @@ from rlvr.algorithms.optimizers import OPTIMIZERS, AdamW
 from rlvr.config import load
 from rlvr.core import plugins
 from rlvr.reward import resolve_reward
+from rlvr.runs.program_settings import settings_of
 from tests.kit.plugin_package import MODULE, WORDS, write_package
 from tests.kit.tiny_run import TINY
 
@@ -52,7 +53,8 @@ def test_names_of_an_installed_package_work_like_built_in_ones(tmp_path: Path) -
     assert [row["plug/norm"] for row in rows] == [2 * row["grad_norm"] for row in rows]
     assert (folder / "seen.txt").read_text().split("\n")[:2] == ["rl 0", "rl 1"]
     stored = (folder / "resolved.yaml").read_text()
-    assert all(name in stored for name in ("plug_optimizer", "plug_env", "plug_algorithm", "factor: 2.0"))
+    kept = ("plug_optimizer", "plug_env", "plug_algorithm", "factor: 2.0", "plug_loss", "strength: 0.5", "plug_sampler")
+    assert all(name in stored for name in kept) and "plug_sampler notes versions" in done.stdout + done.stderr
     again = rlvr_command("train", "--config=plug.yaml", *WORDS, "run.name=plugged", path=packages, cwd=tmp_path)
     assert again.returncode == 0 and "finished" in again.stdout + again.stderr
     without = rlvr_command("train", "--config=plug.yaml", *WORDS, "run.name=plugged", cwd=tmp_path)
@@ -75,6 +77,17 @@ def test_a_plug_in_is_imported_when_a_name_is_unknown_and_not_before(packages: P
     resolve_reward("exact_match")
     assert "plug_late" not in sys.modules
     assert resolve_reward("plug_late").name == "plug_late"
+
+
+def test_data_may_be_the_name_of_an_environment_of_a_package_or_of_an_imported_module(packages: Path) -> None:
+    text = "import rlvr\nrlvr.register_environment('{0}')(lambda: rlvr.resolve_environment('toy'))\n"
+    write_package(packages, "plug_tasks", text.format("plug_tasks"))
+    (packages / "plug_module.py").write_text(text.format("plug_more_tasks"))
+    assert settings_of(packages, data="plug_tasks")["env.name"] == "plug_tasks"
+    given = settings_of(packages, data="plug_more_tasks", imports=["plug_module"])
+    assert given["env.name"] == "plug_more_tasks" and given["imports"] == ["plug_module"]
+    with pytest.raises(ValueError, match=r"data='plug_task'.* no environment; .*did you mean 'plug_tasks'"):
+        settings_of(packages, data="plug_task")
 
 
 def test_an_entry_point_may_be_a_function(packages: Path) -> None:

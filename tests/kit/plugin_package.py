@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 import rlvr
 from rlvr.algorithms.advantages import GroupMeanAdvantage
 from rlvr.algorithms.losses.clipped import Ppo
+from rlvr.algorithms.losses.loss import Loss, LossSpec
 from rlvr.algorithms.optimizers import AdamW
 from rlvr.clients.mock.mock_client import MOCK
 from rlvr.clients.registry import register_client
+from rlvr.clients.sampler_options import SamplerOptions
 from rlvr.core.futures import LazyFuture
 from rlvr.core.messages import OptimStepResponse
 from rlvr.tracking.tracker import TrackerOptions
@@ -57,6 +59,36 @@ def build(request):
 
 
 register_client("plug_client", replace(MOCK, build=build))
+
+
+@rlvr.register
+@dataclass(frozen=True)
+class PlugSampler(SamplerOptions):
+    """The client samples, one version of its weights is kept."""
+    name = "plug_sampler"
+    note: str = ""
+
+    def attach(self, client, *, has_adapter, keep, warn):
+        warn(f"plug_sampler notes {self.note}")
+        return client
+
+
+@rlvr.register
+@dataclass(frozen=True)
+class PlugLoss(Loss):
+    """The loss of REINFORCE with a factor of its own."""
+    name = "plug_loss"
+    spec = LossSpec("-k p A", config={"strength": 1.0})
+    strength: float = 1.0
+
+    @staticmethod
+    def torch_terms(p, inputs, config, row_N):
+        return -config["strength"] * p * inputs["advantages"]
+
+    @staticmethod
+    def numpy_terms(p, inputs, config, row_N):
+        weight = config["strength"] * inputs["advantages"]
+        return -weight * p, -weight
 
 
 @rlvr.register_advantage("plug_advantage")
@@ -124,7 +156,9 @@ class PlugCallback(rlvr.Callback):
 
 WORDS = (
     "env.name=plug_env", "reward.type=plug_reward", "reward.kwargs.scale=2.0", "client=plug_client",
+    "sampler={name: plug_sampler, kwargs: {note: versions}}",
     "algorithm.name=plug_algorithm", "algorithm.advantage=plug_advantage",
+    "algorithm.loss={name: plug_loss, kwargs: {strength: 0.5}}",
     "training.optimizer={name: plug_optimizer, learning_rate: 0.1, decay: plug_decay, kwargs: {factor: 2.0}}",
     "curriculum.by=plug_curriculum", "training.schedule=plug_schedule", "tracking.trackers=[plug_tracker]",
     "callbacks=[{name: plug_callback, kwargs: {value: 3.0}}]", "training.steps=2", "training.prompts_per_step=2",

@@ -181,7 +181,7 @@ def test_ctrl_c_ends_a_loop_after_its_step_and_the_loop_goes_on(tmp_path: Path, 
 
     with open_loop(tmp_path / "own", toy) as loop:
         for stop_at in (1, 3):
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt, match=r"stopped after step \d+ of .* goes on"):
                 make_steps(loop, stop_at)
             assert signal.getsignal(number) is before
     with open_loop(tmp_path / "own", toy) as loop:
