@@ -51,7 +51,7 @@ def _fall_by_cosine(progress: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def find_decay(decay: str | Decay) -> Decay:
+def find_decay(decay: Any) -> Decay:
     """The decay of a name, at a path `package.module:function`, or the function itself; ValueError if there is none."""
     if callable(decay):
         return decay

@@ -78,7 +78,7 @@ def register_reduction(name: str) -> Callable[[OwnReduction], OwnReduction]:
     return register
 
 
-def find_reduction(name: str) -> Reduction:
+def find_reduction(name: object) -> Reduction:
     """The reduction of that name, or at the path `package.module:function`; ValueError if there is none."""
     if not isinstance(name, str):
         raise ValueError(f"algorithm.reduction={name!r:.80}, expected a name or a path 'package.module:function'")

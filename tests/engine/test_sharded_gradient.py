@@ -32,7 +32,7 @@ from tests.kit.sharded_ranks import (
 from tests.kit.tiny import gradients
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-CLOSE = 1e-6
+CLOSE = 5e-6  # of fp32 sums in other orders: up to 2.7e-6 on one processor of two
 PLAIN = {"tree": False, "pack": False}
 ROWS = group_rows([12, 9, 12, 40, 7, 8, 12, 12, 12, 3, 1])
 LOSSES = [*LOSS_SPECS, "ppo with kl and entropy"]
