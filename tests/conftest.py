@@ -100,7 +100,7 @@ def restore_process() -> Iterator[None]:
 
 def registries() -> list[dict[str, Any]]:
     """Every dictionary that users of the package register names in, and the secrets that messages leave out."""
-    from rlvr.algorithms import registry
+    from rlvr.algorithms import optimizers, reductions, registry
     from rlvr.algorithms.advantages import ADVANTAGES
     from rlvr.algorithms.losses import LOSSES
     from rlvr.algorithms.optimizers import OPTIMIZERS
@@ -116,6 +116,7 @@ def registries() -> list[dict[str, Any]]:
 
     variants = [ADVANTAGES, LOSSES, OPTIMIZERS, TERMS, SAMPLERS, TRACKERS, CURRICULA, SCHEDULES, clients.CLIENTS]
     named = [envs._environments._entries, rewards._rewards._entries, clients._registered, interpolate._secrets]
+    named += [reductions._known._entries, optimizers._decays._entries]
     return [registry.ALGORITHMS, LOSSES._by_path, *named, *(kind._known for kind in variants)]
 
 

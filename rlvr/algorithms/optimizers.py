@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from rlvr.core.messages import AdamParams, MuonParams
 from rlvr.core.protocols import Feature
@@ -54,7 +54,7 @@ def _fall_by_cosine(progress: float) -> float:
 def find_decay(decay: Any) -> Decay:
     """The decay of a name, at a path `package.module:function`, or the function itself; ValueError if there is none."""
     if callable(decay):
-        return decay
+        return cast("Decay", decay)
     if not isinstance(decay, str):
         raise ValueError(f"decay={decay!r:.80}, expected a name, a path 'package.module:function' or a function")
     return load_path("decay", decay) if ":" in decay else _decays.get(decay)
