@@ -11,8 +11,9 @@ import pytest
 from rlvr.cli.main import run
 from tests.kit.tiny_run import TINY
 
-# Of options that the run below cannot have; tests/algorithms/test_formulas.py computes both by hand.
-ELSEWHERE = {"importance/masked", "observation"}
+# Of options that the runs below cannot have: tests/algorithms/test_formulas.py computes two by hand, and
+# tests/training/test_propose_runs.py emits the third.
+ELSEWHERE = {"importance/masked", "observation", "env/all/distinct/{role}"}
 PAGE = Path(__file__).parents[2] / "docs" / "run" / "metrics.md"
 
 
