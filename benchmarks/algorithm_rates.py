@@ -98,12 +98,12 @@ def read_rates_plan(words: Sequence[str], name: str | None) -> RatesPlan:
     shared.append(f"run.root={Path(root) / check_name(name or NAME, 'study name')}")
     drafts: list[StudyVariant] = []
     steps: dict[str, tuple[int, int]] = {}
-    for one in names:
-        more = dict(word.split("=") for word in list_sizes(one, sizes))
-        short = int(more.pop("training.steps", sizes.steps))
-        length = (f"training.steps={short * times}", f"evaluation.every={short}")
-        for rate in rates:
-            overrides = (*known[one], *(f"{key}={value}" for key, value in more.items()), *length, f"{RATE_KEY}={rate}")
+    for rate in rates:  # outside, so that a rate more makes variants behind the others
+        for one in names:
+            more = dict(word.split("=") for word in list_sizes(one, sizes))
+            short = int(more.pop("training.steps", sizes.steps))
+            length = (f"training.steps={short * times}", f"evaluation.every={short}", f"{RATE_KEY}={rate}")
+            overrides = (*known[one], *(f"{key}={value}" for key, value in more.items()), *length)
             steps[name_run(one, rate)] = short, short * times
             drafts.append(StudyVariant(name_run(one, rate), f"{one}_{rate}_", overrides, {}, {}))
     everything = tuple(sorted({*seeds, *choice}))

@@ -80,7 +80,7 @@ def test_a_run_is_as_long_as_the_longer_length_and_is_measured_at_both() -> None
         assert training["steps"] * training["prompts_per_step"] * training["group_size"] == 38_400
         assert variant.config["evaluation"]["every"] == plan.steps[variant.name][0]
         assert variant.config["evaluation"]["interim_samples"] == 8
-    assert plan.runs.command(plan.runs.runs[1])[-8:] == [
+    assert plan.runs.command(plan.runs.runs[2])[-8:] == [
         "algorithm.name=grpo", "training.steps=75", "evaluation.every=25", "training.optimizer.learning_rate=0.001",
         "seed=1", "run.root=runs/r/arithmetic", "run.name=grpo_0.001_seed-1",
         "model.start_from=runs/r/arithmetic-start/seed-1",
