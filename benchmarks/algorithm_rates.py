@@ -4,7 +4,7 @@
     python -m benchmarks.algorithm_rates tools seeds=1..5 choice=6..7 variants=raft rates=0.0003,0.001 --name tools
 
 The tasks and the variants are those of `benchmarks.algorithm_study`. First each variant is trained at each rate from
-the seeds of `choice`; then from `seeds`, at the rates that were best there and at no others. So the seeds that are
+the seeds of `choice`; then from `seeds`, at the rate that was best there over both lengths. So the seeds that are
 compared have no part in the choice. A run is as long as the longer length and is evaluated at both, on the same
 held-out tasks; the learning rate is constant after its warm-up, so the first part of a long run is a short run.
 """
@@ -155,8 +155,8 @@ def collect_results(plan: RatesPlan) -> dict[str, Any]:
 
 
 def list_chosen(results: Mapping[str, Any]) -> set[str]:
-    """The names of the runs that the choice asks for; a variant with one best rate at both lengths has one."""
-    return {name_run(variant, rate) for variant, rates in choose_rates(results).items() for rate in rates}
+    """The names of the variants at the rates that were chosen."""
+    return {name_run(variant, rate) for variant, rate in choose_rates(results).items()}
 
 
 def count_runs(plan: RatesPlan, results: Mapping[str, Any]) -> int:

@@ -44,15 +44,14 @@ def list_rates(results: Mapping[str, Any]) -> dict[str, list[str]]:
     return {variant: sorted(listed, key=float) for variant, listed in rates.items()}
 
 
-def choose_rates(results: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """The best rate of each variant at the two lengths: the highest mean pass@1 over the seeds of the choice, the
-    lower one of two that are equal. Variants that lack a run of the choice are left out."""
-    chosen: dict[str, tuple[str, str]] = {}
+def choose_rates(results: Mapping[str, Any]) -> dict[str, str]:
+    """The best rate of each variant: the highest mean pass@1 over both lengths and the seeds of the choice, the lower
+    one of two that are equal. Variants that lack a run of the choice are left out."""
+    chosen: dict[str, str] = {}
     for variant, rates in list_rates(results).items():
         tried = {rate: _select(results, variant, rate, results["choice"]) for rate in rates}
         if all(len(found) == len(results["choice"]) for found in tried.values()):
-            best = [max(rates, key=lambda rate: mean(_at(tried[rate], length))) for length in LENGTHS]
-            chosen[variant] = best[0], best[1]
+            chosen[variant] = max(rates, key=lambda rate: mean([x for k in LENGTHS for x in _at(tried[rate], k)]))
     return chosen
 
 
@@ -86,7 +85,7 @@ def format_rates(results: Mapping[str, Any]) -> str:
 
 
 def _compare(
-    results: Mapping[str, Any], chosen: Mapping[str, tuple[str, str]]
+    results: Mapping[str, Any], chosen: Mapping[str, str]
 ) -> dict[str, tuple[PairedComparison, PairedComparison]]:
     """Each variant minus the reference at the two lengths, paired by seed, both at their best rates."""
     reference, *others = list_rates(results)
@@ -103,8 +102,8 @@ def _compare(
     }
 
 
-def _by_seed(results: Mapping[str, Any], variant: str, rates: tuple[str, str], length: int) -> dict[int, float]:
-    runs = _select(results, variant, rates[length], results["seeds"])
+def _by_seed(results: Mapping[str, Any], variant: str, rate: str, length: int) -> dict[int, float]:
+    runs = _select(results, variant, rate, results["seeds"])
     return {seed: run["pass@1"][length] for seed, run in runs.items()}
 
 
@@ -112,43 +111,38 @@ def _subtract(one: Mapping[int, float], other: Mapping[int, float]) -> list[floa
     return [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
 
 
-def _format_choice(results: Mapping[str, Any], chosen: Mapping[str, tuple[str, str]]) -> str:
-    """Mean pass@1 of the seeds of the choice at each rate; the best of a variant is bold."""
+def _format_choice(results: Mapping[str, Any], chosen: Mapping[str, str]) -> str:
+    """Mean pass@1 of the seeds of the choice at each rate, after either length; the best rate is bold."""
     rates = sorted({rate for listed in list_rates(results).values() for rate in listed}, key=float)
-    short, long = results["completions"]
-    lines = [["rate", *(f"{rate}, {length:,}" for length in (short, long) for rate in rates)]]
-    lines.append(["---"] + ["--:"] * (2 * len(rates)))
+    lines = [["rate", *rates], ["---"] + ["--:"] * len(rates)]
     for variant, best in chosen.items():
-        cells = [f"`{variant}`"]
-        for length in LENGTHS:
-            for rate in rates:
-                value = f"{100 * mean(_at(_select(results, variant, rate, results['choice']), length)):.1f}"
-                cells.append(f"**{value}**" if rate == best[length] else value)
-        lines.append(cells)
+        tried = {rate: _select(results, variant, rate, results["choice"]) for rate in rates}
+        texts = {rate: ", ".join(f"{100 * mean(_at(tried[rate], k)):.1f}" for k in LENGTHS) for rate in rates}
+        lines.append([f"`{variant}`", *(f"**{text}**" if rate == best else text for rate, text in texts.items())])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _format_comparison(
     results: Mapping[str, Any],
-    chosen: Mapping[str, tuple[str, str]],
+    chosen: Mapping[str, str],
     compared: Mapping[str, tuple[PairedComparison, PairedComparison]],
 ) -> str:
     reference = next(iter(list_rates(results)))
     lines = [["variant", "completions", "rate", "seeds", "pass@1", f"minus `{reference}`", "p", "seconds"]]
     lines.append(["---"] + ["--:"] * (len(lines[0]) - 1))
-    for variant, rates in chosen.items():
+    for variant, rate in chosen.items():
         for length in LENGTHS:
-            found = _by_seed(results, variant, rates, length)
+            found = _by_seed(results, variant, rate, length)
             if not found:
                 continue
-            runs = _select(results, variant, rates[length], results["seeds"])
+            runs = _select(results, variant, rate, results["seeds"])
             difference = compared[variant][length] if variant in compared else PairedComparison()
             p = difference.p_value
             lines.append(
                 [
                     f"`{variant}`",
                     f"{results['completions'][length]:,}",
-                    rates[length],
+                    rate,
                     str(len(found)),
                     format_share(spread(list(found.values()), SHARES)),
                     format_points(spread(difference.differences)),
@@ -161,7 +155,7 @@ def _format_comparison(
 
 def _conclude(
     results: Mapping[str, Any],
-    chosen: Mapping[str, tuple[str, str]],
+    chosen: Mapping[str, str],
     compared: Mapping[str, tuple[PairedComparison, PairedComparison]],
 ) -> list[str]:
     sentences: list[str] = []
@@ -183,7 +177,7 @@ def _conclude(
         sentences.append(f"Not told apart from `{reference}` at either length: {list_names(open_ones)}.")
     for end, word in ((0, "lowest"), (-1, "highest")):
         rates = list_rates(results)
-        names = [variant for variant, best in chosen.items() if rates[variant][end] in best]
+        names = [variant for variant, best in chosen.items() if rates[variant][end] == best]
         if names:
             sentences.append(
                 f"The best rate is the {word} one that was tried, so a better one may lie beyond: {list_names(names)}."
