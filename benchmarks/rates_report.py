@@ -172,7 +172,8 @@ def _conclude(
                     f"{word} `{reference}` after {completions:,} completions (p below 0.05, corrected for both "
                     f"lengths): {list_names(names)}."
                 )
-    open_ones = [name for name, pair in compared.items() if not any(one.is_significant for one in pair)]
+    tested = {name: pair for name, pair in compared.items() if any(one.p_value is not None for one in pair)}
+    open_ones = [name for name, pair in tested.items() if not any(one.is_significant for one in pair)]
     if open_ones:
         sentences.append(f"Not told apart from `{reference}` at either length: {list_names(open_ones)}.")
     for end, word in ((0, "lowest"), (-1, "highest")):
