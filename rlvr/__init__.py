@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from rlvr.reward import register_reward, resolve_reward
     from rlvr.runs.library import Run, evaluate, load_run, train
     from rlvr.runs.own_loop import Loop, update
-    from rlvr.study.seed_curves import plot_seeds
+    from rlvr.studies.seed_curves import plot_seeds
     from rlvr.training.callbacks import Callback, StopRun, register_callback
     from rlvr.training.toy_sampler import MockRolloutSampler
 
@@ -83,7 +83,7 @@ _HOMES = {
     "rlvr.reward": ("register_reward", "resolve_reward"),
     "rlvr.runs.library": ("Run", "evaluate", "load_run", "train"),
     "rlvr.runs.own_loop": ("Loop", "update"),
-    "rlvr.study.seed_curves": ("plot_seeds",),
+    "rlvr.studies.seed_curves": ("plot_seeds",),
     "rlvr.training.callbacks": ("Callback", "StopRun", "register_callback"),
     "rlvr.training.toy_sampler": ("MockRolloutSampler",),
 }  # fmt: skip

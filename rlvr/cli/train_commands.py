@@ -233,11 +233,11 @@ def study(
             "`python -m benchmarks.algorithm_study` with the same words"
         )
     from rlvr.core.cpu_budget import available_cores
-    from rlvr.study.study_folder import open_study
-    from rlvr.study.study_plan import read_plan
-    from rlvr.study.study_report import study_table, write_report
-    from rlvr.study.study_runner import StudyRunner
-    from rlvr.study.study_summary import summarize
+    from rlvr.studies.study_folder import open_study
+    from rlvr.studies.study_plan import read_plan
+    from rlvr.studies.study_report import study_table, write_report
+    from rlvr.studies.study_runner import StudyRunner
+    from rlvr.studies.study_summary import summarize
 
     warnings = dict[str, None]()  # each variant gives the same ones
     plan = read_plan(

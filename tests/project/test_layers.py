@@ -25,7 +25,7 @@ LAYERS = {
     **dict.fromkeys(("compat", "training"), 5),
     "config": 6,
     "runs": 7,
-    **dict.fromkeys(("audit", "benchmarks", "study", "tinker_server"), 8),
+    **dict.fromkeys(("audits", "benchmarks", "studies", "tinker_server"), 8),
     "service": 9,  # its dashboard shows studies
     "cli": 10,
     **dict.fromkeys(("__main__", "compat.recipes", "run_rlvr"), 11),

@@ -1,0 +1,189 @@
+"""Runs `rlvr train` for every run of a study, several at a time, each in a process of its own.
+
+A run's process survives a kill of the study. It locks its run folder, so the same command waits for it instead of
+starting the run twice, and begins where it ends. Ctrl-C is passed on once, so that every run saves its state; the
+processes are in sessions of their own, or a terminal would send it to them too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from rlvr.core.files import lock_file
+from rlvr.studies.run_log import begin_attempt, describe_error, read_last_lines, record_failure
+from rlvr.studies.study_folder import log_file
+from rlvr.studies.study_plan import StudyPlan, StudyRun
+from rlvr.studies.study_summary import is_finished
+from rlvr.tracking import RunConsole
+from rlvr.tracking.run_report import duration, format_rate, stored_summary
+
+POLL_SECONDS = 0.2
+REFUSED = 2  # the exit code of `rlvr train` for what the user has to change, a locked folder too
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StudyRunner:
+    """Makes the runs of a plan that are not finished, `jobs` at a time.
+
+    `on_end` is called when a run has ended. The log of a run that failed has the reason.
+    """
+
+    def __init__(self, plan: StudyPlan, jobs: int, console: RunConsole, on_end: Callable[[], None]) -> None:
+        self.plan, self.jobs, self.console, self.on_end = plan, jobs, console, on_end
+        self.stop_requests = 0
+        self._active: list[_RunProcess] = []
+
+    def run(self) -> None:
+        """Return when every run has finished or failed, or when the user stopped the study."""
+        waiting = [run for run in self.plan.runs if not is_finished(self.plan, run)]
+        total = len(self.plan.runs)
+        if not waiting:
+            return
+        self.console.phase("study", total, total - len(waiting), unit="runs")
+        with self._handle_signals():
+            try:
+                while self._active or (waiting and not self.stop_requests):
+                    while waiting and len(self._active) < self.jobs and not self.stop_requests:
+                        self._active.append(_RunProcess(self.plan, waiting.pop(0)))
+                    time.sleep(POLL_SECONDS)
+                    self._pass_on_stop()
+                    for process in [process for process in self._active if process.has_ended()]:
+                        self._active.remove(process)
+                        self._report_end(process)
+                    under_way = {process.run.name: process.last_line() for process in self._active}
+                    self.console.show_activity(under_way, total - len(waiting) - len(under_way))
+            except BaseException:  # of the study itself, such as a full disk: let the runs save first
+                self.stop_requests += 1
+                while not all(process.has_ended() for process in self._active):
+                    self._pass_on_stop()
+                    time.sleep(POLL_SECONDS)
+                raise
+
+    def _report_end(self, process: _RunProcess) -> None:
+        """Say how a run ended."""
+        name = process.run.name
+        if is_finished(self.plan, process.run):
+            summary = stored_summary(self.plan.folder / name)
+            before, after = (format_rate(summary[side]["pass@1"]) for side in ("baseline", "final"))
+            self.console.note(f"{name}: {before}, then {after} in {duration(summary['seconds'])}")
+        elif self.stop_requests:
+            self.console.note(f"{name}: {'still running in another process' if process.is_foreign else 'stopped'}")
+        else:
+            reason = process.reason()
+            record_failure(process.log, reason)
+            self.console.warn(f"{name} failed: {reason} (log: {process.log})")
+        self.on_end()
+
+    def _pass_on_stop(self) -> None:
+        for process in self._active:
+            process.interrupt(self.stop_requests)
+
+    @contextmanager
+    def _handle_signals(self) -> Iterator[None]:
+        """Stop the runs at the first signal after their step, at the second one at once.
+
+        A SIGINT that was ignored (a background job) stays without effect, and the runs, to which the study sends it,
+        heed it.
+        """
+
+        def request_stop(number: int, frame: FrameType | None) -> None:
+            self.stop_requests += 1
+            if self.stop_requests == 1:
+                self.console.note("stopping: each run ends after its step (press Ctrl-C again to stop at once)")
+
+        before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        for number, handler in before.items():
+            ignored = handler is signal.SIG_IGN
+            signal.signal(number, (lambda number, frame: None) if ignored else request_stop)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class _RunProcess:
+    """The process of a run. `process` is None while the process of a study that was killed works in its folder."""
+
+    def __init__(self, plan: StudyPlan, run: StudyRun) -> None:
+        self.plan, self.run = plan, run
+        self.log = log_file(plan.folder, run.name)
+        self._interrupts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start = 0
+        if not self._is_locked():
+            self._begin()
+
+    def _begin(self) -> None:
+        self._start = begin_attempt(self.log, self.run.name)
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rlvr", *self.plan.command(self.run)],
+                env={**os.environ, **self.run.variant.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def has_ended(self) -> bool:
+        """Whether no process works at the run any more. Waits for another study's process, then begins the run."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                return False
+            if self._process.returncode != REFUSED or not self._is_locked():
+                return True
+            self._process = None  # another process had locked the folder first
+            return False
+        if self._interrupts:
+            return True
+        if self._is_locked():
+            return False
+        if is_finished(self.plan, self.run):
+            return True
+        self._begin()
+        return False
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether a process that this study did not start works at the run."""
+        return self._process is None
+
+    def _is_locked(self) -> bool:
+        path = self.plan.folder / self.run.name / ".lock"
+        if not path.exists():
+            return False
+        lock = lock_file(path)
+        if lock is None:
+            return True
+        lock.close()
+        return False
+
+    def interrupt(self, requests: int) -> None:
+        """Send SIGINT until the process got as many as there were requests."""
+        while self._interrupts < requests:
+            self._interrupts += 1
+            if self._process is not None and self._process.poll() is None:
+                self._process.send_signal(signal.SIGINT)
+
+    def last_line(self) -> str:
+        """The newest line of the run's log, which says how far the run is."""
+        if self.is_foreign:
+            return "running in another process; waiting for it to end"
+        lines = reversed(read_last_lines(self.log, self._start))
+        return next((line for line in lines if not line.startswith("sampled ")), "starting")
+
+    def reason(self) -> str:
+        """Why the run failed: the signal that killed it, or what is at the end of its log."""
+        code = self._process.returncode if self._process else 0
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        lines = read_last_lines(self.log, self._start) or [f"exit code {code} without a message"]
+        return describe_error(lines) or lines[-1]
