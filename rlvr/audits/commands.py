@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr.core.files import write_atomic
-from rlvr.core.registry import did_you_mean
+from rlvr.core.registry import did_you_mean, find_own
 from rlvr.core.types import Outcome, Score
 from rlvr.reward import resolve_reward
 
 if TYPE_CHECKING:
     from rlvr.audits.verifier_errors import VerifierMeasurement
 
+Rows = Sequence[dict[str, Any]]
 SECONDS = 3.0  # time limit of an attack; programs that wait for it take nearly all of the suite's time
 
 
@@ -94,7 +95,7 @@ class Audit:
     allow: Sequence[str] = ()  # faults that are intended
 
     def run(
-        self, attack: bool, labelled: str | None, json_file: Path | None, log: Callable[[str], None]
+        self, attack: bool, labelled: str | Rows | None, json_file: Path | None, log: Callable[[str], None]
     ) -> AuditResult:
         if attack + (labelled is not None) + (self.environment is not None) != 1:
             raise ValueError("audit: give one of --attack or --labelled FILE (or --labelled builtin) or --env NAME")
@@ -111,7 +112,7 @@ class Audit:
         if self.environment is not None:
             result = self._audit_environment(log)
         else:
-            result = self._attack(log) if attack else self._measure(str(labelled), log)
+            result = self._attack(log) if attack else self._measure(labelled or "", log)
         if json_file is not None:
             write_atomic(json_file, json.dumps(result.report, indent=2))
         return result
@@ -160,7 +161,7 @@ class Audit:
         text = f"{make_report(audits, self.show)}\n\nreasoning_gym {report['library']}, {seconds:.0f} s"
         return AuditResult(text, report, any(audit.is_broken for audit in audits))
 
-    def _measure(self, labelled: str, log: Callable[[str], None]) -> AuditResult:
+    def _measure(self, labelled: str | Rows, log: Callable[[str], None]) -> AuditResult:
         from rlvr.audits.verifier_errors import list_data_warnings, measure, read_labelled, refuse_bad_tests, report
         from rlvr.audits.verifier_faults import TrialProcess, check_allowed, find_faults, show_faults
 
@@ -168,8 +169,9 @@ class Audit:
         check_shares("audit", **{f"max_{name}": share for name, share in vars(self.limits).items()})
         rewards = [resolve_reward(self.reward, **self.options), *(resolve_reward(name) for name in self.against)]
         rows = read_labelled(labelled)
+        source = labelled if isinstance(labelled, str) else "labelled"
         if rewards[0].name in ("code", "code_strict"):
-            refuse_bad_tests(rows, f"audit: {labelled}")
+            refuse_bad_tests(rows, f"audit: {source}")
         measured: list[VerifierMeasurement] = []
         for reward in rewards:
             shown = time.monotonic()
@@ -182,12 +184,19 @@ class Audit:
 
             measured.append(one := measure(rows, reward, progress))
             if one.rates()["unjudged"] == len(rows):
-                raise ValueError(_explain_unjudged(reward.name, labelled, one.judged[0].score if rows else None))
+                raise ValueError(_explain_unjudged(reward.name, source, one.judged[0].score if rows else None))
         log("judging every row again in other orders and company, and trying probes")
+        own = find_own([self.reward, self.options])  # a function of the program, which has no other process
+        scores = [one.score for one in measured[0].judged]
         with closing(TrialProcess(self.reward, self.options)) as trial:
-            search = find_faults(rows, rewards[0], measured=[one.score for one in measured[0].judged], trial=trial)
+            search = find_faults(rows, rewards[0], measured=scores, trial=None if own else trial, heavy=not own)
         above = self._list_rates_above(measured[0])
         warnings = list_data_warnings(rows)
+        if own:
+            warnings.append(
+                f"{own} is of this program alone, so no other process tried the probes that may hang it (slow); put it "
+                "into a module to have them tried"
+            )
         notes = [f"warning: {warning}" for warning in warnings]
         text = "\n".join([report(measured, self.show), "", show_faults(search, self.allow), *notes, *above])
         found = [one.as_json() for one in measured]

@@ -107,7 +107,7 @@ def _parse_json_array(text: bytes, path: Path) -> Iterator[tuple[str, Any]]:
         yield where, row if isinstance(row, dict) else _not_an_object(where, row)
 
 
-def response_field(row: Mapping[str, Any], path: Path) -> str:
+def response_field(row: Mapping[str, Any], path: Path | str) -> str:
     """The field that holds the completions, judged by the file's first usable row."""
     for name in RESPONSE_FIELDS:
         if row.get(name) is not None:

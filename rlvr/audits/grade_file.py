@@ -18,7 +18,7 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ from typing import IO, Any
 from rlvr.audits.commands import list_rates_above
 from rlvr.audits.completion_rows import BadRow, read_rows, response_field, row_case, row_names
 from rlvr.audits.pass_rate import PassRate
-from rlvr.audits.process_tree import end_with_parent
+from rlvr.audits.process_tree import end_with_parent, without_main
 from rlvr.core.cpu_budget import available_cores
 from rlvr.core.files import read_json, sha256, write_atomic
 from rlvr.core.types import Outcome
@@ -47,14 +47,17 @@ CHUNK_S = 0.02  # chunks grow until one takes this many seconds
 
 @dataclass(frozen=True)
 class RewardPool:
-    """A reward by name or `package.module:function`, with its options, and its workers (None: one per core)."""
+    """A reward by name or `package.module:function`, with its options, and its workers (None: one per core).
+
+    With 0 workers a reward is called in this process, by threads if it waits for others.
+    """
 
     reward: str
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
+        if self.workers is not None and self.workers < 0:
             raise ValueError(f"workers={self.workers}: at least 1 is needed")
 
     @contextmanager
@@ -63,14 +66,22 @@ class RewardPool:
         reward = resolve_reward(self.reward, **self.options)
         reward.start()
         workers = self.workers or available_cores()
+        if self.workers == 0 and not reward.waits_for:
+            yield partial(_judge_now, reward)
+            return
         pool: Executor
-        if reward.spec.batched:
+        if self.workers == 0 or reward.spec.batched:
             pool, judge = ThreadPoolExecutor(workers, thread_name_prefix="verify"), partial(score_rows, reward)
         else:
             pool = ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent, (os.getpid(),))
             judge = partial(_score_in_worker, self.reward, dict(self.options))
+
+        def submit(rows: list[Case | BadRow]) -> Future[list[dict[str, Any]]]:
+            with without_main():
+                return pool.submit(judge, rows)
+
         try:
-            yield lambda rows: pool.submit(judge, rows)
+            yield submit
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -90,10 +101,18 @@ def score_rows(reward: Reward, answers: list[Case | BadRow]) -> list[dict[str, A
     return verdicts
 
 
+def _judge_now(reward: Reward, rows: list[Case | BadRow]) -> Future[list[dict[str, Any]]]:
+    future = Future[list[dict[str, Any]]]()
+    future.set_result(score_rows(reward, rows))
+    return future
+
+
 _worker_reward: list[Reward] = []  # in a worker process: its one reward
 
 
-def _score_in_worker(name: str, options: dict[str, Any], answers: list[Case | BadRow]) -> list[dict[str, Any]]:
+def _score_in_worker(
+    name: str | Callable[..., Any], options: dict[str, Any], answers: list[Case | BadRow]
+) -> list[dict[str, Any]]:
     if not _worker_reward:
         _worker_reward.append(resolve_reward(name, **options))
     return score_rows(_worker_reward[0], answers)
@@ -199,49 +218,66 @@ def grade_file(
                 log(f"the completions are read from the field {field!r}")
                 break
     assert field is not None  # `read_rows` refuses a file without a usable row
-    _check_gold(resolve_reward(grader.reward, **grader.options), field)
+    check_gold(resolve_reward(grader.reward, **grader.options), field)
     tally = VerdictCounts()
-    start = time.perf_counter()
-    with grader.start() as submit, _open_output(out, source, grader, field, limit, tally) as file:
-        numbered = enumerate(islice(chain(head, rows), limit))
-        todo = (
-            ({"index": index, **row_names(row, index)}, row_case(where, row, field))
-            for index, (where, row) in numbered
-            if index >= tally.kept
-        )
-        workers = grader.workers or available_cores()
-        waiting: deque[tuple[list[Any], Future[list[dict[str, Any]]]]] = deque()
-
-        size = CHUNK
-
-        def write(chunk: list[Any], future: Future[list[dict[str, Any]]]) -> None:
-            nonlocal size
-            for (names, _), verdict in zip(chunk, future.result(), strict=True):
-                tally.add(names | verdict)
-                file.write(json.dumps(names | verdict) + "\n")
+    with _open_output(out, source, grader, field, limit, tally) as file:
+        for verdicts in grade_rows(islice(chain(head, rows), limit), grader, field, tally, progress):
+            file.writelines(json.dumps(verdict) + "\n" for verdict in verdicts)
             file.flush()
-            seconds = sum(verdict["seconds"] for verdict in future.result()) + 1e-9
-            size = min(MAX_CHUNK, max(CHUNK, int(CHUNK_S * len(chunk) / seconds)))
-            tally.seconds = time.perf_counter() - start
-            progress(tally)
-
-        try:
-            while chunk := list(islice(todo, size)):
-                waiting.append((chunk, submit([answer for _, answer in chunk])))
-                if len(waiting) >= IN_FLIGHT * workers:
-                    write(*waiting.popleft())
-            while waiting:
-                write(*waiting.popleft())
-        except KeyboardInterrupt:
-            for chunk, future in waiting:  # keep the finished rows up to the first gap
-                if not future.done() or future.cancelled():
-                    break
-                write(chunk, future)
-            raise
     return tally
 
 
-def _check_gold(reward: Reward, field: str) -> None:
+def grade_rows(
+    rows: Iterable[tuple[str, Any]],
+    grader: RewardPool,
+    field: str,
+    tally: VerdictCounts,
+    progress: Callable[[VerdictCounts], None] = lambda tally: None,
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the verdicts of rows in their order, some at a time, without those of the first `tally.kept`; count them.
+
+    `rows` are pairs as those of `read_rows`. A KeyboardInterrupt comes after the verdicts that there are already, up
+    to the first gap.
+    """
+    start = time.perf_counter()
+    todo = (
+        ({"index": index, **row_names(row, index)}, row_case(where, row, field))
+        for index, (where, row) in enumerate(rows)
+        if index >= tally.kept
+    )
+    most = IN_FLIGHT * (available_cores() if grader.workers is None else grader.workers)
+    waiting: deque[tuple[list[Any], Future[list[dict[str, Any]]]]] = deque()
+    size = least = CHUNK if grader.workers != 0 else 1  # here, where Ctrl-C loses the chunk that it ends
+
+    def take() -> list[dict[str, Any]]:
+        nonlocal size
+        chunk, future = waiting[0]
+        judged = future.result()
+        verdicts = [names | verdict for (names, _), verdict in zip(chunk, judged, strict=True)]
+        waiting.popleft()
+        for verdict in verdicts:
+            tally.add(verdict)
+        seconds = sum(verdict["seconds"] for verdict in judged) + 1e-9
+        size = min(MAX_CHUNK, max(least, int(CHUNK_S * len(chunk) / seconds)))
+        tally.seconds = time.perf_counter() - start
+        progress(tally)
+        return verdicts
+
+    with grader.start() as submit:
+        try:
+            while chunk := list(islice(todo, size)):
+                waiting.append((chunk, submit([answer for _, answer in chunk])))
+                if len(waiting) >= most:
+                    yield take()
+            while waiting:
+                yield take()
+        except KeyboardInterrupt:
+            while waiting and waiting[0][1].done() and not waiting[0][1].cancelled():
+                yield take()
+            raise
+
+
+def check_gold(reward: Reward, field: str) -> None:
     """ValueError if the completions would be taken from the field of the reference answers."""
     parts = reward.kwargs.get("rewards", ()) if reward.name == "composite" else ()
     for part in (reward, *(resolve_reward(given["name"], **(given.get("kwargs") or {})) for given in parts)):

@@ -7,8 +7,11 @@ import glob
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,17 @@ def read_descendants() -> dict[int, Process]:
     while more := {pid for pid, process in alive.items() if process.parent in ours} - ours:
         ours |= more
     return {pid: alive[pid] for pid in ours if pid in alive}
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Processes that the block spawns do not import this program's main module: a script would begin again in each."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def end_with_parent(parent: int) -> None:

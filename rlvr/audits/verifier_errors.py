@@ -42,14 +42,18 @@ MIN_TASKS = 10  # from which that share says something
 CHOICES = ("choices", "options")
 
 
-def read_labelled(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a labelled file (`builtin`: the pairs of mathematics that come with the package).
+def read_labelled(given: str | Path | Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a labelled file (`builtin`: the pairs of mathematics that come with the package), or those given.
 
     `builtin-lenient`: those for `math` with `profile=lenient`.
     """
-    source = BUILTIN.get(str(path), Path(path))
+    if isinstance(given, (str, Path)):
+        source: str | Path = (file := BUILTIN.get(str(given), Path(given)))
+        rows = read_rows(file)
+    else:
+        source, rows = "labelled", ((f"row {number}", row) for number, row in enumerate(given, 1))
     found: list[dict[str, Any]] = []
-    for place, row in read_rows(source):
+    for place, row in rows:
         if isinstance(row, BadRow):
             raise ValueError(f"{source}, {row.why}; every row of a labelled file counts: correct or delete it")
         if not isinstance(row.get("response"), str) or not isinstance(row.get("label"), bool):

@@ -25,7 +25,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rlvr.audits.process_tree import end_with_parent
+from rlvr.audits.process_tree import end_with_parent, without_main
 from rlvr.audits.verifier_errors import make_case
 from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Outcome, Score
@@ -109,7 +109,8 @@ class TrialProcess:
             self._pipe, other = context.Pipe()
             arguments = (self._reward, self._options, other, os.getpid())
             self._process = context.Process(target=_judge_in_trial, args=arguments, daemon=True)
-            self._process.start()
+            with without_main():
+                self._process.start()
             other.close()
             try:
                 self._pipe.recv()  # the reward is there

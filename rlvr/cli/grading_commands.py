@@ -27,7 +27,7 @@ def verify(
     ] = None,
     reward_option: RewardOptions = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Rows graded at once; default: one per core.")
+        int | None, typer.Option("--workers", min=1, help="Rows graded at once; default: one per core.")
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", help="Grade only the first N rows.")] = None,
     max_errors: MaxErrors = 0.0,

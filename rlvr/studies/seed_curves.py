@@ -61,7 +61,7 @@ def plot_seeds(
 def _name_lists(runs: Any) -> tuple[Path, dict[str, list[Run]]]:
     """(the folder that they lie in, the runs by the name of their list)."""
     if isinstance(runs, (str, Path)):
-        return _read_study(Path(runs).expanduser())
+        return read_study(Path(runs).expanduser())
     if isinstance(runs, Run):
         runs = [runs]
     named = runs if isinstance(runs, Mapping) else {"": runs}
@@ -90,7 +90,7 @@ def _check_list(name: str, members: Sequence[Run]) -> None:
             )
 
 
-def _read_study(folder: Path) -> tuple[Path, dict[str, list[Run]]]:
+def read_study(folder: Path) -> tuple[Path, dict[str, list[Run]]]:
     """The begun runs of a study, by variant."""
     if not (folder / SPECIFICATION).exists():
         raise ValueError(

@@ -105,6 +105,13 @@ class StudyPlan:
             place.append(f"model.start_from={start}")
         return ["train", *self.words, *run.variant.overrides, f"seed={run.seed}", *place]
 
+    def load(self, run: StudyRun) -> LoadedConfig:
+        """The config that `command` gives one run."""
+        words = self.command(run)[1:]
+        options = dict(word.removeprefix("--").split("=", 1) for word in words if word.startswith("--"))
+        config = options.get("config", options.get("config-path"))
+        return load(options.get("config-name"), config, [word for word in words if not word.startswith("--")])
+
 
 def read_plan(
     overrides: Sequence[str],
@@ -134,7 +141,7 @@ def read_plan(
             {**common, **dict(pairs[len(axes) :])},
             {},
         )
-        for pairs, start in zip(combined, _folder_names(combined), strict=True)
+        for pairs, start in zip(combined, folder_names(combined), strict=True)
     ]
     options = {"config_name": config_name, "config": config, "config_path": config_path}
     return build_plan(seeds, shared, drafts, name, **options, warn=warn)
@@ -170,7 +177,7 @@ def build_plan(
     label, threads, on_device = "", 1, False
     variants: list[StudyVariant] = []
     for draft in drafts:
-        with _add_variant_to_errors(draft.name), _set_environment(draft.environment):
+        with add_variant_to_errors(draft.name), _set_environment(draft.environment):
             if folder is None:
                 settings, loaded = compose(draft.overrides)
                 label = loaded.name or "run"
@@ -207,7 +214,7 @@ def read_overrides(overrides: Sequence[str]) -> tuple[tuple[int, ...], list[str]
                 raise ValueError(f"seeds is given twice; write one list, e.g. {EXAMPLE}")
             seeds = parse_seeds(value)
             continue
-        _check_own_keys(key.removeprefix("+"))
+        check_own_keys(key.removeprefix("+"))
         values = split_values(value)
         if len(values) == 1:
             shared.append(text)
@@ -286,7 +293,7 @@ def _unquote(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
-def _check_own_keys(key: str) -> None:
+def check_own_keys(key: str) -> None:
     """Raise ValueError for a key, or another system's word for it, that the study sets for each run."""
     try:
         alias = find_alias(key)
@@ -308,7 +315,7 @@ def _check_values(key: str, values: Sequence[str]) -> None:
         raise ValueError(f"{key}={','.join(values)}: {twice[0]} is given twice; leave one out")
 
 
-def _folder_names(combined: Sequence[Sequence[tuple[str, str]]]) -> list[str]:
+def folder_names(combined: Sequence[Sequence[tuple[str, str]]]) -> list[str]:
     """How the run folders of each variant begin: its values where they make short, distinct names, else a number."""
     texts = ["_".join(f"{key.rpartition('.')[2]}-{value}" for key, value in pairs) for pairs in combined]
     names = [re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") for text in texts]
@@ -329,7 +336,7 @@ def _set_environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _add_variant_to_errors(variant: str) -> Iterator[None]:
+def add_variant_to_errors(variant: str) -> Iterator[None]:
     """Name the variant in the message of a ValueError."""
     try:
         yield

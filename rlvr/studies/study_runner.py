@@ -1,5 +1,7 @@
 """Runs `rlvr train` for every run of a study, several at a time, each in a process of its own.
 
+    summary = run_study(plan, plan.jobs, console)
+
 A run's process survives a kill of the study. It locks its run folder, so the same command waits for it instead of
 starting the run twice, and begins where it ends. Ctrl-C is passed on once, so that every run saves its state; the
 processes are in sessions of their own, or a terminal would send it to them too.
@@ -11,26 +13,80 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
+from rlvr.core.cpu_budget import available_cores
 from rlvr.core.files import lock_file
+from rlvr.runs.user_messages import mask_secrets
 from rlvr.studies.run_log import begin_attempt, describe_error, read_last_lines, record_failure
-from rlvr.studies.study_folder import log_file
+from rlvr.studies.runs_here import describe_result, make_runs_here
+from rlvr.studies.study_folder import log_file, open_study
 from rlvr.studies.study_plan import StudyPlan, StudyRun
-from rlvr.studies.study_summary import is_finished
+from rlvr.studies.study_report import study_table, write_report
+from rlvr.studies.study_summary import is_finished, summarize
 from rlvr.tracking import RunConsole
-from rlvr.tracking.run_report import duration, format_rate, stored_summary
 
 POLL_SECONDS = 0.2
 REFUSED = 2  # the exit code of `rlvr train` for what the user has to change, a locked folder too
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class StudyInterruptedError(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM ended a study; its runs have saved their last step, and its console has said so."""
+
+
+def run_study(
+    plan: StudyPlan, jobs: int | None, console: RunConsole, own: str = "", again: str = "command"
+) -> dict[str, Any]:
+    """Make the runs of a plan, or go on with them, `jobs` at a time: the content of `summary.json`.
+
+    `own`: what no other process could import, so that the runs are made in this one. `again`: what the user repeats to
+    go on. StudyInterruptedError where the
+    study was stopped. Runs that failed raise nothing: the summary has them.
+    """
+    at_once = 1 if own else jobs or plan.jobs
+    with open_study(plan), console:
+        how = f"one after another in this process: no other can import {own}" if own else f"{at_once} at a time"
+        console.plan(
+            {
+                "study": str(plan.folder),
+                "variants": "; ".join(variant.name for variant in plan.variants),
+                "runs": f"{len(plan.seeds)} seeds x {len(plan.variants)} variants, {how}",
+            }
+        )
+        if at_once > 1 and at_once * plan.threads > available_cores():
+            console.warn(
+                f"jobs: {at_once} runs at a time with {plan.threads} threads each share {available_cores()} cores; "
+                "give fewer jobs, or a lower engine.threads"
+            )
+
+        def write() -> None:
+            write_report(plan.folder, summarize(plan))
+
+        if own:
+            is_stopped = make_runs_here(plan, console, write)
+        else:
+            runner = StudyRunner(plan, at_once, console, write)
+            runner.run()
+            is_stopped = runner.stop_requests > 0
+        summary = summarize(plan)
+        write_report(plan.folder, summary)
+        console.close()
+        console.note(mask_secrets(study_table(summary)))
+        console.note(f"table.md, summary.json, study.png, run folders and logs are in {plan.folder}")
+        if is_stopped:
+            console.note(f"stopped; the same {again} goes on from here")
+            raise StudyInterruptedError(f"the study is stopped; the same {again} goes on from here ({plan.folder})")
+    return summary
+
+
 class StudyRunner:
-    """Makes the runs of a plan that are not finished, `jobs` at a time.
+    """Makes the runs of a plan that are not finished, `jobs` at a time, each in a process of its own.
 
     `on_end` is called when a run has ended. The log of a run that failed has the reason.
     """
@@ -70,9 +126,7 @@ class StudyRunner:
         """Say how a run ended."""
         name = process.run.name
         if is_finished(self.plan, process.run):
-            summary = stored_summary(self.plan.folder / name)
-            before, after = (format_rate(summary[side]["pass@1"]) for side in ("baseline", "final"))
-            self.console.note(f"{name}: {before}, then {after} in {duration(summary['seconds'])}")
+            self.console.note(describe_result(self.plan, process.run))
         elif self.stop_requests:
             self.console.note(f"{name}: {'still running in another process' if process.is_foreign else 'stopped'}")
         else:
@@ -98,6 +152,9 @@ class StudyRunner:
             if self.stop_requests == 1:
                 self.console.note("stopping: each run ends after its step (press Ctrl-C again to stop at once)")
 
+        if threading.current_thread() is not threading.main_thread():  # no other may handle signals
+            yield
+            return
         before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
         for number, handler in before.items():
             ignored = handler is signal.SIG_IGN
@@ -107,6 +164,11 @@ class StudyRunner:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _import_path() -> str:
+    """Where a run finds the modules that this process finds: a script's own folder is on its path alone."""
+    return os.pathsep.join(dict.fromkeys(os.path.abspath(place) for place in sys.path))
 
 
 class _RunProcess:
@@ -126,7 +188,7 @@ class _RunProcess:
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "rlvr", *self.plan.command(self.run)],
-                env={**os.environ, **self.run.variant.environment},
+                env={**os.environ, "PYTHONPATH": _import_path(), **self.run.variant.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -40,7 +40,7 @@ INNER_LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "tinker_server.http": (("*",), ("open_api",), ("app",)),
     "service": (
         ("problems", "service_metrics", "service_options"), ("settings", "learning"), ("models",), ("sessions",),
-        ("generators", "dashboard"), ("http",), ("serve_service",),
+        ("generators", "dashboard"), ("http",), ("serve_service",), ("background_server",),
     ),
 }  # fmt: skip
 APART = {"service.evaluation"}  # a client of the service, which imports nothing of it
