@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -103,11 +103,12 @@ class StudyRunner:
         if not waiting:
             return
         self.console.phase("study", total, total - len(waiting), unit="runs")
+        shared = _share_import_path()
         with self._handle_signals():
             try:
                 while self._active or (waiting and not self.stop_requests):
                     while waiting and len(self._active) < self.jobs and not self.stop_requests:
-                        self._active.append(_RunProcess(self.plan, waiting.pop(0)))
+                        self._active.append(_RunProcess(self.plan, waiting.pop(0), shared))
                     time.sleep(POLL_SECONDS)
                     self._pass_on_stop()
                     for process in [process for process in self._active if process.has_ended()]:
@@ -166,16 +167,27 @@ class StudyRunner:
                 signal.signal(number, handler)
 
 
-def _import_path() -> str:
-    """Where a run finds the modules that this process finds: a script's own folder is on its path alone."""
-    return os.pathsep.join(dict.fromkeys(os.path.abspath(place) for place in sys.path))
+def _share_import_path() -> dict[str, str]:
+    """The variable by which a run finds the modules that this process finds: a script's folder is on its path alone.
+
+    What any process of this Python has is left out: programs of another one that a run starts get the variable too.
+    """
+    fresh = subprocess.run(
+        [sys.executable, "-c", "import sys; print(*sys.path, sep='\\n')"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    own = [place for place in sys.path if place not in fresh and os.path.abspath(place) != os.getcwd()]
+    before = os.environ.get("PYTHONPATH", "")
+    return {"PYTHONPATH": os.pathsep.join([*map(os.path.abspath, own), *filter(None, [before])])} if own else {}
 
 
 class _RunProcess:
-    """The process of a run. `process` is None while the process of a study that was killed works in its folder."""
+    """The process of a run, with the `shared` variables of all.
 
-    def __init__(self, plan: StudyPlan, run: StudyRun) -> None:
-        self.plan, self.run = plan, run
+    `process` is None while the process of a study that was killed works in its folder.
+    """
+
+    def __init__(self, plan: StudyPlan, run: StudyRun, shared: Mapping[str, str]) -> None:
+        self.plan, self.run, self._shared = plan, run, shared
         self.log = log_file(plan.folder, run.name)
         self._interrupts = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -188,7 +200,7 @@ class _RunProcess:
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "rlvr", *self.plan.command(self.run)],
-                env={**os.environ, "PYTHONPATH": _import_path(), **self.run.variant.environment},
+                env={**os.environ, **self._shared, **self.run.variant.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
