@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlvr.clients.client_spec import ClientRequest, ClientSpec
 from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
-from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.core.cpu_budget import spinning_warning
 from rlvr.core.protocols import TrainingClient
 from rlvr.core.weights_place import WeightsKind, WeightsPlace, list_expected

@@ -60,7 +60,10 @@ class SourceDataset(RLDataset):
         if batch_size < 1 or group_size < 1:
             raise ValueError(f"batch_size={batch_size}, group_size={group_size}; expected at least 1 each")
         if len(source.levels) > 1:
-            raise ValueError(f"the task source has levels {', '.join(source.levels)}; make one of a single level")
+            raise ValueError(
+                f"the task source has the levels {', '.join(source.levels)}, and a dataset takes tasks of one; make "
+                "the source with one level by its options (complexity=[1], say)"
+            )
         self.source, self.tokenizer, self.seed, self.heldout = source, tokenizer, seed, heldout
         self.batch_size, self.group_size = batch_size, group_size
         if environment_weight is None and reward in (None, source.reward):

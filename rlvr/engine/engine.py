@@ -189,8 +189,9 @@ class Engine:
     ) -> SamplingRequest:
         """Check a request and queue it; `advance` computes. Without a seed in the params each call samples anew.
 
-        Only the last `prompt_last` tokens of the prompt are scored, by default all but the first. In every place but
-        the first `prompt_alternatives` tokens are drawn, with replacement and at the temperature of the params.
+        Only the last `prompt_last` tokens of the prompt are scored, by default all but the first. `prompt_alternatives`
+        is how many tokens are drawn in each place of the prompt but the first, with replacement and at the temperature
+        of the params.
         `on_token` is called with every token when it is sampled, in the thread that advances the engine.
         """
         tokens = prompt.to_ints()

@@ -53,8 +53,9 @@ class SampledToken(NamedTuple):
 class SamplingRequest:
     """One `sample` call: `count` completions of one prompt under one snapshot, of at most `budget` tokens each.
 
-    Of the prompt the last `scored_tokens` are scored; `alternatives` tokens are drawn in each of its places.
-    `on_token` is called with every token, in the thread that samples: it must return at once and raise nothing.
+    Of the prompt the last `scored_tokens` are scored; `alternatives` tokens are drawn in each place of the
+    prompt but the first. `on_token` is called with every token, in the thread that samples: it must return
+    at once and raise nothing.
     """
 
     prompt: list[int]

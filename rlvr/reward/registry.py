@@ -257,14 +257,14 @@ class Reward:
                 raise_if_cancelled()  # outside the guard: a cancelled step stops here
                 scores.append(self._try_score(lambda case=case: self.judge(case)))
             return scores
-        cases = [self._with_own_meta(case) for case in cases]
+        cases = [self._with_copied_meta(case) for case in cases]
         values: list[Any] = []
         failure = self._try_score(lambda: values.extend(self._signature.call_many(cases, self._options)))
         if failure.outcome is Outcome.ERROR:
             return [failure] * len(cases)
         return [self._try_score(lambda value=value: value) for value in values]
 
-    def _with_own_meta(self, case: Case) -> Case:
+    def _with_copied_meta(self, case: Case) -> Case:
         """The case for a function of the user's with a copy of its task's meta: it may change it."""
         if not case.meta or str(getattr(self.spec.function, "__module__", "")).startswith("rlvr."):
             return case
@@ -275,7 +275,7 @@ class Reward:
 
     def judge(self, case: Case) -> Score:
         """The `Score` of one case; raises what the function raises."""
-        case = self._with_own_meta(case)
+        case = self._with_copied_meta(case)
         if self._signature.batched:
             return to_score(self._signature.call_many([case], self._options)[0], self.spec.passed_at)
         return to_score(self._signature.call_one(case, self._options), self.spec.passed_at)

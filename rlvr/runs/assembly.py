@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr.algorithms import Algorithm
+from rlvr.clients.client_spec import ClientRequest, ClientSpec
 from rlvr.clients.local_engine import build_sampler
-from rlvr.clients.registry import ClientRequest, ClientSpec, resolve_client
+from rlvr.clients.registry import resolve_client
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import CoreShares, available_cores, set_default_workers, split_by_settings
 from rlvr.core.protocols import TaskSource, TrainingClient

@@ -30,7 +30,8 @@ from rlvr.algorithms.update import Passes, UpdateInputs
 from rlvr.algorithms.update import update as update_in_full
 from rlvr.algorithms.update_statistics import UpdateStatistics
 from rlvr.clients.client_options import ModelOptions
-from rlvr.clients.registry import ClientRequest, close_client, make_options, resolve_client
+from rlvr.clients.client_spec import ClientRequest
+from rlvr.clients.registry import close_client, make_options, resolve_client
 from rlvr.config.choices import ClientSection
 from rlvr.core import rng
 from rlvr.core.cpu_budget import available_cores, limit_spinning, split_by_settings

@@ -22,9 +22,9 @@ import numpy as np
 from rlvr.algorithms.loss_specs import LOSS_SPECS, check_batch, list_inputs
 from rlvr.algorithms.losses import TokenLosses
 from rlvr.algorithms.losses.loss import CROSS_ENTROPY_INPUT, ENTROPY_INPUT, MAX_LOG_RATIO
+from rlvr.clients.client_spec import ClientRequest, ClientSpec
 from rlvr.clients.custom_loss import two_passes
 from rlvr.clients.mock.tabular_policy import TablePolicy, WordTokenizer, toy_policy
-from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.core import rng
 from rlvr.core.files import check_name, new_folder
 from rlvr.core.futures import Future, LazyFuture

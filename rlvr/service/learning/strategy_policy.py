@@ -289,7 +289,7 @@ class StrategyLearner:
         }
 
 
-def revise_gains(store: EvidenceStore, answers: Sequence[Experience], gains: Mapping[int, float]) -> None:
+def revise_advantages(store: EvidenceStore, answers: Sequence[Experience], gains: Mapping[int, float]) -> None:
     """Bring the counts up to date with gains that a rating changed, by id. An answer that is not counted is skipped."""
     for _ in range(RACES):
         value, version = store.state(STATE) or (None, 0)
@@ -331,5 +331,5 @@ def rate(store: ExperienceStore, id: int, owner: str, rating: float, comment: st
         rows = store.experiences(session_id=experience.session_id, limit=MOST_ANSWERS, tokens=False)
         gains = recompute_gains(rows)
         store.set_gains(gains)
-        revise_gains(store, rows, gains)
+        revise_advantages(store, rows, gains)
     return experience

@@ -398,8 +398,10 @@ def read_targets(given: Any) -> RequestedTargets | None:
     """Check and read the JSON of such a tensor; ValueError if it is none."""
     if given is None:
         return None
-    if not isinstance(given, dict) or not set(given) <= {*_FIELDS, "type"}:
-        raise ValueError(f"expected a tensor with {', '.join(_FIELDS)}")
+    if not isinstance(given, dict):
+        raise ValueError(f"it is a {type(given).__name__}, expected a tensor: an object with {', '.join(_FIELDS)}")
+    if unknown := sorted(set(given) - {*_FIELDS, "type"}):
+        raise ValueError(f"unknown field {unknown[0]!r:.40}, expected a tensor: an object with {', '.join(_FIELDS)}")
     if given.get("dtype") != "int64":
         raise ValueError(f"dtype {given.get('dtype')!r:.40}, expected 'int64'")
     shape, ids_N = _integers(given, "shape").tolist(), _integers(given, "data")
