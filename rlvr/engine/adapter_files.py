@@ -87,7 +87,7 @@ def read_adapter(folder: Path, bank: LoraBank) -> tuple[LoraConfig, dict[str, Te
     Checksums and the hash in the folder, if any, must match. ValueError naming what does not fit.
     """
     if (folder / "checksums.json").exists() and (wrong := find_damage(folder)):
-        raise ValueError(f"adapter {folder} is damaged: {wrong}")
+        raise ValueError(f"adapter {folder} is damaged: {wrong}; give another one")
     if (folder / VALUE_HEAD_FILE).exists():
         raise ValueError(f"adapter {folder} is a critic's, which predicts values and no tokens; give the policy's")
     config = _read_config(folder)
