@@ -115,7 +115,9 @@ def read_adapter(folder: Path, bank: LoraBank) -> tuple[LoraConfig, dict[str, Te
     if (folder / "policy.json").exists():
         counters = read_json(folder / "policy.json", "the counters of a policy", REMEDY)
         if counters.get("weights_sha256") != sha256:
-            raise ValueError(f"adapter {folder}: the weights do not have the hash recorded in policy.json")
+            raise ValueError(
+                f"adapter {folder}: the weights do not have the hash recorded in policy.json; give another one"
+            )
         fingerprint = name_weights(str(counters.get("name")), counters.get("version"), counters.get("edits"))
     return config, {key: value.to(bank.model.device) for key, value in weights.items()}, fingerprint
 

@@ -278,7 +278,9 @@ def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str,
         raise ValueError(f"checkpoint {folder} has lora {saved}, this policy has {_lora(policy)}; use the same")
     weights = {key: stored[key].detach() for key in policy.parameters}
     if tensors_sha256(weights) != counters["weights_sha256"]:
-        raise ValueError(f"checkpoint {folder}: the weights do not have the hash recorded in policy.json")
+        raise ValueError(
+            f"checkpoint {folder}: the weights do not have the hash recorded in policy.json; give another one"
+        )
     return weights, counters
 
 
