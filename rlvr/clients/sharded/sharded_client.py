@@ -92,7 +92,7 @@ class ShardedTrainingClient:
     def forward(
         self, data: list[Datum], loss_fn: str = "cross_entropy", loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
-        """The same without a gradient."""
+        """`forward_backward` without adding a gradient."""
         return LazyFuture.from_value(self._run(data, loss_fn, loss_fn_config, backward=False))
 
     def _run(
