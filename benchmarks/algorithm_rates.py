@@ -30,10 +30,10 @@ from rlvr.core.files import check_name, write_atomic
 from rlvr.core.machine import describe_machine
 from rlvr.core.registry import did_you_mean
 from rlvr.runs.user_messages import mask_secrets
-from rlvr.study.study_folder import open_study
-from rlvr.study.study_plan import StudyPlan, StudyVariant, build_plan, parse_seeds, read_overrides, split_values
-from rlvr.study.study_runner import StudyRunner
-from rlvr.study.study_summary import PACKAGES, is_finished, read_run
+from rlvr.studies.study_folder import open_study
+from rlvr.studies.study_plan import StudyPlan, StudyVariant, build_plan, parse_seeds, read_overrides, split_values
+from rlvr.studies.study_runner import StudyRunner
+from rlvr.studies.study_summary import PACKAGES, is_finished, read_run
 from rlvr.tracking import MetricsLog, RunConsole
 from rlvr.training.interim import read_interim_results
 

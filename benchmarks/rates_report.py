@@ -24,8 +24,8 @@ from benchmarks.algorithm_report import (
 )
 from rlvr.core.files import read_json
 from rlvr.core.types import mean
-from rlvr.study.seed_statistics import spread
-from rlvr.study.study_summary import describe_versions
+from rlvr.studies.seed_statistics import spread
+from rlvr.studies.study_summary import describe_versions
 
 LENGTHS = (0, 1)  # places in the lists of two
 
