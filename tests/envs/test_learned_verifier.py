@@ -89,8 +89,8 @@ def test_the_truth_of_an_unknown_task_changes_nothing_but_metrics_of_truth() -> 
     assert one.scores["environment"] == two.scores["environment"]
 
 
-def test_with_known_reward_verdict_the_solver_is_paid_by_verdicts_everywhere() -> None:
-    source = make(known_reward="verdict")
+def test_with_known_reward_verifier_the_solver_is_paid_by_verdicts_everywhere() -> None:
+    source = make(known_reward="verifier")
     task = draw(source, True)
     *verdicts, answer = play(source, task, [wrong(task), "right", "wrong"])
     assert answer.reward == 0.5 and [t.reward for t in verdicts] == [0.0, 1.0]
@@ -140,7 +140,7 @@ def test_the_verifier_reads_the_task_and_the_answer_alone() -> None:
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_an_answer_that_is_cut_off_is_refused_unasked(is_known: bool) -> None:
-    source = make(known_reward="verdict")
+    source = make(known_reward="verifier")
     task = draw(source, is_known)
     words = right(source, task)
     [row] = play(source, task, [words, "right"], limit=len(words.split()))
@@ -243,7 +243,9 @@ def test_demonstrations_are_of_both_roles_and_tell_no_truth_that_is_unknown() ->
     assert 100 < len(said) < 220  # 160 expected; six standard deviations
     assert 20 < said.count("right") < len(said) - 20
     flawless = make(verdict_share=1.0)
-    shown = [flawless.complete_prompt(flawless.train(0, index, "2"), tokenizer).meta["verdict"] for index in range(100)]
+    shown = [
+        flawless.complete_prompt(flawless.train(0, index, "2"), tokenizer).meta["true_verdict"] for index in range(100)
+    ]
     assert 5 < shown.count("wrong") < 50, "also where no demonstration errs: some answer another task"
 
 

@@ -20,6 +20,7 @@ from rlvr.envs.learned_verifier.verdict_env import (
     RIGHT,
     ROLES,
     VERDICTS,
+    VERIFIER,
     WRONG,
     VerdictEnv,
     VerdictRules,
@@ -30,8 +31,8 @@ from rlvr.envs.wrapped_source import NestedSource
 from rlvr.reward.registry import resolve_reward
 from rlvr.reward.reward_options import check_choice, check_integer, check_number
 
-KNOWN, _DRAW, _VERDICT = "truth_known", "draw", "verdict"  # keys of a training task's meta
-_KNOWN_REWARDS = TRUTH, BY_VERDICT = ("truth", "verdict")
+KNOWN, _DRAW, _VERDICT = "truth_known", "draw", "true_verdict"  # keys of a training task's meta
+TRUTH = "truth"
 _TRIES = 1000  # tasks drawn in a row whose truth is unknown: there is none that the verifier may be shown
 _SWAPPED = 0.25  # the share of demonstrated verdicts on the answer to another task, so that some answers are wrong
 
@@ -43,12 +44,12 @@ class VerdictSource(NestedSource):
     The truth, as code judges by the reward of `inner`, is known of the share `truth_share` of the training tasks, by a
     hash of their ids. There a verdict that agrees with the truth earns w / (2 s) on a right answer and w / (2 (1 - s))
     on a wrong one, else 0, with w `verifier_weight` and s `right_share`; the solver earns 1 for a right answer
-    (`known_reward: truth`), or what it earns elsewhere (`verdict`): the share of verdicts that accept its answer. Where
-    the truth is unknown it pays no role. `instruction` is what the verifier reads, with {prompt} and {answer}; the last
-    word of its turn is the verdict, `right` or `wrong`. With `opponent: self` the verifier is the policy too; the path
-    of a run or one of its checkpoints is a verifier that is not trained. Held-out tasks are those of `inner`, each
-    answered once and judged by code. Of the demonstrations the share `verdict_share` are verdicts, on tasks whose truth
-    is known.
+    (`known_reward: truth`), or what it earns elsewhere (`verifier`): the share of verdicts that accept its answer.
+    Where the truth is unknown it pays no role. `instruction` is what the verifier reads, with {prompt} and {answer};
+    the last word of its turn is the verdict, `right` or `wrong`. With `opponent: self` the verifier is the policy too;
+    the path of a run or one of its checkpoints is a verifier that is not trained. Held-out tasks are those of `inner`,
+    each answered once and judged by code. Of the demonstrations the share `verdict_share` are verdicts, on tasks whose
+    truth is known.
     """
 
     reward = "environment"
@@ -70,7 +71,7 @@ class VerdictSource(NestedSource):
     ) -> None:
         check_number("learned_verifier: truth_share", truth_share, 0, 1)
         check_integer("learned_verifier: verdicts", verdicts, 1, 1000)
-        check_choice("learned_verifier: known_reward", known_reward, _KNOWN_REWARDS)
+        check_choice("learned_verifier: known_reward", known_reward, (TRUTH, VERIFIER))
         check_number("learned_verifier: verifier_weight", verifier_weight, 0, above=True)
         check_number("learned_verifier: verdict_share", verdict_share, 0, 1)
         check_number("learned_verifier: right_share", right_share, 0.01, 0.99)
@@ -117,7 +118,7 @@ class VerdictSource(NestedSource):
 
     def train(self, seed: int, index: int, level: str) -> Task:
         task = self.inner.train(seed, index, level)
-        own = {KNOWN: self.is_truth_known(task.id), _DRAW: rng.key("verdict", seed, index)}
+        own = {KNOWN: self.is_truth_known(task.id), _DRAW: rng.key("learned verifier", seed, index)}
         return replace(task, meta={**task.meta, **own})
 
     def env(self, task: Task, tokenizer: Any) -> VerdictEnv:  # type: ignore[override]
