@@ -81,8 +81,8 @@ def findings(rows: Rows, groups: Sequence[FailureGroup] = (), form: AnswerForm |
         *_demonstrations(sft, rows),
         *_in_causal_order(list(_answers(recent)), list(_groups(recent, rows)), recent),
         *find_proposal_faults(rows),
-        *find_verdict_faults(rows),
         *find_update_faults(rows),
+        *find_verdict_faults(rows),
         *_trend(rows),
     ]
     explained = {code for finding in results for code in EXPLAINED.get(finding.code, ())}

@@ -158,6 +158,19 @@ def test_a_proposer_that_writes_the_same_tasks_is_found():
         assert codes(findings(run)) == expected
 
 
+def test_entropy_that_fell_to_nothing_and_entropy_that_rose_are_found():
+    gone, up = rows(), rows()
+    for row in gone[10:]:
+        row["entropy"] = 0.01
+    for row in up[10:]:
+        row["entropy"] = 2.0
+    assert codes(findings(gone)) == {"entropy_gone": "problem"} and "0.400 to 0.010" in format_findings(findings(gone))
+    assert codes(findings(up)) == {"entropy_up": "problem"}
+    for row in gone:
+        row["env/all/correct"] = 0.94
+    assert findings(gone) == [], "a policy that solves its tasks may be sure of itself"
+
+
 @pytest.mark.parametrize(
     ("false_accept", "false_refusal", "silent", "code", "says", "remedy"),
     [
@@ -191,19 +204,6 @@ def test_a_collapsed_verifier_explains_that_no_group_has_signal():
     verdicts = {"env__all__verdicts__false_accept": 0.0, "env__all__verdicts__false_refusal": 1.0}
     same = {"reward__max": 0.0, "reward": 0.0, "env__all__correct": 0.0, "frac_groups_with_signal": 0.0, "updates": 0.0}
     assert codes(findings(rows(**verdicts, **same))) == {"verifier_collapsed": "problem"}
-
-
-def test_entropy_that_fell_to_nothing_and_entropy_that_rose_are_found():
-    gone, up = rows(), rows()
-    for row in gone[10:]:
-        row["entropy"] = 0.01
-    for row in up[10:]:
-        row["entropy"] = 2.0
-    assert codes(findings(gone)) == {"entropy_gone": "problem"} and "0.400 to 0.010" in format_findings(findings(gone))
-    assert codes(findings(up)) == {"entropy_up": "problem"}
-    for row in gone:
-        row["env/all/correct"] = 0.94
-    assert findings(gone) == [], "a policy that solves its tasks may be sure of itself"
 
 
 def test_entropies_at_several_temperatures_are_not_compared():
