@@ -39,6 +39,7 @@ PARAMETERS = {
     "AgentSource.__init__": SETTINGS,
     "ToolSource.__init__": SETTINGS,
     "VerifiersSource.__init__": SETTINGS,
+    "VerdictSource.__init__": SETTINGS,
     "TrainingRuns.load_weights": WIRE,
     "build_experience": TABLE,
     "ExperienceQueries.experiences": "each narrows a query, and callers name them",
