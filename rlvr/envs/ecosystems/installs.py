@@ -39,6 +39,7 @@ INSTALLS = {
     "openenv": Install("0.10.0", ("openenv==0.10.0",), (3, 10), None, 480),
     "inspect": Install("0.3.285", ("inspect-ai==0.3.285",), (3, 11), None, 330),
     "textarena": Install("0.7.4", ("textarena==0.7.4",), (3, 10), None, 120),
+    "nemo_gym": Install("0.4.0", ("nemo-gym==0.4.0",), (3, 12), None, 1_400),
     "gem": Install("0.1.0", ("gem-llm==0.1.0",), (3, 10), (3, 12), 370),
 }
 
