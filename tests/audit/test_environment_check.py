@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from rlvr.audit.commands import parse_range
 from rlvr.audit.environment.check_report import CHECKS, CheckResult, CheckState, EnvironmentReport, report_share
-from rlvr.audit.environment.environment_check import CheckOptions, check_environment, parse_range
+from rlvr.audit.environment.environment_check import CheckOptions, check_environment
 from rlvr.audit.environment.leak_checks import encode_answer, find_excess, holds, tail_probability
 from rlvr.audit.environment.scripted_play import CheckedEnvironment, EpisodeHangs, run_with_limit
 from rlvr.audit.environment.text_tokenizer import CHAT_TEMPLATE, TextTokenizer
@@ -142,7 +143,7 @@ def test_a_mistake_of_the_user_ends_with_2(arguments: list[str], said: str, caps
 
 
 def test_rewards_are_held_to_a_given_range() -> None:
-    report = check_environment("sorting", {}, replace(QUICK, reward_range=parse_range("0,0.5")))
+    report = check_environment("sorting", {}, replace(QUICK, reward_range=parse_range("env check", "0,0.5")))
     assert "reward_well_formed" in report.faults
 
 

@@ -16,6 +16,8 @@ from rlvr.audit.environment.check_report import CheckResult, CheckState, not_tri
 from rlvr.audit.environment.scripted_play import CheckedEnvironment, EndlessEpisode, PlayedEpisode
 from rlvr.core.types import Outcome, Task
 from rlvr.core.verdict_reasons import EPISODE_FAILED
+from rlvr.envs.gym.gym_session import OUT_OF_RANGE
+from rlvr.reward.environment import NAME as ENVIRONMENT
 
 SLOW_S = 5.0  # an episode that takes longer stops a run from using its time
 GROWTH_BYTES = 1024  # an episode may keep
@@ -168,8 +170,9 @@ def check_rewards(environment: CheckedEnvironment, bounds: tuple[float, float] |
     """Of all that was played: rewards that are no number, out of range, or given twice."""
     seen = environment.seen
     low, high = bounds or _find_range(environment) or (-math.inf, math.inf)
+    is_of_turns = bounds is None and environment.reward.name == ENVIRONMENT  # as in Gym: not of their sum
     hits = [f"{one.score.detail.strip()[-110:]} for {one.text[-30:]!r}" for one in seen if _is_no_number(one)]
-    values = [(value, one) for one in seen for value in (one.value, *one.rewards) if value is not None]
+    values = [(value, one) for one in seen for value in _list_values(one, is_of_turns) if value is not None]
     hits += [
         f"{value:g} for {one.text[-60:]!r}, expected {low:g} to {high:g}"
         for value, one in values
@@ -189,15 +192,24 @@ def check_rewards(environment: CheckedEnvironment, bounds: tuple[float, float] |
     return [report_share("reward_well_formed", hits, len(seen), text), _check_attribution(environment)]
 
 
+def _list_values(one: PlayedEpisode, is_of_turns: bool) -> Sequence[float | None]:
+    """The rewards that must be in range: each turn's, and unless it is one of turns the whole one's."""
+    return one.rewards if is_of_turns and one.rewards else (one.value, *one.rewards)
+
+
 def _is_no_number(one: PlayedEpisode) -> bool:
     said = f"{one.score.detail} {one.raised}"
-    return one.score.reason in NOT_FINITE or "finite number" in said or "is not finite" in said
+    return one.score.reason in NOT_FINITE or any(
+        word in said for word in ("finite number", "is not finite", OUT_OF_RANGE)
+    )
 
 
 def _find_range(environment: CheckedEnvironment) -> tuple[float, float] | None:
-    """The `reward_range` that an environment declares, as Gym's did."""
+    """The `reward_range` that an environment declares, as Gym's did, or else its verifier."""
     given = getattr(environment.source, "reward_range", None)
-    return tuple(given) if isinstance(given, (tuple, list)) and len(given) == 2 else None  # pyright: ignore
+    if isinstance(given, (tuple, list)) and len(given) == 2:  # pyright: ignore
+        return tuple(given)  # pyright: ignore
+    return None if environment.reward.environment_weight else environment.reward.reward_range
 
 
 def _check_attribution(environment: CheckedEnvironment) -> CheckResult:

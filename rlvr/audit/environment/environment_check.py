@@ -79,17 +79,6 @@ class CheckOptions:
             )
 
 
-def parse_range(text: str | None) -> tuple[float, float] | None:
-    """`0,1` as two numbers; ValueError for anything else."""
-    if text is None:
-        return None
-    try:
-        low, high = map(float, text.split(","))
-    except ValueError:
-        raise ValueError(f"env check: --reward-range {text!r}, expected two numbers, such as 0,1") from None
-    return low, high
-
-
 def check_environment(
     name: str, kwargs: Mapping[str, Any], options: CheckOptions, log: Callable[[str], None] = lambda text: None
 ) -> EnvironmentReport:
