@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.envs.ecosystems.json_server import MAX_BYTES, JsonServer, HttpStatusError
+from rlvr.envs.ecosystems.json_server import MAX_BYTES, HttpStatusError, JsonServer
 from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.registry import resolve_environment
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.protocols import Env, TaskSource
 from rlvr.core.types import Task
-from rlvr.envs.ecosystems.json_server import JsonServer, HttpStatusError
+from rlvr.envs.ecosystems.json_server import HttpStatusError, JsonServer
 from rlvr.envs.gym.gym_session import Gym, GymSession, Observation
 from rlvr.envs.gym.gym_source import GymSource
 from rlvr.envs.limited_calls import EpisodeError

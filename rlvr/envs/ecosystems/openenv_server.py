@@ -13,7 +13,7 @@ from typing import Any
 
 from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.types import Task
-from rlvr.envs.ecosystems.json_server import MAX_BYTES, JsonServer, HttpStatusError, parse_answer
+from rlvr.envs.ecosystems.json_server import MAX_BYTES, HttpStatusError, JsonServer, parse_answer
 from rlvr.envs.limited_calls import EpisodeError
 
 _LOOK_SECONDS = 0.2  # between two attempts at a server that is full
