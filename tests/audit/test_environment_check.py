@@ -21,6 +21,7 @@ from rlvr.cli.main import run
 from rlvr.core.types import Task
 from rlvr.envs.groups import EnvGroupBuilder, GroupSource, RLDataset
 from rlvr.envs.prompt import PromptEnv
+from rlvr.envs.rpn_arithmetic import RPNArithmetic
 from rlvr.reward import resolve_reward
 from tests.kit.broken_environments import ATTACKED, BROKEN, ELSEWHERE, HERE
 
@@ -118,6 +119,24 @@ def test_the_command_says_what_is_wrong_and_ends_with_1(tmp_path: Path, capsys: 
     assert not report["sound"] and check["state"] == "fault" and check["hits"] > 0 and check["examples"]
     assert 0 < check["interval"]["low"] < check["interval"]["high"] < 1
     assert {one["openenv"] for one in report["checks"]} >= {"runtime.seed_control", "semantic.oracle_max"}
+
+
+def test_where_the_policy_writes_the_tasks_it_must_not_write_held_out_ones() -> None:
+    class Forgetful(RPNArithmetic):
+        def parse_task(self, text: str) -> Task | None:
+            task = super().parse_task(text)
+            return task and replace(task, id=f"written {task.id}")
+
+        def is_heldout(self, id: str) -> bool:
+            return not id.startswith("written ") and super().is_heldout(id)
+
+    for inner, expected in ((RPNArithmetic(), []), (Forgetful(), ["splits_disjoint"])):
+        report = check_environment("propose", {"inner": inner}, QUICK)
+        assert list(report.faults) == expected
+        states = {one.name: one.state for one in report.results}
+        assert states["near_duplicates"] is CheckState.NOT_TRIED, "its training prompts are no tasks"
+        assert states["oracle_max"] is CheckState.SOUND, "what the solver is asked has right answers"
+        assert "written by the policy" in report.table()
 
 
 def test_a_fault_that_is_intended_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:

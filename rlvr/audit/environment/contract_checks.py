@@ -34,7 +34,10 @@ def key_of(task: Task) -> tuple[Any, ...]:
 def check_tasks(environment: CheckedEnvironment) -> list[CheckResult]:
     """Ids, splits, and draws that are repeated."""
     train, heldout = environment.scanned, environment.scanned_heldout
-    return [_check_ids(train, heldout), *_check_splits(train, heldout), _check_seeds(environment, train, heldout)]
+    splits = _check_splits(train, heldout)
+    if environment.source.writes_tasks:
+        splits = [_check_proposals(environment)]
+    return [_check_ids(train, heldout), *splits, _check_seeds(environment, train, heldout)]
 
 
 def _check_ids(train: Sequence[Task], heldout: Sequence[Task]) -> CheckResult:
@@ -61,6 +64,15 @@ def _check_splits(train: Sequence[Task], heldout: Sequence[Task]) -> list[CheckR
     ]
     compared = f"held-out tasks are among {len(train)} training tasks"
     return [report_share("splits_disjoint", hits, len(heldout), compared)]
+
+
+def _check_proposals(environment: CheckedEnvironment) -> CheckResult:
+    """That the policy cannot write held-out tasks: an episode in which it does ends with that turn."""
+    asked = [(environment.train[0], (task.prompt_text, "x")) for task in environment.heldout if environment.train]
+    hits = [
+        one.turns[0][-80:] for one in environment.play_alone(asked) if len(one.observations) > 2
+    ]  # the solver had a turn
+    return report_share("splits_disjoint", hits, len(asked), "held-out tasks can be written by the policy and trained")
 
 
 def _check_seeds(environment: CheckedEnvironment, train: Sequence[Task], heldout: Sequence[Task]) -> CheckResult:

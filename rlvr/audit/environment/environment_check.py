@@ -106,11 +106,13 @@ def check_environment(
             sampler = stack.enter_context(open_to_sample(options.model, [], log))
             policy = SampledEnvironment(load(sampler.get_tokenizer()), sampler)
         results = _run_checks(environment, options, policy, log)
-    facts = {
+    facts: dict[str, Any] = {
         "reward": environment.reward.formula,
         "tasks": len(environment.tasks),
         "references": sum(one.tried for one in results if one.name == "reward_reachability"),
     }
+    if environment.source.writes_tasks:
+        facts["training tasks"] = "written by the policy, so the held-out ones are tried"
     return EnvironmentReport.of(name, results, time.perf_counter() - start, facts, options.allow)
 
 

@@ -187,8 +187,9 @@ class CheckedEnvironment:
 
     @cached_property
     def tasks(self) -> list[Task]:
-        """The tasks that are tried: of training; of a test set those held out, and of a game of several roles, since
-        one role is played there against an opponent and turns are scripted for one."""
+        """The tasks that are tried: of training; of a test set those held out, and where there are several roles, since
+        one is played there (against an opponent, or on tasks that the policy did not write) and turns are scripted for
+        one."""
         return self.heldout if self.source.roles else self.train or self.heldout
 
     @cached_property

@@ -109,6 +109,8 @@ def check_duplicates(environment: CheckedEnvironment) -> list[CheckResult]:
     heldout = choose_heldout_to_compare(environment.scanned_heldout)
     if not train:
         return [not_tried("near_duplicates", "there is no training task")]
+    if source.writes_tasks:
+        return [not_tried("near_duplicates", "the policy writes the training tasks")]
     prompts = Counter(task.prompt_text for task in train)
     is_telling = bool(source.size) or prompts.most_common(1)[0][1] <= max(2, len(train) // 10)
     if not heldout or not is_telling:
