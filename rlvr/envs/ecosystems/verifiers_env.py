@@ -122,8 +122,8 @@ class VerifiersSource(PlayedSource):
     `heldout` is the share of held-out tasks, which a hash of the prompt chooses, a mapping of options of the taskset
     that selects them, or, in a taskset without end, their number; there `tasks` are trained on. `python` is an
     interpreter with verifiers. `server` is the address (`tcp://127.0.0.1:5000`) of an environment server of verifiers
-    that plays the episodes, in roles, harnesses and limits of its own: only the tasks are loaded here. `budget`, `rules`
-    and `template_arguments` are those of the environment `agent`.
+    that plays the episodes, in roles, harnesses and limits of its own: only the tasks are loaded here. `budget`,
+    `rules` and `template_arguments` are those of the environment `agent`.
     """
 
     episode = VerifiersEnv
