@@ -61,12 +61,12 @@ def list_environments() -> Iterator[Checked]:
 
     for line in OURS:
         yield Checked(line.split(), line, f"rlvr {rlvr.__version__}")
-    library = f"reasoning-gym {importlib.metadata.version('reasoning-gym')}"
-    for family in sorted(describe_families()):
-        yield Checked([f"reasoning_gym:{family}"], f"reasoning_gym:{family}", library)
     for kind, games in (("textarena", TEXTARENA), ("gem", GEM)):
         for line in games:
             yield Checked(f"{kind}:{line}".split(), f"{kind}:{line.split()[0]}", f"{kind} {INSTALLS[kind].version}")
+    library = f"reasoning-gym {importlib.metadata.version('reasoning-gym')}"
+    for family in sorted(describe_families()):
+        yield Checked([f"reasoning_gym:{family}"], f"reasoning_gym:{family}", library)
 
 
 def read_server(text: str) -> Checked:

@@ -14,6 +14,7 @@ from rlvr.audit.environment.check_report import CHECKS, CheckResult, CheckState,
 from rlvr.audit.environment.environment_check import CheckOptions, check_environment
 from rlvr.audit.environment.leak_checks import encode_answer, find_excess, holds, tail_probability
 from rlvr.audit.environment.scripted_play import CheckedEnvironment, EpisodeHangs, run_with_limit
+from rlvr.audit.environment.signal_checks import check_duplicates
 from rlvr.audit.environment.text_tokenizer import CHAT_TEMPLATE, TextTokenizer
 from rlvr.audit.verifier_faults import HEAVY, find_faults
 from rlvr.chat.tool_calls import ToolCallFormat
@@ -268,6 +269,13 @@ def test_the_worst_result_of_a_check_counts() -> None:
         ("task_ids", CheckState.FAULT, 7),
     ]
     assert "two" in report.table() and "e.g. e" in report.table()
+
+
+def test_a_near_duplicate_with_another_answer_is_a_warning() -> None:
+    """A policy that knows the training tasks by heart gives a wrong answer to it."""
+    for name, state in (("Paraphrased", CheckState.FAULT), ("ParaphrasedOtherwise", CheckState.WARNING)):
+        found = check_duplicates(CheckedEnvironment.open(f"{HERE}:{name}", {}))
+        assert [one.state for one in found if "held-out" in one.text and one.hits] == [state]
 
 
 def test_a_text_that_all_tasks_share_tells_no_answer() -> None:
