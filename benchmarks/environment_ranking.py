@@ -26,7 +26,8 @@ import rlvr
 
 SECONDS = 420.0  # of a check
 OURS = (
-    "sorting", "rpn_arithmetic", "tool_arithmetic", "mini_mbpp", "refine", "hidden_rule", "take_away", "propose",
+    "sorting", "rpn_arithmetic", "tool_arithmetic", "mini_mbpp", "refine inner=sorting", "hidden_rule", "take_away",
+    "propose",
     *(f'small_tasks families=["{name}"]' for name in ("sums", "purchases", "records", "short_texts", "keywords",
                                                       "addresses")),
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Finds evaluation prompts that nearly equal a training prompt: the evaluation would measure memory.
 
-Prompts are compared as words in lower case, numbers, operators and signs such as # included, but no punctuation. Two are near
+Prompts are compared as words in lower case, with numbers, operators and signs (#), without punctuation. Two are near
 duplicates if the second has at least `SHARE` of the first's sequences of `LENGTH` words; shorter prompts have to be
 equal. Sequences that stand in very many training prompts are a template's and do not count. Left out on purpose:
 paraphrases, which no words betray.
