@@ -131,4 +131,4 @@ def _refuse_constant(word: str) -> NoReturn:
 def _describe(error: Exception) -> str:
     if isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError):
         return "no answer in time"
-    return str(error) or type(error).__name__
+    return str(getattr(error, "reason", "") or error) or type(error).__name__
