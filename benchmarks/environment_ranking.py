@@ -1,7 +1,7 @@
 """`rlvr env check` over every environment that installs here: ours, reasoning-gym, TextArena, GEM, and servers given.
 
     python -m benchmarks.environment_ranking run /tmp/ranking
-    python -m benchmarks.environment_ranking run /tmp/ranking openenv:http://127.0.0.1:8000=echo_env@685de411
+    python -m benchmarks.environment_ranking run /tmp/ranking "echo_env@685de411 openenv:http://127.0.0.1:8000"
     python -m benchmarks.environment_ranking collect /tmp/ranking docs/audits/environments.json
 
 Each environment is checked in a process of its own, one after the other, and its report is a file in the folder: a run
@@ -71,10 +71,10 @@ def list_environments() -> Iterator[Checked]:
 
 
 def read_server(text: str) -> Checked:
-    """`openenv:URL=NAME@VERSION`, a server that is running."""
-    reference, _, told = text.partition("=")
+    """`NAME@VERSION openenv:URL OPTION=VALUE ...`, a server that is running."""
+    told, *words = text.split()
     name, _, version = told.partition("@")
-    return Checked([reference], f"{reference.partition(':')[0]}:{name}", version)
+    return Checked(words, f"{words[0].partition(':')[0]}:{name}", version)
 
 
 def run(folder: Path, checked: list[Checked]) -> None:
