@@ -39,6 +39,7 @@ from rlvr.reward.reward_options import check_integer
 HELDOUT_FRACTION = 0.1  # of the tasks of a server with one split
 MOST_TASKS = 1_000_000  # of a split: the first of more
 _TEST_SPLITS = ("test", "validation", "val", "eval", "heldout", "dev")
+_SCALARS = ("string", "integer", "number", "boolean")  # types that a server reads from text
 _OWN = ("metadata", "reward", "done")  # of an observation, beside what the policy reads
 
 
@@ -47,8 +48,15 @@ class OpenEnvGym(Gym):
 
     vocabulary = PRINTABLE  # an environment may write other characters too
 
-    def __init__(self, sessions: OpenEnvSessions, action: Mapping[str, Any], observation_field: str | None) -> None:
+    def __init__(
+        self,
+        sessions: OpenEnvSessions,
+        action: Mapping[str, Any],
+        observation_field: str | None,
+        choices: Sequence[str] = (),
+    ) -> None:
         self.sessions, self.action, self.observation_field = sessions, dict(action), observation_field
+        self.choices = choices
         self.slots = sessions.slots
 
     def open(self) -> GymSession:
@@ -197,19 +205,34 @@ def _fill(action: Any, text: str) -> Any:
     return [_fill(value, text) for value in action] if isinstance(action, list) else action
 
 
-def _choose_action(server: OpenEnvServer) -> Json:
-    """The action whose one field for text is what the policy says; ValueError if the fields leave a choice."""
-    schema = (server.find("/schema") or {}).get("action") or {}
-    fields = {k: v for k, v in (schema.get("properties") or {}).items() if k != "metadata"}
+def _choose_action(schema: Json, url: str) -> Json:
+    """The action whose one field for text is what the policy says, or whose one field that is needed is; ValueError if
+    the fields leave a choice."""
+    fields = _list_fields(schema)
     texts = [name for name, one in fields.items() if one.get("type") == "string" and "enum" not in one]
     needed = [name for name in schema.get("required") or [] if name in fields]
     texts = [name for name in texts if name in needed] or texts
+    if len(needed) == 1 and (fields[needed[0]].get("type") in _SCALARS or "enum" in fields[needed[0]]):
+        texts = needed
     if len(texts) != 1 or any(name not in texts for name in needed):
         raise ValueError(
-            f"openenv: an action of {server.url} has the fields {', '.join(fields) or '(none)'}; say where the text "
+            f"openenv: an action of {url} has the fields {', '.join(fields) or '(none)'}; say where the text "
             f"of the policy goes: env.kwargs.action={{{(texts or list(fields) or ['message'])[0]}: '{{text}}'}}"
         )
     return {texts[0]: "{text}"}
+
+
+def _list_fields(schema: Json) -> dict[str, Json]:
+    """The fields of an action, with what they refer to in the same schema."""
+    shared = schema.get("$defs") or {}
+    fields = {k: v for k, v in (schema.get("properties") or {}).items() if k != "metadata"}
+    return {name: {**shared.get(str(one.get("$ref")).rpartition("/")[2], {}), **one} for name, one in fields.items()}
+
+
+def _list_choices(schema: Json, action: Mapping[str, Any]) -> list[str]:
+    """The turns that are actions, where the field of the policy's text takes a few words alone."""
+    named = [one for name, one in _list_fields(schema).items() if action.get(name) == "{text}"]
+    return [str(one) for one in named[0].get("enum") or ()] if len(named) == 1 else []
 
 
 def _list_tools(server: OpenEnvServer) -> list[Json]:
@@ -284,7 +307,7 @@ def openenv_source(
     """The environment that a server of OpenEnv at `url` runs.
 
     `action` is a step, with {text} where the policy's turn goes; by default the one field of its schema that takes
-    text. The policy reads `observation_field`, or all fields. `reset` are options of each episode, beside its seed or
+    text, or the one that is needed. The policy reads `observation_field`, or all fields. `reset` are options of each episode, beside its seed or
     task; `prompt` stands before what the episode says. At most `max_concurrent` sessions are used, fewer where the
     server has fewer. A request may take `seconds`.
     """
@@ -295,8 +318,10 @@ def openenv_source(
     with server.while_loading():
         tasks = _make_tasks(server, prompt, heldout=100)
         tools = [] if action else _list_tools(server)
-        action = action or ({} if tools else _choose_action(server))
+        schema = {} if tools else (server.find("/schema") or {}).get("action") or {}
+        action = action or ({} if tools else _choose_action(schema, server.url))
+        choices = _list_choices(schema, action)
         sessions = OpenEnvSessions(server, reset or {}, max_concurrent)
     if tools:
         return ToolSource(tasks, max_turns=max_turns, call_seconds=seconds, environment=OpenEnvTools(sessions, tools))
-    return GymSource("openenv", OpenEnvGym(sessions, action, observation_field), max_turns, tasks)
+    return GymSource("openenv", OpenEnvGym(sessions, action, observation_field, choices), max_turns, tasks)

@@ -80,7 +80,6 @@ class TakeAwaySource(GameSource):
     its checkpoints. On held-out starts it has the role that wins if it makes no mistake, against `heldout_opponent`.
     """
 
-    game_class: type[TakeAway] = TakeAway
     end_word: str = "<end>"
     pad_word: str = "<pad>"
 
@@ -107,7 +106,7 @@ class TakeAwaySource(GameSource):
                 task = Task(id, "", {"heap": count, "most": one, "role": winner})
                 is_heldout = rng.uniform(rng.key("take-away-heldout", id)) < heldout_fraction
                 (heldout if is_heldout else train).append(task)
-        game = ClassGame(self.game_class, "take_away", {}, None)
+        game = ClassGame(TakeAway, "take_away", {}, None)
         words = [*map(str, range(1, heap + 1)), *game.roles, "left", "most", ":"]
         game.vocabulary = [*words, self.end_word, self.pad_word]
         if not (train and heldout):

@@ -88,13 +88,14 @@ class Gym(ABC):
     """Makes sessions, of which `slots` bound how many are open at the same time; None: any number.
 
     `vocabulary` are the words of its texts, to build a small tokenizer from, and `reward_range` the least and the most
-    that a step gives; None: not known.
+    that a step gives; None: not known. `choices` are all turns that are actions, where there are few; (): not known.
     """
 
     max_turns: int = 16
     vocabulary: Sequence[str] | None = None
     slots: EpisodeSlots | None = None
     reward_range: tuple[float, float] | None = None
+    choices: Sequence[str] = ()
 
     @abstractmethod
     def open(self) -> GymSession:
