@@ -205,7 +205,7 @@ def _fill(action: Any, text: str) -> Any:
     return [_fill(value, text) for value in action] if isinstance(action, list) else action
 
 
-def _choose_action(schema: Json, url: str) -> Json:
+def choose_action(schema: Json, url: str) -> Json:
     """The action whose one field for text is what the policy says, or whose one field that is needed is; ValueError if
     the fields leave a choice."""
     fields = _list_fields(schema)
@@ -229,7 +229,7 @@ def _list_fields(schema: Json) -> dict[str, Json]:
     return {name: {**shared.get(str(one.get("$ref")).rpartition("/")[2], {}), **one} for name, one in fields.items()}
 
 
-def _list_choices(schema: Json, action: Mapping[str, Any]) -> list[str]:
+def list_choices(schema: Json, action: Mapping[str, Any]) -> list[str]:
     """The turns that are actions, where the field of the policy's text takes a few words alone."""
     named = [one for name, one in _list_fields(schema).items() if action.get(name) == "{text}"]
     return [str(one) for one in named[0].get("enum") or ()] if len(named) == 1 else []
@@ -307,9 +307,9 @@ def openenv_source(
     """The environment that a server of OpenEnv at `url` runs.
 
     `action` is a step, with {text} where the policy's turn goes; by default the one field of its schema that takes
-    text, or the one that is needed. The policy reads `observation_field`, or all fields. `reset` are options of each episode, beside its seed or
-    task; `prompt` stands before what the episode says. At most `max_concurrent` sessions are used, fewer where the
-    server has fewer. A request may take `seconds`.
+    text, or the one that is needed. The policy reads `observation_field`, or all fields. `reset` are options of each
+    episode, beside its seed or task; `prompt` stands before what the episode says. At most `max_concurrent` sessions are
+    used, fewer where the server has fewer. A request may take `seconds`.
     """
     if importlib.util.find_spec("websockets") is None:
         raise ValueError("openenv: websockets is not installed; it needs the extra: pip install 'rlvr[openenv]'")
@@ -319,8 +319,8 @@ def openenv_source(
         tasks = _make_tasks(server, prompt, heldout=100)
         tools = [] if action else _list_tools(server)
         schema = {} if tools else (server.find("/schema") or {}).get("action") or {}
-        action = action or ({} if tools else _choose_action(schema, server.url))
-        choices = _list_choices(schema, action)
+        action = action or ({} if tools else choose_action(schema, server.url))
+        choices = list_choices(schema, action)
         sessions = OpenEnvSessions(server, reset or {}, max_concurrent)
     if tools:
         return ToolSource(tasks, max_turns=max_turns, call_seconds=seconds, environment=OpenEnvTools(sessions, tools))
