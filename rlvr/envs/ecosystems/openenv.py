@@ -308,8 +308,8 @@ def openenv_source(
 
     `action` is a step, with {text} where the policy's turn goes; by default the one field of its schema that takes
     text, or the one that is needed. The policy reads `observation_field`, or all fields. `reset` are options of each
-    episode, beside its seed or task; `prompt` stands before what the episode says. At most `max_concurrent` sessions are
-    used, fewer where the server has fewer. A request may take `seconds`.
+    episode, beside its seed or task; `prompt` stands before what the episode says. At most `max_concurrent` sessions
+    are used, fewer where the server has fewer. A request may take `seconds`.
     """
     if importlib.util.find_spec("websockets") is None:
         raise ValueError("openenv: websockets is not installed; it needs the extra: pip install 'rlvr[openenv]'")
