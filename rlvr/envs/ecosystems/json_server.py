@@ -81,7 +81,8 @@ class JsonServer:
         try:
             yield
         except EpisodeError as error:
-            hint = "; is the server of the environment running?" if isinstance(error.__cause__, OSError) else ""
+            is_away = isinstance(error.__cause__, OSError) and "running" not in str(error)
+            hint = "; is the server of the environment running?" if is_away else ""
             raise ValueError(f"{error}{hint}") from error
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise ValueError(
