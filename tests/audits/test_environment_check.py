@@ -36,6 +36,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "take_away": {},
     "small_tasks": {"strict_texts": True},
     "tools": {"inner": f"{HERE}:Sums", "environment": f"{HERE}:_Desk"},
+    "refine": {"inner": "sorting"},  # an episode ends with the first right turn
 }
 QUICK = CheckOptions(tasks=16, hang_s=2.0, fresh_process=False)
 WHOLE = CheckOptions(tasks=16, hang_s=2.0)

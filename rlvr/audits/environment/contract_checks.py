@@ -212,7 +212,7 @@ def _list_values(one: PlayedEpisode, is_of_turns: bool) -> Sequence[float | None
 def _is_no_number(one: PlayedEpisode) -> bool:
     said = f"{one.score.detail} {one.raised}"
     return one.score.reason in NOT_FINITE or any(
-        word in said for word in ("finite number", "is not finite", OUT_OF_RANGE)
+        words in said for words in ("finite number", "expected a number", "is not finite", OUT_OF_RANGE)
     )
 
 
