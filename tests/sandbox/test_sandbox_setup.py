@@ -53,3 +53,10 @@ FLIP += "class Solution:\n def flip(s, h): return flip(h)\n def reverse(s, h): r
 )  # fmt: skip
 def test_objects_of_setup_classes_can_be_passed_to_the_answer(test: str) -> None:
     assert rows(FLIP, [test], setup=LINKED + "CASES = [(build([1, 2]), [2, 1])]") == [(True, "")]
+
+
+@pytest.mark.parametrize(
+    "test", ["assert twice(lift, 3) == 5", "assert twice(abs, -3) == 3", "for n in [3]: assert twice(abs, n) == n"]
+)
+def test_a_function_of_the_setup_that_only_calculates_may_be_passed_to_the_answer_or_left_alone(test: str) -> None:
+    assert rows("def twice(f, x):\n return f(f(x))", [test], setup="def lift(x):\n return x + 1") == [(True, "")]
