@@ -14,6 +14,7 @@ import string
 from collections.abc import Iterator
 
 from rlvr.core import rng
+from rlvr.sandbox.setup_parts import parse_beside_threads
 
 OPERATORS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.Add: (ast.Sub,),
@@ -44,8 +45,8 @@ SIBLINGS = {
 
 def plant_bugs(program: str, count: int, key: int) -> list[str]:
     """At most `count` different copies with one change each, none with the text of the program itself."""
-    original = ast.unparse(ast.parse(program))
-    found = list(dict.fromkeys(text for text in _change(ast.parse(program)) if text != original))
+    original = ast.unparse(parse_beside_threads(program))
+    found = list(dict.fromkeys(text for text in _change(parse_beside_threads(program)) if text != original))
     return sorted(found, key=lambda text: rng.key("planted bug", key, text))[:count]
 
 

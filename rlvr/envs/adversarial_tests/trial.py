@@ -20,6 +20,7 @@ from rlvr.envs.adversarial_tests.written_tests import WrittenTest
 from rlvr.reward.code import CodeProblem
 from rlvr.reward.code.code_reward import sandbox_job
 from rlvr.sandbox import Sandbox, TestResult
+from rlvr.sandbox.setup_parts import parse_beside_threads
 
 _RETURNED = ("", "assertion")  # reasons of a test whose call returned plain data
 
@@ -138,7 +139,7 @@ def rename_functions(program: str, names: Collection[str]) -> str:
 
     ValueError for one with classes: their code would run beside the answer, which could read it.
     """
-    tree = ast.parse(program)
+    tree = parse_beside_threads(program)
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             raise ValueError(

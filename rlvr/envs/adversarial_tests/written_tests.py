@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rlvr.reward.code.prompt_sections import is_literal
+from rlvr.sandbox.setup_parts import parse_beside_threads
 
 _READ = 50  # lines of an answer that are looked at; the others are counted as too many
 
@@ -90,7 +91,7 @@ def _read_line(line: str, form: AssertForm) -> WrittenTest | LineRefusal:
     if len(line) > form.max_characters:
         return LineRefusal.SIZE
     try:
-        [node] = ast.parse(line.strip()).body
+        [node] = parse_beside_threads(line.strip()).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return LineRefusal.UNREADABLE
     expected = ""
