@@ -250,6 +250,16 @@ def test_planted_bugs_are_for_the_tester_alone_and_the_reward_is_the_share_that_
     assert all_broken.reward == 1.0 and all_broken.scores["environment"].outcome is Outcome.PASSED
 
 
+def test_planted_bugs_join_the_programs_to_break_and_one_that_passes_the_row_counts_as_neither() -> None:
+    """Of the bugs `2 + x`, `2 // x`, `3 * x` and `1 * x` the first passes a row that tests 2 alone."""
+    source = make(Doubling(tests=[SHOWN]), training_bugs=9)
+    played = play(source, [source.train(0, 0, "1")], [RIGHT, "double = lambda x: 0", "assert double(0) == 0", SHOWN], 2)
+    assert {t.metadata["programs/to_break"] for t in played["programmer"]} == {4.0}
+    # 0 tells none of `lambda x: 0`, `3 * x` and `1 * x`; 2 // 0 raises, and x + 2 would be broken too.
+    assert [t.metadata["broken/wrong"] for t in played["programmer"]] == [1 / 4, 0.0]
+    assert [t.metadata["broken/right"] for t in played["programmer"]] == [0.0, 0.0]
+
+
 def test_planted_bugs_by_hand() -> None:
     program = "def f(x):\n    return sorted(x)[:2] if x[0] >= 1 and 'b' else min(x)"
     found = plant_bugs(program, 100, 1)
@@ -296,6 +306,7 @@ def test_demonstrations_are_programs_and_hidden_tests_of_which_some_are_wrong() 
         ({"penalty": -1}, r"penalty=-1, expected"),
         ({"tester_weight": 0}, r"tester_weight=0, expected a finite number above 0"),
         ({"planted": 0}, r"planted=0, expected"),
+        ({"training_bugs": -1}, r"training_bugs=-1, expected"),
         ({"instruction": ""}, r"instruction='', expected a text"),
         ({"test_share": 2}, r"test_share=2, expected"),
         ({"test_flaw": -1}, r"test_flaw=-1, expected"),

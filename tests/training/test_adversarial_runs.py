@@ -35,7 +35,13 @@ WORDS = ["algorithm.advantage=role_group_mean", "rollout.max_tokens=24", "traini
 
 @pytest.mark.slow
 def test_a_run_trains_both_roles_on_the_same_tasks_and_resumes_to_the_bit() -> None:
-    more = ["sft.steps=60", "sft.batch_size=32", "evaluation.tasks=4", "sft.optimizer.learning_rate=0.02", "training.steps=0"]
+    more = [
+        "sft.steps=60",
+        "sft.batch_size=32",
+        "evaluation.tasks=4",
+        "sft.optimizer.learning_rate=0.02",
+        "training.steps=0",
+    ]
     attempt("adversarial.yaml", *WORDS, *more, "run.name=start")
     words = [*WORDS, "sft.steps=0", "model.start_from=runs/start"]
     whole = attempt("adversarial.yaml", *words, "run.name=whole")

@@ -68,7 +68,7 @@ class Trial:
             programs = [one.program for one in self._entries if one.program]
             tests = [statement for one in self._entries for statement in one.statements]
             try:
-                self._result = await self._judge.judge([*programs, *self._planted], tests)
+                self._result = await self._judge.judge(programs, tests, self._planted)
             except TrialError as failure:
                 self._failure = str(failure)
             finally:

@@ -53,9 +53,10 @@ class AdversarialSource(NestedSource):
     the reward `code` gives, by the tests that its prompt shows (`judged_by: shown`), by these and the group's accepted
     tests (`adversary`), or by all of the row (`row`). Held-out tasks are those of `inner`, a program each, judged by
     the row. In the further held-out set `planted bugs` a tester is alone with `planted` programs that differ from the
-    reference by one change each, and the reward is the share that it breaks. Of the demonstrations the share
-    `test_share` are tests of the row that the prompt does not show; of these the share `test_flaw` have the result of
-    another test. Programs run in the `sandbox`, on all tests of a task for at most `timeout_s`.
+    reference by one change each, and the reward is the share that it breaks. `training_bugs` such programs join those
+    of each training group. Of the demonstrations the share `test_share` are tests of the row that the prompt does not
+    show; of these the share `test_flaw` have the result of another test. Programs run in the `sandbox`, on all tests of
+    a task for at most `timeout_s`.
     """
 
     reward = "environment"
@@ -74,6 +75,7 @@ class AdversarialSource(NestedSource):
         penalty: float = 0.5,
         tester_weight: float = 1.0,
         planted: int = 4,
+        training_bugs: int = 0,
         instruction: str = "# test\n",
         test_share: float = 0.5,
         test_flaw: float = 0.0,
@@ -87,6 +89,7 @@ class AdversarialSource(NestedSource):
         check_number("adversarial_tests: penalty", penalty, 0, 100)
         check_number("adversarial_tests: tester_weight", tester_weight, 0, above=True)
         check_integer("adversarial_tests: planted", planted, 1, 100)
+        check_integer("adversarial_tests: training_bugs", training_bugs, 0, 100)
         check_number("adversarial_tests: test_share", test_share, 0, 1)
         check_number("adversarial_tests: test_flaw", test_flaw, 0, 1)
         check_number("adversarial_tests: timeout_s", timeout_s, 0, 60, above=True)
@@ -102,7 +105,8 @@ class AdversarialSource(NestedSource):
             )
         self._rules = TrialRules(judged_by, penalty, tester_weight)
         self._form = AssertForm((), (), expected == TESTER, tests, max_characters)
-        self._planted, self._instruction, self._sandbox, self._timeout_s = planted, instruction, sandbox, timeout_s
+        self._planted, self._training_bugs = planted, training_bugs
+        self._instruction, self._sandbox, self._timeout_s = instruction, sandbox, timeout_s
         self._test_share, self._test_flaw = test_share, test_flaw
         self.group_builder = self._open_group
 
@@ -131,7 +135,7 @@ class AdversarialSource(NestedSource):
                 break
             problem = CodeProblem.of(task.meta)
             drawn = plant_bugs(problem.solution, 2 * self._planted, rng.key("planted bugs", task.id))
-            result = await self._make_judge(task, computes_results=False).judge(drawn, [])
+            result = await self.make_judge(task, computes_results=False).judge(drawn, [])
             wrong = [text for text in drawn if (one := result.programs[text]).runs and not one.is_right]
             if wrong:
                 meta = {**task.meta, _PLAYS: (TESTER,), _BUGS: wrong[: self._planted]}
@@ -147,17 +151,27 @@ class AdversarialSource(NestedSource):
         )
 
     def _open_trial(self, task: Task, size: int) -> Trial:
-        judge = self._make_judge(task, computes_results=not self._form.has_result)
-        shown = [test for test in map(str, judge.problem.tests) if test in task.prompt_text]
+        judge = self.make_judge(task, computes_results=not self._form.has_result)
+        shown = find_shown_tests(task, judge.problem)
         if not shown and self._rules.judged_by != "row" and _PLAYS in task.meta:
             raise ValueError(
                 f"adversarial_tests: the prompt of the task {task.id!r:.80} shows no test, by which "
                 f"judged_by={self._rules.judged_by} pays; let it show one (inner_kwargs: {{visible_tests: 1}}), or use "
                 "judged_by=row"
             )
-        return Trial(judge, size, shown, task.meta.get(_BUGS, ()))
+        planted = task.meta.get(_BUGS, ())
+        if _PLAYS in task.meta and not planted:
+            planted = plant_bugs(judge.problem.solution, self._training_bugs, rng.key("training bugs", task.id))
+        return Trial(judge, size, shown, planted)
 
-    def _make_judge(self, task: Task, *, computes_results: bool) -> Judge:
+    def describe_tests(self, task: Task) -> AssertForm:
+        """What a test of the task looks like."""
+        problem = CodeProblem.of(task.meta)
+        shown = read_calls(find_shown_tests(task, problem), problem.names)
+        return replace(self._form, names=problem.names, shown=[test.call for test in shown])
+
+    def make_judge(self, task: Task, *, computes_results: bool) -> Judge:
+        """Runs programs for the task; with `computes_results` also calls whose results the reference computes."""
         problem = CodeProblem.of(task.meta)
         if not problem.solution or problem.is_program:
             raise ValueError(
@@ -167,9 +181,6 @@ class AdversarialSource(NestedSource):
         return Judge(problem, get_sandbox(self._sandbox), self._timeout_s, computes_results)
 
     def _open(self, task: Task, tokenizer: Any, trial: Trial) -> AdversarialEnv:
-        problem = CodeProblem.of(task.meta)
-        calls = [test.call for test in read_calls(trial.shown, problem.names)]
-        form = replace(self._form, names=problem.names, shown=calls)
         plays = task.meta.get(_PLAYS, (PROGRAMMER,))
         rules = replace(self._rules, penalty=0.0, tester_weight=1.0) if _BUGS in task.meta else self._rules
 
@@ -177,7 +188,7 @@ class AdversarialSource(NestedSource):
             asked = self._ask_for_tests(task) if role == TESTER else task
             return await self.inner.env(asked, tokenizer).initial_observation()
 
-        return AdversarialEnv(task, tokenizer, plays, trial, rules, form, open_turn)
+        return AdversarialEnv(task, tokenizer, plays, trial, rules, self.describe_tests(task), open_turn)
 
     def _ask_for_tests(self, task: Task) -> Task:
         return append_text(task, self._instruction)
@@ -192,8 +203,8 @@ class AdversarialSource(NestedSource):
         if task.meta.get(_PLAYS) != (TESTER,):
             return self.inner.demonstration(task, key)
         problem = CodeProblem.of(task.meta)
-        hidden = [test for test in map(str, problem.tests) if test not in task.prompt_text]
-        tests = read_calls(hidden, problem.names)
+        shown = find_shown_tests(task, problem)
+        tests = read_calls([test for test in problem.tests if test not in shown], problem.names)
         draw = rng.key("demonstrated tests", key, task.id)
         chosen = sorted(tests, key=lambda test: rng.key(draw, test.call))[: self._form.most]
         return "\n".join(self._write(test, tests, rng.key(draw, place)) for place, test in enumerate(chosen)) or None
@@ -206,3 +217,8 @@ class AdversarialSource(NestedSource):
         if results and rng.uniform(key) < self._test_flaw:
             test = replace(test, expected=results[rng.integer(len(results), key, 1)])
         return test.statement
+
+
+def find_shown_tests(task: Task, problem: CodeProblem) -> list[str]:
+    """The tests of the row that the task's prompt shows."""
+    return [test for test in map(str, problem.tests) if test in task.prompt_text]

@@ -42,9 +42,10 @@ class ProgramResult:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The programs by their text, the reference, and the tests that are accepted."""
+    """The programs and the planted ones by their text, the reference, and the tests that are accepted."""
 
     programs: dict[str, ProgramResult]
+    planted: dict[str, ProgramResult]
     reference: ProgramResult
     accepted: frozenset[str]
 
@@ -55,8 +56,9 @@ class TrialResult:
 
     @property
     def wrong(self) -> list[ProgramResult]:
-        """Wrong programs that run: those to break."""
-        return [result for result in self.programs.values() if result.runs and not result.is_right]
+        """Wrong programs that run: those to break. A planted one that passes the row counts as neither."""
+        found = {**self.planted, **self.programs}
+        return [result for result in found.values() if result.runs and not result.is_right]
 
     def count_wrong_broken(self, tests: Sequence[str]) -> int:
         """How many wrong programs that run fail an accepted one of these tests."""
@@ -79,17 +81,19 @@ class Judge:
         setup = [problem.setup, rename_functions(problem.solution, problem.names)] if computes_results else []
         self._with_reference = replace(problem, setup="\n".join(setup).strip()) if setup else problem
 
-    async def judge(self, programs: Sequence[str], tests: Sequence[str]) -> TrialResult:
+    async def judge(self, programs: Sequence[str], tests: Sequence[str], planted: Sequence[str] = ()) -> TrialResult:
         """Run all against all: the reference first, then the programs, on the tests that it ends in time."""
-        programs, tests = list(dict.fromkeys(programs)), list(dict.fromkeys(tests))
+        tests = list(dict.fromkeys(tests))
         reference = await self._run(self.problem.solution, tests)
         if not reference.is_right:
             raise TrialError(f"the task's own solution fails a test of its row ({self.problem.solution[:80]!r})")
         ended = [test for test in tests if test not in reference.late]
-        results = await asyncio.gather(*(self._run(program, ended) for program in programs))
-        right = [reference, *(result for result in results if result.is_right)]
+        every = list(dict.fromkeys([*programs, *planted]))
+        results = dict(zip(every, await asyncio.gather(*(self._run(program, ended) for program in every)), strict=True))
+        written = {program: results[program] for program in programs}
+        right = [reference, *(result for result in written.values() if result.is_right)]
         accepted = frozenset(test for test in tests if all(test in result.passed for result in right))
-        return TrialResult(dict(zip(programs, results, strict=True)), reference, accepted)
+        return TrialResult(written, {program: results[program] for program in planted}, reference, accepted)
 
     async def _run(self, program: str, tests: Sequence[str]) -> ProgramResult:
         row = [str(test) for test in self.problem.tests]
