@@ -33,7 +33,7 @@ from rlvr.runs.assembly import assemble
 from rlvr.runs.weights import open_weights, read_run
 
 KS = (1, 3)
-FILTER, RANDOM = 60, 8  # random inputs that say which copies are bugs, and those that are compared
+FILTER, RANDOM = 40, 8  # random inputs that say which copies are bugs, and those that are compared
 
 
 def draw_tests(task: Task, count: int, purpose: str) -> list[str]:

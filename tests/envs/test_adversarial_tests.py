@@ -159,6 +159,12 @@ def test_a_program_that_never_ends_on_one_test_is_broken_by_that_test_alone() ->
     assert played["programmer"][0].metadata["correct"] == 0.0
 
 
+def test_a_program_that_never_ends_on_a_test_of_the_row_is_broken_only_by_tests_that_it_fails() -> None:
+    slow = "double = lambda x: 2 * x if x != 5 else next(i for i in iter(int, 1) if i)"
+    _, tester = play_one("assert double(7) == 14", slow, timeout_s=0.3)
+    assert tester.reward == 0.0
+
+
 def test_a_call_that_the_reference_never_ends_breaks_right_programs() -> None:
     slow = "double = lambda x: 2 * x if x < 50 else next(i for i in iter(int, 1) if i)"
     source = make(Doubling(solution=slow), expected="reference", timeout_s=0.3)

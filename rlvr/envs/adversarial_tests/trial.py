@@ -98,16 +98,17 @@ class Judge:
     async def _run(self, program: str, tests: Sequence[str]) -> ProgramResult:
         row = [str(test) for test in self.problem.tests]
         results = await self._verify(program, [*row, *tests], len(row))
-        late = [i for i, result in enumerate(results) if i >= len(row) and result.reason == "timeout"]
         returned = any(result.reason in _RETURNED for result in results[: len(row)])
-        if returned and len(late) > 1:  # one test that never ends says nothing of the others
-            alone = await asyncio.gather(*(self._verify(program, [tests[i - len(row)]], 0) for i in late))
-            for i, [result] in zip(late, alone, strict=True):
-                results[i] = result
+        late = [place for place, result in enumerate(results) if result.reason == "timeout"]
+        if returned and len(late) > 1:  # one test that never ends says nothing of those after it
+            again = [place for place in late if place >= len(row)]
+            alone = await asyncio.gather(*(self._verify(program, [tests[place - len(row)]], 0) for place in again))
+            for place, [result] in zip(again, alone, strict=True):
+                results[place] = result
         named = list(zip([*row, *tests], results, strict=True))
         passed = frozenset(test for test, result in named if result.passed)
-        late = frozenset(test for test, result in named if result.reason == "timeout")
-        return ProgramResult(passed.issuperset(row), returned, passed, late)
+        never_ended = frozenset(test for test, result in named if result.reason == "timeout")
+        return ProgramResult(passed.issuperset(row), returned, passed, never_ended)
 
     async def _verify(self, program: str, tests: list[str], own: int) -> list[TestResult]:
         """The result of each test, of which the first `own` are the row's."""
