@@ -550,9 +550,8 @@ PARTS: dict[str, Callable[..., str]] = {
         results, algorithms, advantages, reductions, losses, preferences, gae, critic_loss, kl_penalty, options,
         capabilities, rewards, environments, settings, service_settings, engine_server_settings, spellings, sections,
         configs, foreign_words, refused_words, models, memory, known_models, published, cluster_settings,
-        reasoning_gym_audit, environment_checks, environment_ranking, algorithms_study, algorithm_rates, study_differences,
-        side_by_side,
-        api,
+        reasoning_gym_audit, environment_checks, environment_ranking, algorithms_study, algorithm_rates,
+        study_differences, side_by_side, api,
     )
 }  # fmt: skip
 

@@ -36,6 +36,7 @@ PARAMETERS = {
     "dataset": SETTINGS,
     "textarena_source": SETTINGS,
     "RefineSource.__init__": SETTINGS,
+    "AdversarialSource.__init__": SETTINGS,
     "AgentSource.__init__": SETTINGS,
     "ToolSource.__init__": SETTINGS,
     "VerifiersSource.__init__": SETTINGS,
