@@ -13,6 +13,7 @@ from rlvr.envs import seeds as seeds
 from rlvr.envs import small_tasks as small_tasks
 from rlvr.envs import sorting as sorting
 from rlvr.envs import toy as toy
+from rlvr.envs.adversarial_tests import adversarial_source as adversarial_source
 from rlvr.envs.agent import agent_source as agent_source
 from rlvr.envs.games import game_source as game_source
 from rlvr.envs.games import take_away as take_away

@@ -31,6 +31,7 @@ from rlvr.training.metric_values import (
 )
 from rlvr.training.proposal_findings import find_proposal_faults
 from rlvr.training.stall import CEILING, TREND, has_no_signal, is_flat, is_near_best
+from rlvr.training.tester_findings import find_tester_faults
 from rlvr.training.update_findings import START, find_update_faults
 from rlvr.training.verdict_findings import find_verdict_faults
 
@@ -81,6 +82,7 @@ def findings(rows: Rows, groups: Sequence[FailureGroup] = (), form: AnswerForm |
         *_demonstrations(sft, rows),
         *_in_causal_order(list(_answers(recent)), list(_groups(recent, rows)), recent),
         *find_proposal_faults(rows),
+        *find_tester_faults(rows),
         *find_update_faults(rows),
         *find_verdict_faults(rows),
         *_trend(rows),

@@ -158,6 +158,44 @@ def test_a_proposer_that_writes_the_same_tasks_is_found():
         assert codes(findings(run)) == expected
 
 
+WRITTEN = "env__all__tests"
+
+
+@pytest.mark.parametrize(
+    ("reason", "share", "severity", "remedy"),
+    [
+        ("unreadable", 1.0, "problem", "env.kwargs.test_share"),
+        ("size", 0.6, "hint", "env.kwargs.max_characters"),
+        ("many", 0.97, "problem", "env.kwargs.tests"),
+        ("copied", 0.6, "hint", "inner_kwargs"),
+        ("repeated", 0.6, "hint", "rollout.temperature"),
+    ],
+)
+def test_written_tests_that_are_refused_are_counted_by_reason(reason: str, share: float, severity: str, remedy: str):
+    found = findings(rows(**{f"{WRITTEN}__refused": share, f"{WRITTEN}__refused__{reason}": share}))
+    assert codes(found) == {"tests_refused": severity} and remedy in found[0].remedy and reason in found[0].fact
+    assert findings(rows(**{f"{WRITTEN}__refused": 0.2, f"{WRITTEN}__refused__{reason}": 0.2})) == []
+
+
+def test_written_tests_that_break_right_programs_are_found():
+    for share, expected in ((0.3, {}), (0.7, {"tests_wrong": "hint"}), (0.97, {"tests_wrong": "problem"})):
+        found = findings(rows(**{f"{WRITTEN}__wrong": share}))
+        assert codes(found) == expected and all("expected=reference" in finding.remedy for finding in found)
+
+
+def test_a_tester_that_collapses_is_found_unless_its_tests_break_more():
+    for last, broken, expected in (
+        (0.9, 0.5, {}),
+        (0.3, 0.5, {"tester_collapsed": "hint"}),
+        (0.02, 0.4, {"tester_collapsed": "problem"}),
+        (0.02, 0.6, {}),  # it found the test that breaks most
+    ):
+        run = rows(env__all__distinct__tester=0.95, env__all__broken__wrong=0.5)
+        for row in run[20:]:
+            row |= {"env/all/distinct/tester": last, "env/all/broken/wrong": broken}
+        assert codes(findings(run)) == expected
+
+
 def test_entropy_that_fell_to_nothing_and_entropy_that_rose_are_found():
     gone, up = rows(), rows()
     for row in gone[10:]:
