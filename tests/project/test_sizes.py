@@ -35,6 +35,7 @@ PARAMETERS = {
     "serve_engine": COMMAND,
     "dataset": SETTINGS,
     "textarena_source": SETTINGS,
+    "harbor_source": SETTINGS,
     "RefineSource.__init__": SETTINGS,
     "AgentSource.__init__": SETTINGS,
     "ToolSource.__init__": SETTINGS,
