@@ -503,6 +503,13 @@ def algorithms_study() -> str:
     return format_results(_load_study())
 
 
+def algorithm_rates() -> str:
+    """The tables and conclusions of `python -m benchmarks.algorithm_rates`, from its committed results."""
+    from benchmarks.rates_report import format_rates, load_rates
+
+    return format_rates(load_rates(ROOT / "benchmarks" / "results" / "algorithm-rates" / "results.json"))
+
+
 def study_differences(of: str) -> str:
     """What variants of that study differ from `grpo` by; `of` is a measure and their names, separated by commas."""
     from benchmarks.algorithm_report import format_differences
@@ -543,8 +550,8 @@ PARTS: dict[str, Callable[..., str]] = {
         results, algorithms, advantages, reductions, losses, preferences, gae, critic_loss, kl_penalty, options,
         capabilities, rewards, environments, settings, service_settings, engine_server_settings, spellings, sections,
         configs, foreign_words, refused_words, models, memory, known_models, published, cluster_settings,
-        reasoning_gym_audit, environment_checks, environment_ranking, algorithms_study, study_differences, side_by_side,
-        api,
+        reasoning_gym_audit, environment_checks, environment_ranking, algorithms_study, algorithm_rates,
+        study_differences, side_by_side, api,
     )
 }  # fmt: skip
 

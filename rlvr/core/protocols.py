@@ -48,6 +48,7 @@ class Feature(str, Enum):
     STEPPERS = "optimizers besides AdamW"  # `AdamParams.stepper`
     OWN_LOSS = "a loss of the user's (`forward_backward_custom`)"
     CRITIC = "a critic (`create_critic`)"
+    INTERPOLATION = "steps from saved weights towards the present ones (`interpolate`)"
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,15 @@ class TrainingClient(Protocol):
 
     def close(self) -> None:
         """End the session at a server; elsewhere this does nothing."""
+        ...
+
+
+@runtime_checkable
+class InterpolatingClient(TrainingClient, Protocol):
+    """A training client with `Feature.INTERPOLATION`."""
+
+    def interpolate(self, path: str, share: float) -> Future[None]:
+        """Go from the weights saved at `path` that share of the way to the present ones, with a fresh optimizer."""
         ...
 
 
