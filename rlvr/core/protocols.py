@@ -373,6 +373,8 @@ class TaskSource(Protocol):
     """The most tokens of a prompt that the model reads: of a longer one it reads the end. None: it reads all."""
     roles: Sequence[str] = ()
     """The roles that the policy plays, each with rewards of its own; () if an episode has one."""
+    writes_tasks: bool = False
+    """Whether the policy writes the tasks that it is trained on, in one of its roles; held-out ones are asked alone."""
     opponent: str = ""
     """A run, or one of its checkpoints, that plays the other roles, for `seat`; "" if there is none."""
     owns_prompts: bool = False
