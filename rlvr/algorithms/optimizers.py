@@ -140,7 +140,7 @@ class Optimizer(Variant):
         return 2 * weights
 
     def make_params(self, adam: AdamParams, share: float) -> AdamParams:
-        """The parameters of a step, from those of AdamW; `share` of each rate is in effect."""
+        """The parameters of a step, from those of AdamW. Warm-up and decay multiply each learning rate by `share`."""
         return adam
 
 

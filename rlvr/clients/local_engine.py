@@ -53,7 +53,7 @@ def _find_start(request: ClientRequest) -> WeightsPlace:
     if (place.folder / "value_head.safetensors").exists():
         raise ValueError(f"model.start_from={given!r}: it is a critic, which predicts values; give the policy's folder")
     if place.damage:
-        raise ValueError(f"model.start_from={given!r}: the checkpoint is damaged: {place.damage}")
+        raise ValueError(f"model.start_from={given!r}: the checkpoint is damaged: {place.damage}; give another one")
     return place
 
 

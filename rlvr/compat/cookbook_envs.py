@@ -71,7 +71,7 @@ class SourceDataset(RLDataset):
         self.reward = resolve_reward(reward or source.reward).plus_environment(environment_weight)
         self._tasks = source.heldout(None) if heldout else None
         if batches is None and self._tasks is None and source.size is None:
-            raise ValueError("this task source has no size: say how many batches= make an epoch")
+            raise ValueError("this task source has no size; give batches=, the number of batches of an epoch")
         level = next(iter(source.levels))
         count = len(self._tasks) if self._tasks is not None else source.size(level) if source.size else 0
         self._batches = batches if batches is not None else math.ceil(count / batch_size)

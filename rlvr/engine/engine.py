@@ -273,7 +273,7 @@ class Engine:
         stops = [params.stop] if isinstance(params.stop, str) else list(params.stop)
         strings = tuple(s for s in stops if isinstance(s, str))
         if "" in strings:
-            raise ValueError("sample: an empty stop string would end every answer at once")
+            raise ValueError("sample: an empty stop string would end every answer at its first token; leave it out")
         if wrong := [s for s in stops if not isinstance(s, (str, int))]:
             raise ValueError(f"sample: stop holds {wrong[0]!r:.80}, expected strings or token ids (whole numbers)")
         return frozenset(s for s in stops if isinstance(s, int)), strings

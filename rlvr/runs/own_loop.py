@@ -405,7 +405,7 @@ def _plain_json(what: str, given: Any) -> dict[str, Any]:
 
 
 def _lists(value: Any) -> Any:
-    """The same with lists for tuples."""
+    """`value` with lists for tuples."""
     if isinstance(value, Mapping):
         return {key: _lists(one) for key, one in value.items()}
     return [_lists(one) for one in value] if isinstance(value, (list, tuple)) else value

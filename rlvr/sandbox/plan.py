@@ -127,9 +127,9 @@ class StatementTest:
 class Plan:
     """How to run a verification's tests.
 
-    `setup`: what of it runs here; `setup_asks`: that calls the answer. `needs_fork`: the checker must not run it in its
-    own process. `uses_objects`: by their own text, the tests work with objects of the answer. `reads_attributes`: they
-    read attributes of these. `make_statements` makes
+    `setup`: what of it runs here; `setup_asks`: that calls the answer, or defines what runs beside it.
+    `needs_fork`: the checker must not run it in its own process. `uses_objects`: by their own text, the tests work with
+    objects of the answer. `reads_attributes`: they read attributes of these. `make_statements` makes
     the tests as statements, for answers whose values are no plain data; `make_own_part` makes what of the setup and of
     the tests does not depend on the answer, empty if that takes no time. `self_report` says that the tests only ask the
     answer about itself, where that is accepted.
@@ -274,7 +274,7 @@ def make_plan(
         plans,
         lambda: [state(place) for place in range(len(trees))],
         code,
-        parts.needs_answer,
+        parts.needs_answer or not native.isdisjoint(bound_names(parts.here)),
         uses_objects,
         not is_plain and reads_attributes(everything, tainted),
         not is_plain and captures_output(everything),

@@ -251,7 +251,7 @@ def load_engines(named: dict[str, str], options: ServeOptions, report: Callable[
         import torch
 
         from rlvr.engine.engine import Engine
-        from rlvr.engine.kv_cache import count_places
+        from rlvr.engine.kv_cache import count_cache_tokens
         from rlvr.engine.tokenizer import load_tokenizer, silence_transformers
     except ModuleNotFoundError as error:
         raise _missing(error) from error
@@ -283,7 +283,7 @@ def load_engines(named: dict[str, str], options: ServeOptions, report: Callable[
         models[place] = load()
     engines: dict[str, Any] = {}
     for place, model in models.items():
-        room = limits.cache_tokens or count_places(model, share / len(models))
+        room = limits.cache_tokens or count_cache_tokens(model, share / len(models))
         engine_limits = replace(limits, cache_tokens=room)
         trainers = start_trainers(builds[place](), model, engine_limits, options) if place in builds else None
         engines[place] = Engine(model, engine_limits, trainers)

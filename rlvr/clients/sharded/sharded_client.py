@@ -45,7 +45,7 @@ from rlvr.core.protocols import CustomLoss, Feature, SamplingClient
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
 
 SHARDED_CAPABILITIES = replace(
-    LOCAL_CAPABILITIES, name="sharded", features=LOCAL_CAPABILITIES.features - {Feature.CRITIC}
+    LOCAL_CAPABILITIES, name="sharded", features=LOCAL_CAPABILITIES.features - {Feature.CRITIC, Feature.INTERPOLATION}
 )
 
 
@@ -92,7 +92,7 @@ class ShardedTrainingClient:
     def forward(
         self, data: list[Datum], loss_fn: str = "cross_entropy", loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
-        """The same without a gradient."""
+        """`forward_backward` without adding a gradient."""
         return LazyFuture.from_value(self._run(data, loss_fn, loss_fn_config, backward=False))
 
     def _run(

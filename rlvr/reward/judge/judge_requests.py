@@ -148,7 +148,7 @@ def clean(text: str) -> str:
 
 
 def escape_control_tokens(document: str) -> str:
-    """The same JSON, with the first character of what may be a control token escaped."""
+    """The JSON `document` with the first character of what may be a control token escaped."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
 
 

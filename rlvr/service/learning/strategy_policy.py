@@ -300,7 +300,10 @@ def revise_advantages(store: EvidenceStore, answers: Sequence[Experience], gains
         advantages = {e.id: policy.revise(e, gains[e.id]) for e in counted if e.id is not None}
         if store.save_state(STATE, policy.state(), version):
             return store.set_advantages(advantages)
-    raise RuntimeError(f"other instances updated the strategies {RACES} times during one rating")
+    raise RuntimeError(
+        f"the rating is stored, but the strategies did not learn from it: other instances updated the strategies "
+        f"{RACES} times meanwhile"
+    )
 
 
 class StrategyPrompter:
