@@ -17,9 +17,9 @@ from typing import Any
 from benchmarks.algorithm_results import dump_results
 from rlvr.core.files import write_atomic
 from rlvr.core.types import mean
-from rlvr.study.seed_statistics import sign_flip_p_value, spread
-from rlvr.study.study_report import AFTER, BEFORE
-from rlvr.study.study_summary import describe_versions
+from rlvr.studies.seed_statistics import sign_flip_p_value, spread
+from rlvr.studies.study_report import AFTER, BEFORE
+from rlvr.studies.study_summary import describe_versions
 
 SHARES = (0.0, 1.0)
 SIGNIFICANT = 0.05

@@ -17,8 +17,8 @@ from typing import Any
 
 from rlvr.core.files import read_json
 from rlvr.core.machine import describe_machine
-from rlvr.study.study_plan import StudyPlan, StudyRun
-from rlvr.study.study_summary import PACKAGES, is_finished, read_run
+from rlvr.studies.study_plan import StudyPlan, StudyRun
+from rlvr.studies.study_summary import PACKAGES, is_finished, read_run
 
 FORMAT = 1
 # Alarms of a policy that diverges. The other alarms mean that a run has little signal, or has converged.

@@ -29,11 +29,11 @@ from rlvr.core.files import check_name
 from rlvr.core.registry import did_you_mean
 from rlvr.runs.assembly import assemble
 from rlvr.runs.user_messages import mask_secrets
-from rlvr.study.study_folder import open_study
-from rlvr.study.study_plan import StudyPlan, StudyVariant, build_plan, read_overrides, read_variables, split_values
-from rlvr.study.study_report import write_report
-from rlvr.study.study_runner import StudyRunner
-from rlvr.study.study_summary import is_finished, summarize
+from rlvr.studies.study_folder import open_study
+from rlvr.studies.study_plan import StudyPlan, StudyVariant, build_plan, read_overrides, read_variables, split_values
+from rlvr.studies.study_report import write_report
+from rlvr.studies.study_runner import StudyRunner
+from rlvr.studies.study_summary import is_finished, summarize
 from rlvr.tracking import RunConsole
 from rlvr.training.training_job import RunOptions
 

@@ -433,7 +433,7 @@ def api(dotted: str) -> str:
 
 def reasoning_gym_audit() -> str:
     """The table of `rlvr audit --env reasoning_gym`, from the file that its `--json` wrote."""
-    from rlvr.audit.gym_audit import KINDS, format_count
+    from rlvr.audits.gym_audit import KINDS, format_count
 
     report = json.loads((ROOT / "docs" / "audits" / "reasoning-gym.json").read_text(encoding="utf-8"))
     rates: list[list[str]] = []
@@ -463,7 +463,7 @@ def reasoning_gym_audit() -> str:
 
 def environment_checks() -> str:
     """The checks of `rlvr env check`."""
-    from rlvr.audit.environment.check_report import CHECKS
+    from rlvr.audits.environment.check_report import CHECKS
 
     rows = [
         [spec.group, f"`{name}`", spec.what, spec.how, spec.openenv and f"`{spec.openenv}`"]

@@ -117,8 +117,8 @@ def check_env(
     """
     import json
 
-    from rlvr.audit.commands import parse_options, reward_options
-    from rlvr.audit.environment.environment_check import CheckOptions, check_environment, parse_range
+    from rlvr.audits.commands import parse_options, reward_options
+    from rlvr.audits.environment.environment_check import CheckOptions, check_environment, parse_range
     from rlvr.core.files import write_atomic
     from rlvr.tracking import readable_lines
 
@@ -153,7 +153,7 @@ def export_env(
 
     rlvr env export my_game:Game --to openenv --out my_game_server
     """
-    from rlvr.audit.commands import parse_options, reward_options
+    from rlvr.audits.commands import parse_options, reward_options
     from rlvr.envs.ecosystems.export.environment_export import export_environment
     from rlvr.envs.ecosystems.export.exportable import ExportRequest
 
@@ -180,7 +180,7 @@ def serve_tasks(
 
     rlvr env serve rpn_arithmetic complexity=[1,2]
     """
-    from rlvr.audit.commands import parse_options, reward_options
+    from rlvr.audits.commands import parse_options, reward_options
     from rlvr.envs import resolve_environment
     from rlvr.envs.ecosystems.guest_process import GUESTS
     from rlvr.reward import resolve_reward

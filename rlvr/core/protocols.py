@@ -148,7 +148,7 @@ class TrainingClient(Protocol):
     def forward(
         self, data: list[Datum], loss_fn: str = ..., loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
-        """The same without a gradient."""
+        """`forward_backward` without adding a gradient."""
         ...
 
     def forward_backward_custom(

@@ -247,7 +247,7 @@ def read_snapshot(folder: Path, policy: Policy, model: LanguageModel) -> Snapsho
 def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Read the weights, by name and as they were saved, and counters; ValueError naming what does not fit."""
     if wrong := find_damage(folder):
-        raise ValueError(f"checkpoint {folder} is damaged: {wrong}")
+        raise ValueError(f"checkpoint {folder} is damaged: {wrong}; give another one")
     if policy.is_critic != (folder / VALUE_HEAD_FILE).exists():
         given, own = ("a policy's", "a critic's") if policy.is_critic else ("a critic's", "a policy's")
         has = "no" if policy.is_critic else "a"
@@ -278,7 +278,9 @@ def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str,
         raise ValueError(f"checkpoint {folder} has lora {saved}, this policy has {_lora(policy)}; use the same")
     weights = {key: stored[key].detach() for key in policy.parameters}
     if tensors_sha256(weights) != counters["weights_sha256"]:
-        raise ValueError(f"checkpoint {folder}: the weights do not have the hash recorded in policy.json")
+        raise ValueError(
+            f"checkpoint {folder}: the weights do not have the hash recorded in policy.json; give another one"
+        )
     return weights, counters
 
 

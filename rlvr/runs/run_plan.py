@@ -361,7 +361,7 @@ def _say_remedies(config: RunConfig, prompt: int) -> str:
 
 
 def describe_ranks(estimate: MemoryEstimate, shape: ModelShape, config: RunConfig, size: int) -> str:
-    """The same for a client of several processes: what a rank holds, and the driver."""
+    """The memory estimate for a client of several processes: what each rank and the driver hold."""
     cut, whole = estimate.weights, estimate.adapter
     of_trained = estimate.state + estimate.gradients
     cut, whole = (cut, whole + of_trained) if config.model.lora else (cut + of_trained, whole)

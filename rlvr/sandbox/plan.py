@@ -53,7 +53,7 @@ from rlvr.sandbox.value_flow import (
     find_tainted,
     has_assertion,
     reads_attributes,
-    works_with_objects,
+    uses_answer_objects,
 )
 
 PURE = (
@@ -233,7 +233,7 @@ def make_plan(
                 f"the test compares an object of the answer with one of its own class {name!r}: use plain data"
             )
     is_plain = not binds and ast.Attribute not in kinds and all(name.islower() for name in scope)
-    uses_objects = not is_plain and works_with_objects(everything, scope | classes, tainted)
+    uses_objects = not is_plain and uses_answer_objects(everything, scope | classes, tainted)
     self_report = find_self_reports(trees, free, tainted)
     if self_report and not self_reports:
         raise BadTest(
@@ -388,7 +388,7 @@ class CallExtractor(ast.NodeTransformer):
         self.modules: set[str] = set()
 
     def visit_message(self, node: ast.expr) -> ast.expr:
-        """Visit a message, which may hold no call: it is evaluated only if the test failed."""
+        """Visit the message of an assert. NotSplit if it calls the answer: only a failed one is evaluated."""
         self.late += 1
         return self.visit(node)
 

@@ -113,7 +113,7 @@ def _kinds(groups: Sequence[FailureGroup]) -> Iterator[Finding]:
         count = "one kind of task is" if len(kinds) == 1 else f"{len(kinds)} kinds of task are"
         how = "never" if all(kind.rate <= NEVER for kind in kinds) else "rarely"
         rates = ", ".join(f"{kind.name} passes {format_percent(kind.rate)}" for kind in kinds)
-        by_level = all(kind.property == "level" for kind in kinds)
+        by_level = all(kind.shared_property == "level" for kind in kinds)
         more = "draw that level more often (curriculum.by=schedule; by=pass_rate gives it the least weight)"
         yield Finding(
             "problem",

@@ -12,8 +12,8 @@ from PIL import Image
 from benchmarks.algorithm_report import compare_variants, conclude, format_results, write_results
 from benchmarks.algorithm_results import describe_task, dump_results, load_results, make_results
 from rlvr.core.machine import describe_code
-from rlvr.study.run_log import begin_attempt, record_failure
-from rlvr.study.study_folder import log_file
+from rlvr.studies.run_log import begin_attempt, record_failure
+from rlvr.studies.study_folder import log_file
 from tests.kit.study_runs import MOCK, make_runs, planned
 
 
@@ -181,7 +181,7 @@ def test_what_a_run_left_says_whether_it_moved_and_whether_it_fell_apart(
 
     def describe(alarm: str = "stall", **changed: Any) -> dict[str, Any]:
         summary.write_text(json.dumps({**written, **changed}))
-        monkeypatch.setattr("rlvr.study.study_summary.find_alarms", lambda folder, rows: [{"code": alarm}])
+        monkeypatch.setattr("rlvr.studies.study_summary.find_alarms", lambda folder, rows: [{"code": alarm}])
         [found] = describe_task(start, plan)["runs"]
         return found
 

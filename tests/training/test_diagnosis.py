@@ -258,9 +258,9 @@ def test_the_remedy_for_a_level_is_to_draw_it_more_often_and_never_by_pass_rate(
     assert found.remedy.startswith(
         "draw that level more often (curriculum.by=schedule; by=pass_rate gives it the least"
     )
-    assert [g.property for g in (SHAPE, level)] == ["shape", "level"]
+    assert [g.shared_property for g in (SHAPE, level)] == ["shape", "level"]
     names = {'"sort" in the prompt': "word", "prompt of 35 to 44 words": "length"}
-    assert {n: FailureGroup(n, 9, 0.0, 1.0, 0.0).property for n in names} == names
+    assert {n: FailureGroup(n, 9, 0.0, 1.0, 0.0).shared_property for n in names} == names
 
 
 def test_a_kind_that_is_being_learned_is_no_problem_and_one_above_chance_is_rarely_solved():

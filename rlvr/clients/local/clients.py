@@ -176,7 +176,7 @@ class LocalTrainingClient(SelfFuture):
     def forward(
         self, data: list[Datum], loss_fn: str = "cross_entropy", loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
-        """The same without a gradient."""
+        """`forward_backward` without adding a gradient."""
         return LazyFuture.from_value(
             self._engine.forward_backward(self._policy, data, loss_fn, loss_fn_config, backward=False)
         )

@@ -20,11 +20,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlvr.algorithms.loss_specs import LOSS_SPECS, check_batch, list_inputs
-from rlvr.algorithms.losses import TokenLosses
+from rlvr.algorithms.losses import TokenLossAttribute
 from rlvr.algorithms.losses.loss import CROSS_ENTROPY_INPUT, ENTROPY_INPUT, MAX_LOG_RATIO
+from rlvr.clients.client_spec import ClientRequest, ClientSpec
 from rlvr.clients.custom_loss import two_passes
 from rlvr.clients.mock.tabular_policy import TablePolicy, WordTokenizer, toy_policy
-from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.core import rng
 from rlvr.core.files import check_name, new_folder
 from rlvr.core.futures import Future, LazyFuture
@@ -68,7 +68,7 @@ def kl_terms(p: np.ndarray, reference: np.ndarray, estimator: int) -> Terms:
             return rise - d, -rise
 
 
-FORMULAS: Mapping[str, Formula] = TokenLosses("numpy_terms")
+FORMULAS: Mapping[str, Formula] = TokenLossAttribute("numpy_terms")
 
 
 class MockSamplingClient:
@@ -131,7 +131,7 @@ class MockSamplingClient:
         )
         strings = [s for s in stops if isinstance(s, str)]
         if "" in strings:
-            raise ValueError("sample: an empty stop string would end every answer at once")
+            raise ValueError("sample: an empty stop string would end every answer at its first token; leave it out")
         hits = np.isin(row_L, [s for s in stops if not isinstance(s, str)])
         length, reason, end_tokens = len(row_L), StopReason.LENGTH, 0
         if hits.any():

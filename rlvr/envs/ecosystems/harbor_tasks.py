@@ -79,7 +79,7 @@ def find_task_folders(folder: Path) -> list[Path]:
         return [folder]
     found = sorted(path.parent for path in folder.glob("*/task.toml"))
     if not found:
-        raise ValueError(f"harbor: {str(folder)!r} has no task.toml, and no folder in it has one")
+        raise ValueError(f"harbor: {str(folder)!r} has no task.toml, and no folder in it has one; give a task folder")
     return found
 
 

@@ -112,7 +112,9 @@ class OpenEnvConnection:
             opening = connect(address, open_timeout=server.seconds, max_size=MAX_MESSAGE, proxy=None)
             self._socket = self._opened.enter_context(opening)
         except Exception as error:  # of the network, the handshake, the address
-            raise EpisodeError(f"openenv: no session at {address} ({type(error).__name__}: {error})") from error
+            raise EpisodeError(
+                f"openenv: {address} opened no session ({type(error).__name__}: {error}); is the server running?"
+            ) from error
 
     def ask(self, kind: str, data: Json | None) -> Json:
         """The `data` of the answer to a message."""

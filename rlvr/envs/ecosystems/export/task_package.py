@@ -148,7 +148,7 @@ def list_messages(task: Task, text: str = "") -> list[dict[str, str]]:
 
 
 def write_prompt(task: Task, text: str = "") -> str:
-    """The same as one text: several messages are paragraphs."""
+    """What the policy reads, as one text: several messages are paragraphs."""
     return "\n\n".join(message["content"] for message in list_messages(task, text))
 
 
