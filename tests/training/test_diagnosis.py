@@ -14,7 +14,15 @@ import pytest
 
 from rlvr.config.choices import full_key
 from rlvr.config.schema import RunConfig
-from rlvr.training import answer_form, baseline, diagnosis, proposal_findings, run_diagnosis, update_findings
+from rlvr.training import (
+    answer_form,
+    baseline,
+    diagnosis,
+    proposal_findings,
+    run_diagnosis,
+    tester_findings,
+    update_findings,
+)
 from rlvr.training.answer_form import Acceptance, AnswerForm
 from rlvr.training.diagnosis import findings, format_findings
 from rlvr.training.failure_groups import FailureGroup
@@ -527,7 +535,7 @@ def test_the_watch_names_the_kind_of_a_run_that_stalls_far_from_the_best():
 
 def test_every_setting_that_a_remedy_names_exists():
     """A remedy that cannot be typed is none."""
-    modules = (answer_form, baseline, diagnosis, proposal_findings, update_findings, run_diagnosis)
+    modules = (answer_form, baseline, diagnosis, proposal_findings, tester_findings, update_findings, run_diagnosis)
     trees = [ast.parse(Path(m.__file__).read_text(encoding="utf-8")) for m in modules]
     nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
     source = "\n".join(node.value for node in nodes if isinstance(node.value, str))
@@ -541,7 +549,7 @@ def test_every_setting_that_a_remedy_names_exists():
 def test_the_troubleshooting_page_lists_every_finding_and_no_other():
     trees = [
         ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-        for module in (answer_form, diagnosis, proposal_findings, update_findings, run_diagnosis)
+        for module in (answer_form, diagnosis, proposal_findings, tester_findings, update_findings, run_diagnosis)
     ]
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     made = {ast.literal_eval(call.args[1]) for call in calls if getattr(call.func, "id", "") == "Finding"}
