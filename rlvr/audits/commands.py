@@ -42,6 +42,17 @@ def parse_options(what: str, given: Sequence[str]) -> dict[str, Any]:
     return options
 
 
+def parse_range(command: str, text: str | None) -> tuple[float, float] | None:
+    """`0,1` as two numbers; ValueError for anything else."""
+    if text is None:
+        return None
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        raise ValueError(f"{command}: --reward-range {text!r}, expected two numbers, such as 0,1") from None
+    return low, high
+
+
 def check_shares(command: str, **options: float) -> None:
     """ValueError for an option, by its name in Python, that is no share."""
     for name, share in options.items():

@@ -48,6 +48,7 @@ class Feature(str, Enum):
     STEPPERS = "optimizers besides AdamW"  # `AdamParams.stepper`
     OWN_LOSS = "a loss of the user's (`forward_backward_custom`)"
     CRITIC = "a critic (`create_critic`)"
+    INTERPOLATION = "steps from saved weights towards the present ones (`interpolate`)"
 
 
 @dataclass(frozen=True)
@@ -208,6 +209,15 @@ class TrainingClient(Protocol):
         ...
 
 
+@runtime_checkable
+class InterpolatingClient(TrainingClient, Protocol):
+    """A training client with `Feature.INTERPOLATION`."""
+
+    def interpolate(self, path: str, share: float) -> Future[None]:
+        """Go from the weights saved at `path` that share of the way to the present ones, with a fresh optimizer."""
+        ...
+
+
 @dataclass(frozen=True)
 class ChatTurn:
     """A turn as chat messages, for people: those that the policy `read`, and what it `said`, calls of tools apart."""
@@ -363,6 +373,8 @@ class TaskSource(Protocol):
     """The most tokens of a prompt that the model reads: of a longer one it reads the end. None: it reads all."""
     roles: Sequence[str] = ()
     """The roles that the policy plays, each with rewards of its own; () if an episode has one."""
+    writes_tasks: bool = False
+    """Whether the policy writes the tasks that it is trained on, in one of its roles; held-out ones are asked alone."""
     opponent: str = ""
     """A run, or one of its checkpoints, that plays the other roles, for `seat`; "" if there is none."""
     owns_prompts: bool = False

@@ -112,7 +112,7 @@ def load_object(kind: str, path: str) -> Any:
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            names = [n for n in vars(found) if not n.startswith("_")]
+            names = [name for name, one in vars(found).items() if name[0] != "_" and not isinstance(one, ModuleType)]
             raise ValueError(f"{kind} {path!r}: {module_name!r} has no {attribute!r}{did_you_mean(part, names)}")
         found = getattr(found, part)
     return found

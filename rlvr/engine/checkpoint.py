@@ -204,6 +204,25 @@ def load_policy(
         _load_optimizer(policy, state, steps)
 
 
+def interpolate_policy(folder: Path, policy: Policy, model: LanguageModel, share: float) -> None:
+    """Set the weights W of `policy` to S + `share` x (W - S), with S those saved in `folder`, and a fresh optimizer.
+
+    Computed in fp32; accumulated gradients are dropped. It counts as a step, since the weights need a new fingerprint.
+    """
+    saved, _ = _read(folder, policy, model)
+    policy.preserve_snapshots()
+    with torch.no_grad():
+        for key, p in policy.parameters.items():
+            master, start = policy.masters[key], take_part(saved[key], p).to(p.device, torch.float32)
+            master.copy_(start + share * (master - start))
+            local_part(p).copy_(master)
+    policy.clear_gradients()
+    policy.version += 1
+    policy.note_change()
+    policy._optimizer = None  # pyright: ignore[reportPrivateUsage]
+    policy.momenta = {}
+
+
 def load_adapter(folder: Path, policy: Policy) -> None:
     """Start a policy's adapter from one in peft's format; ValueError if their configs or layers differ."""
     if policy.lora is None:

@@ -48,6 +48,7 @@ class RewardSpec:
       loops call such a reward from several threads at once, a group a call, while other groups are still sampled, so
       a verdict must depend on its own answer alone.
     - `weights`: with which weights its value is the sum of the `parts` of a score, by the part's name.
+    - `reward_range`: the least and the most that it gives, where that is known.
     """
 
     function: Callable[..., Any]
@@ -61,6 +62,7 @@ class RewardSpec:
     verifiable: bool = False
     waits_for: WaitsFor | Callable[[Any], WaitsFor] = ""
     weights: Callable[[Any], dict[str, float]] | None = None
+    reward_range: tuple[float, float] | Callable[[Any], tuple[float, float]] | None = None
 
 
 _rewards: Registry[RewardSpec] = Registry("reward")
@@ -179,6 +181,12 @@ class Reward:
         if self.environment_weight == 0:
             return f"{self.name} (verifier); the environment's own does not count"
         return f"{self.name} (verifier) + {self.environment_weight:g} x environment"
+
+    @property
+    def reward_range(self) -> tuple[float, float] | None:
+        """The least and the most that it gives with its options; None: not known."""
+        given = self.spec.reward_range
+        return given(self._options) if callable(given) else given
 
     @property
     def __name__(self) -> str:

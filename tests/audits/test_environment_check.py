@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from rlvr.audits.commands import parse_range
 from rlvr.audits.environment.check_report import CHECKS, CheckResult, CheckState, EnvironmentReport, report_share
-from rlvr.audits.environment.environment_check import CheckOptions, check_environment, parse_range
+from rlvr.audits.environment.environment_check import CheckOptions, check_environment
 from rlvr.audits.environment.leak_checks import encode_answer, find_excess, holds, tail_probability
 from rlvr.audits.environment.scripted_play import CheckedEnvironment, EpisodeHangs, run_with_limit
+from rlvr.audits.environment.signal_checks import check_duplicates
 from rlvr.audits.environment.text_tokenizer import CHAT_TEMPLATE, TextTokenizer
 from rlvr.audits.verifier_faults import HEAVY, find_faults
 from rlvr.chat.tool_calls import ToolCallFormat
@@ -20,6 +22,7 @@ from rlvr.cli.main import run
 from rlvr.core.types import Task
 from rlvr.envs.groups import EnvGroupBuilder, GroupSource, RLDataset
 from rlvr.envs.prompt import PromptEnv
+from rlvr.envs.rpn_arithmetic import RPNArithmetic
 from rlvr.reward import resolve_reward
 from tests.kit.broken_environments import ATTACKED, BROKEN, ELSEWHERE, HERE
 
@@ -33,6 +36,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "take_away": {},
     "small_tasks": {"strict_texts": True},
     "tools": {"inner": f"{HERE}:Sums", "environment": f"{HERE}:_Desk"},
+    "refine": {"inner": "sorting"},  # an episode ends with the first right turn
 }
 QUICK = CheckOptions(tasks=16, hang_s=2.0, fresh_process=False)
 WHOLE = CheckOptions(tasks=16, hang_s=2.0)
@@ -119,6 +123,24 @@ def test_the_command_says_what_is_wrong_and_ends_with_1(tmp_path: Path, capsys: 
     assert {one["openenv"] for one in report["checks"]} >= {"runtime.seed_control", "semantic.oracle_max"}
 
 
+def test_where_the_policy_writes_the_tasks_it_must_not_write_held_out_ones() -> None:
+    class Forgetful(RPNArithmetic):
+        def parse_task(self, text: str) -> Task | None:
+            task = super().parse_task(text)
+            return task and replace(task, id=f"written {task.id}")
+
+        def is_heldout(self, id: str) -> bool:
+            return not id.startswith("written ") and super().is_heldout(id)
+
+    for inner, expected in ((RPNArithmetic(), []), (Forgetful(), ["splits_disjoint"])):
+        report = check_environment("propose", {"inner": inner}, QUICK)
+        assert list(report.faults) == expected
+        states = {one.name: one.state for one in report.results}
+        assert states["near_duplicates"] is CheckState.NOT_TRIED, "its training prompts are no tasks"
+        assert states["oracle_max"] is CheckState.SOUND, "what the solver is asked has right answers"
+        assert "written by the policy" in report.table()
+
+
 def test_a_fault_that_is_intended_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["env", "check", f"{HERE}:SharedRows", "--tasks", "8", "--allow", "splits_disjoint"]
     assert run(arguments) == 0
@@ -142,7 +164,7 @@ def test_a_mistake_of_the_user_ends_with_2(arguments: list[str], said: str, caps
 
 
 def test_rewards_are_held_to_a_given_range() -> None:
-    report = check_environment("sorting", {}, replace(QUICK, reward_range=parse_range("0,0.5")))
+    report = check_environment("sorting", {}, replace(QUICK, reward_range=parse_range("env check", "0,0.5")))
     assert "reward_well_formed" in report.faults
 
 
@@ -248,6 +270,13 @@ def test_the_worst_result_of_a_check_counts() -> None:
         ("task_ids", CheckState.FAULT, 7),
     ]
     assert "two" in report.table() and "e.g. e" in report.table()
+
+
+def test_a_near_duplicate_with_another_answer_is_a_warning() -> None:
+    """A policy that knows the training tasks by heart gives a wrong answer to it."""
+    for name, state in (("Paraphrased", CheckState.FAULT), ("ParaphrasedOtherwise", CheckState.WARNING)):
+        found = check_duplicates(CheckedEnvironment.open(f"{HERE}:{name}", {}))
+        assert [one.state for one in found if "held-out" in one.text and one.hits] == [state]
 
 
 def test_a_text_that_all_tasks_share_tells_no_answer() -> None:

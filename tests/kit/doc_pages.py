@@ -71,6 +71,7 @@ SMALLER = {
     "tool_use": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0"],
     "algorithms_study/arithmetic": [*WARM_UP, *STEPS, *LOOKS],
     "reasoning_gym": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0", "evaluation.interim_tasks=4"],
+    "families": ["training.schedule.inner_steps=2", *STEPS, *LOOKS],
     "refine": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0", "evaluation.interim_tasks=4"],
     **{
         name: [*STEPS, *LOOKS, "evaluation.k=2", "rollout.max_tokens=8", "engine.threads=1"]
@@ -145,6 +146,7 @@ SHOWN = {
     ),
     "rlvr train --config-name=dataset model.name=./SmolLM2-135M-Instruct.Q4_1.gguf": "tests/engine/test_engine_gguf.py",
     "python -m benchmarks.algorithm_study": "tests/benchmarks/test_algorithm_study.py",
+    "python -m benchmarks.algorithm_rates": "tests/benchmarks/test_algorithm_rates.py",
     "rlvr demo": "tests/cli/test_demo.py",
     "rlvr env export": "tests/envs/test_environment_export.py",
     "inspect eval": "tests/envs/test_inspect_model.py",

@@ -22,6 +22,7 @@ from rlvr.training import (
     run_diagnosis,
     tester_findings,
     update_findings,
+    verdict_findings,
 )
 from rlvr.training.answer_form import Acceptance, AnswerForm
 from rlvr.training.diagnosis import findings, format_findings
@@ -207,6 +208,41 @@ def test_entropy_that_fell_to_nothing_and_entropy_that_rose_are_found():
     for row in gone:
         row["env/all/correct"] = 0.94
     assert findings(gone) == [], "a policy that solves its tasks may be sure of itself"
+
+
+@pytest.mark.parametrize(
+    ("false_accept", "false_refusal", "silent", "code", "says", "remedy"),
+    [
+        (
+            0.97,
+            0.02,
+            0.0,
+            "verifier_collapsed",
+            "97% of the wrong answers, 98% of the right",
+            "higher env.kwargs.right",
+        ),
+        (0.02, 0.96, 0.0, "verifier_collapsed", "2.0% of the wrong answers, 4.0% of", "lower env.kwargs.right_share"),
+        (0.60, 0.10, 0.0, "verifier_fooled", "60% of the wrong answers, 90% of the right", "env.kwargs.truth_share"),
+        (0.97, None, 0.0, "verifier_fooled", "accepts 97% of the wrong answers:", "env.kwargs.opponent=self"),
+        (0.00, 1.00, 0.9, "verdicts_unreadable", "90% of the verdicts", "env.kwargs.verdict_share"),
+        (0.20, 0.30, 0.1, None, "", ""),
+        (None, 0.00, 0.0, None, "", ""),  # no answer is wrong: accepting all of them is right
+        (0.00, None, 0.0, None, "", ""),
+    ],
+)
+def test_a_verifier_that_collapsed_or_is_fooled_is_found(
+    false_accept: float | None, false_refusal: float | None, silent: float, code: str | None, says: str, remedy: str
+):
+    names = {"false_accept": false_accept, "false_refusal": false_refusal, "unreadable": silent}
+    found = findings(rows(**{f"env__all__verdicts__{name}": value for name, value in names.items()}))
+    assert codes(found) == ({code: "problem"} if code else {})
+    assert all(says in one.fact and remedy in one.remedy for one in found)
+
+
+def test_a_collapsed_verifier_explains_that_no_group_has_signal():
+    verdicts = {"env__all__verdicts__false_accept": 0.0, "env__all__verdicts__false_refusal": 1.0}
+    same = {"reward__max": 0.0, "reward": 0.0, "env__all__correct": 0.0, "frac_groups_with_signal": 0.0, "updates": 0.0}
+    assert codes(findings(rows(**verdicts, **same))) == {"verifier_collapsed": "problem"}
 
 
 def test_entropies_at_several_temperatures_are_not_compared():
@@ -535,7 +571,8 @@ def test_the_watch_names_the_kind_of_a_run_that_stalls_far_from_the_best():
 
 def test_every_setting_that_a_remedy_names_exists():
     """A remedy that cannot be typed is none."""
-    modules = (answer_form, baseline, diagnosis, proposal_findings, tester_findings, update_findings, run_diagnosis)
+    findings_of = (proposal_findings, tester_findings, update_findings, verdict_findings)
+    modules = (answer_form, baseline, diagnosis, *findings_of, run_diagnosis)
     trees = [ast.parse(Path(m.__file__).read_text(encoding="utf-8")) for m in modules]
     nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
     source = "\n".join(node.value for node in nodes if isinstance(node.value, str))
@@ -549,7 +586,8 @@ def test_every_setting_that_a_remedy_names_exists():
 def test_the_troubleshooting_page_lists_every_finding_and_no_other():
     trees = [
         ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-        for module in (answer_form, diagnosis, proposal_findings, tester_findings, update_findings, run_diagnosis)
+        for module in (answer_form, diagnosis, proposal_findings, tester_findings)
+        + (update_findings, verdict_findings, run_diagnosis)
     ]
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     made = {ast.literal_eval(call.args[1]) for call in calls if getattr(call.func, "id", "") == "Finding"}

@@ -39,10 +39,12 @@ CONSTANTS = (
 
 
 def list_words(environment: CheckedEnvironment) -> list[str]:
-    """Words that its policy may say: its vocabulary (not one of all characters), else moves that it is shown
+    """Words its policy may say: its choices, its vocabulary (not one of all characters), else moves that it is shown
     (`[hit]`), and the words of its references and of what it is shown first, the most frequent.
     """
     source = environment.source
+    if choices := getattr(source, "choices", ()):
+        return list(choices)[:MOST_WORDS]
     if source.vocabulary and (len(source.vocabulary) <= MOST_WORDS or max(map(len, source.vocabulary)) > 1):
         ends = {source.end_word, source.pad_word, None}
         return [word for word in source.vocabulary if word not in ends and word.strip()][:MOST_WORDS]

@@ -154,7 +154,9 @@ CHECKS = {
         "statistical.training_signal",
     ),
     "near_duplicates": CheckSpec(
-        "signal", "tasks differ by more than a few words", "word sequences of held-out prompts in training prompts"
+        "signal",
+        "tasks differ by more than a few words",
+        "word sequences of held-out prompts in training prompts; with another answer a warning",
     ),
     "length_bias": CheckSpec(
         "signal", "length alone earns nothing", "random words, 1 to 150: R^2 and effect of length"

@@ -16,6 +16,8 @@ from rlvr.audits.environment.check_report import CheckResult, CheckState, not_tr
 from rlvr.audits.environment.scripted_play import CheckedEnvironment, EndlessEpisode, PlayedEpisode
 from rlvr.core.types import Outcome, Task
 from rlvr.core.verdict_reasons import EPISODE_FAILED
+from rlvr.envs.gym.gym_session import OUT_OF_RANGE
+from rlvr.reward.environment import NAME as ENVIRONMENT
 
 SLOW_S = 5.0  # an episode that takes longer stops a run from using its time
 GROWTH_BYTES = 1024  # an episode may keep
@@ -32,7 +34,10 @@ def key_of(task: Task) -> tuple[Any, ...]:
 def check_tasks(environment: CheckedEnvironment) -> list[CheckResult]:
     """Ids, splits, and draws that are repeated."""
     train, heldout = environment.scanned, environment.scanned_heldout
-    return [_check_ids(train, heldout), *_check_splits(train, heldout), _check_seeds(environment, train, heldout)]
+    splits = _check_splits(train, heldout)
+    if environment.source.writes_tasks:
+        splits = [_check_proposals(environment)]
+    return [_check_ids(train, heldout), *splits, _check_seeds(environment, train, heldout)]
 
 
 def _check_ids(train: Sequence[Task], heldout: Sequence[Task]) -> CheckResult:
@@ -59,6 +64,15 @@ def _check_splits(train: Sequence[Task], heldout: Sequence[Task]) -> list[CheckR
     ]
     compared = f"held-out tasks are among {len(train)} training tasks"
     return [report_share("splits_disjoint", hits, len(heldout), compared)]
+
+
+def _check_proposals(environment: CheckedEnvironment) -> CheckResult:
+    """That the policy cannot write held-out tasks: an episode in which it does ends with that turn."""
+    asked = [(environment.train[0], (task.prompt_text, "x")) for task in environment.heldout if environment.train]
+    hits = [
+        one.turns[0][-80:] for one in environment.play_alone(asked) if len(one.observations) > 2
+    ]  # the solver had a turn
+    return report_share("splits_disjoint", hits, len(asked), "held-out tasks can be written by the policy and trained")
 
 
 def _check_seeds(environment: CheckedEnvironment, train: Sequence[Task], heldout: Sequence[Task]) -> CheckResult:
@@ -168,8 +182,9 @@ def check_rewards(environment: CheckedEnvironment, bounds: tuple[float, float] |
     """Of all that was played: rewards that are no number, out of range, or given twice."""
     seen = environment.seen
     low, high = bounds or _find_range(environment) or (-math.inf, math.inf)
+    is_of_turns = bounds is None and environment.reward.name == ENVIRONMENT  # as in Gym: not of their sum
     hits = [f"{one.score.detail.strip()[-110:]} for {one.text[-30:]!r}" for one in seen if _is_no_number(one)]
-    values = [(value, one) for one in seen for value in (one.value, *one.rewards) if value is not None]
+    values = [(value, one) for one in seen for value in _list_values(one, is_of_turns) if value is not None]
     hits += [
         f"{value:g} for {one.text[-60:]!r}, expected {low:g} to {high:g}"
         for value, one in values
@@ -189,15 +204,24 @@ def check_rewards(environment: CheckedEnvironment, bounds: tuple[float, float] |
     return [report_share("reward_well_formed", hits, len(seen), text), _check_attribution(environment)]
 
 
+def _list_values(one: PlayedEpisode, is_of_turns: bool) -> Sequence[float | None]:
+    """The rewards that must be in range: each turn's, and unless it is one of turns the whole one's."""
+    return one.rewards if is_of_turns and one.rewards else (one.value, *one.rewards)
+
+
 def _is_no_number(one: PlayedEpisode) -> bool:
     said = f"{one.score.detail} {one.raised}"
-    return one.score.reason in NOT_FINITE or "finite number" in said or "is not finite" in said
+    return one.score.reason in NOT_FINITE or any(
+        words in said for words in ("finite number", "expected a number", "is not finite", OUT_OF_RANGE)
+    )
 
 
 def _find_range(environment: CheckedEnvironment) -> tuple[float, float] | None:
-    """The `reward_range` that an environment declares, as Gym's did."""
+    """The `reward_range` that an environment declares, as Gym's did, or else its verifier."""
     given = getattr(environment.source, "reward_range", None)
-    return tuple(given) if isinstance(given, (tuple, list)) and len(given) == 2 else None  # pyright: ignore
+    if isinstance(given, (tuple, list)) and len(given) == 2:  # pyright: ignore
+        return tuple(given)  # pyright: ignore
+    return None if environment.reward.environment_weight else environment.reward.reward_range
 
 
 def _check_attribution(environment: CheckedEnvironment) -> CheckResult:

@@ -79,17 +79,6 @@ class CheckOptions:
             )
 
 
-def parse_range(text: str | None) -> tuple[float, float] | None:
-    """`0,1` as two numbers; ValueError for anything else."""
-    if text is None:
-        return None
-    try:
-        low, high = map(float, text.split(","))
-    except ValueError:
-        raise ValueError(f"env check: --reward-range {text!r}, expected two numbers, such as 0,1") from None
-    return low, high
-
-
 def check_environment(
     name: str, kwargs: Mapping[str, Any], options: CheckOptions, log: Callable[[str], None] = lambda text: None
 ) -> EnvironmentReport:
@@ -117,11 +106,13 @@ def check_environment(
             sampler = stack.enter_context(open_to_sample(options.model, [], log))
             policy = SampledEnvironment(load(sampler.get_tokenizer()), sampler)
         results = _run_checks(environment, options, policy, log)
-    facts = {
+    facts: dict[str, Any] = {
         "reward": environment.reward.formula,
         "tasks": len(environment.tasks),
         "references": sum(one.tried for one in results if one.name == "reward_reachability"),
     }
+    if environment.source.writes_tasks:
+        facts["training tasks"] = "written by the policy, so the held-out ones are tried"
     return EnvironmentReport.of(name, results, time.perf_counter() - start, facts, options.allow)
 
 

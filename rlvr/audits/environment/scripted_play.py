@@ -187,8 +187,9 @@ class CheckedEnvironment:
 
     @cached_property
     def tasks(self) -> list[Task]:
-        """The tasks that are tried: of training; of a test set those held out, and of a game of several roles, since
-        one role is played there against an opponent and turns are scripted for one."""
+        """The tasks that are tried: of training; of a test set those held out, and where there are several roles, since
+        one is played there (against an opponent, or on tasks that the policy did not write) and turns are scripted for
+        one."""
         return self.heldout if self.source.roles else self.train or self.heldout
 
     @cached_property
@@ -337,6 +338,16 @@ class CheckedEnvironment:
                 if one.task.id not in best or (one.value or 0.0) > (best[one.task.id].value or 0.0):
                     best[one.task.id] = one
             waiting = {id: held for id, held in waiting.items() if id in best and not best[id].passed}
+        return self._shorten(best)
+
+    def _shorten(self, best: dict[str, PlayedEpisode]) -> dict[str, PlayedEpisode]:
+        """The references without turns that their episodes never ask for, as they end before: such a last turn could be
+        anything."""
+        for count in range(1, max((len(one.turns) for one in best.values() if one.passed), default=1)):
+            longer = [one for one in best.values() if one.passed and len(one.turns) > count]
+            for one, cut in zip(longer, self.play([(one.task, one.turns[:count]) for one in longer]), strict=True):
+                if cut.passed and cut.value == one.value:
+                    best[one.task.id] = cut
         return best
 
     def search_turns(self, words: Sequence[str], tasks: int = 6) -> None:

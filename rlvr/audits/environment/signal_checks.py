@@ -13,8 +13,8 @@ from rlvr.audits.environment.scripted_play import CheckedEnvironment, PlayedEpis
 from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import SamplingClient
 from rlvr.core.task_statistics import share_interval
-from rlvr.core.types import Outcome, Trajectory, group_by, mean, std
-from rlvr.envs.near_duplicates import choose_heldout_to_compare, find_near_duplicates
+from rlvr.core.types import Outcome, Task, Trajectory, group_by, mean, std
+from rlvr.envs.near_duplicates import NearDuplicate, choose_heldout_to_compare, find_near_duplicates
 from rlvr.rollout.episodes import open_groups, rollout
 from rlvr.rollout.scoring import score
 
@@ -103,24 +103,40 @@ def _sample(policy: SampledEnvironment, samples: int) -> list[list[tuple[float |
     return [[(one.reward, one.scores[name].outcome is Outcome.PASSED) for one in own] for own in by_group.values()]
 
 
+def has_same_answer(environment: CheckedEnvironment, one: Task, other: Task) -> bool:
+    """Whether what is known of one task answers the other, as far as answers are known."""
+    answers = [environment.find_answer(task) for task in (one, other)]
+    return None in answers or answers[0] == answers[1]
+
+
+def _show_near(one: NearDuplicate) -> str:
+    return f"{100 * one.share:.0f}% of {one.heldout.prompt_text[:70]!r} is in {one.train.id!r}"
+
+
 def check_duplicates(environment: CheckedEnvironment) -> list[CheckResult]:
     """Held-out prompts that nearly repeat a training prompt, and training prompts that stand there more than once."""
     source, train = environment.source, environment.scanned
     heldout = choose_heldout_to_compare(environment.scanned_heldout)
     if not train:
         return [not_tried("near_duplicates", "there is no training task")]
+    if source.writes_tasks:
+        return [not_tried("near_duplicates", "the policy writes the training tasks")]
     prompts = Counter(task.prompt_text for task in train)
     is_telling = bool(source.size) or prompts.most_common(1)[0][1] <= max(2, len(train) // 10)
     if not heldout or not is_telling:
         return [not_tried("near_duplicates", "no held-out task, or prompts that do not tell tasks apart")]
     near = find_near_duplicates(heldout, train)
-    hits = [f"{100 * one.share:.0f}% of {one.heldout.prompt_text[-60:]!r} is in {one.train.id!r}" for one in near]
-    results = [report_share("near_duplicates", hits, len(heldout), "held-out prompts nearly repeat one", MANY_NEAR)]
+    alike = [one for one in near if has_same_answer(environment, one.heldout, one.train)]
+    text = "held-out prompts nearly repeat one with the same answer"
+    results = [report_share("near_duplicates", list(map(_show_near, alike)), len(heldout), text, MANY_NEAR)]
+    if others := [_show_near(one) for one in near if one not in alike]:
+        text = "held-out prompts nearly repeat one with another answer"
+        results.append(report_share("near_duplicates", others, len(heldout), text, state=CheckState.WARNING))
     if source.size:  # an epoch has each row once
         twice = [f"{text[-80:]!r} {n} times" for text, n in prompts.items() if n > 1 and text.strip()]
         results.append(report_share("near_duplicates", twice, len(prompts), "training prompts repeat", MANY_NEAR))
     inside = [one for one in find_near_duplicates(train[:INSIDE], train[INSIDE:]) if one.heldout.id != one.train.id]
-    hits = [f"{100 * one.share:.0f}% of {one.heldout.prompt_text[-60:]!r} is in {one.train.id!r}" for one in inside]
+    hits = list(map(_show_near, inside))
     text = "training prompts nearly repeat another one"
     results.append(report_share("near_duplicates", hits, len(train[:INSIDE]), text, state=CheckState.WARNING))
     return results

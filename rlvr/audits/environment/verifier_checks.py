@@ -64,7 +64,7 @@ def check_references(environment: CheckedEnvironment) -> list[CheckResult]:
     broken = [f"{one.score.reason}: {one.score.detail.strip()[-90:]} for {one.text[-40:]!r}" for one in found.values()
               if one.value is None]  # fmt: skip
     passes = report_share("oracle_max", hits, len(found), "reference solutions are refused", REFUSED)
-    if environment.source.roles:
+    if environment.source.roles and not environment.source.writes_tasks:
         passes = not_tried("oracle_max", "in a game of several roles the best turns may lose")
     return [
         passes,

@@ -162,7 +162,7 @@ class MockTrainingClient:
     capabilities = ClientCapabilities(
         "mock",
         losses=FORMULAS.keys(),
-        features=frozenset({Feature.EXTRA_INPUTS, Feature.REFERENCE, Feature.OWN_LOSS}),
+        features=frozenset(Feature) - {Feature.FULL_LOGITS, Feature.STEPPERS, Feature.CRITIC},
         scores_at_temperature=True,
     )
 
@@ -271,6 +271,14 @@ class MockTrainingClient:
 
     def load_state_with_optimizer(self, path: str) -> Future[None]:
         return LazyFuture.from_value(self.policy.load(Path(path), optimizer=True))
+
+    def interpolate(self, path: str, share: float) -> Future[None]:
+        """Go from the weights saved at `path` that share of the way to the present ones, with a fresh optimizer."""
+        logits, version = self.policy.logits, self.policy.version
+        self.policy.load(Path(path), optimizer=False)
+        self.policy.logits += share * (logits - self.policy.logits)
+        self.policy.version = version + 1
+        return LazyFuture.from_value(None)
 
     def create_sampling_client(self, model_path: str | None = None) -> MockSamplingClient:
         """A sampler for the weights as they are now, or for those saved at `model_path`."""

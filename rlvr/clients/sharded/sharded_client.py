@@ -45,7 +45,7 @@ from rlvr.core.protocols import CustomLoss, Feature, SamplingClient
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
 
 SHARDED_CAPABILITIES = replace(
-    LOCAL_CAPABILITIES, name="sharded", features=LOCAL_CAPABILITIES.features - {Feature.CRITIC}
+    LOCAL_CAPABILITIES, name="sharded", features=LOCAL_CAPABILITIES.features - {Feature.CRITIC, Feature.INTERPOLATION}
 )
 
 
