@@ -465,7 +465,7 @@ def environment_ranking() -> str:
     """What `rlvr env check` found in each environment: the file of `benchmarks.environment_ranking`."""
     given = json.loads((ROOT / "docs" / "audits" / "environments.json").read_text(encoding="utf-8"))
     rows = [[f"`{one['name']}`", one["version"], *_show_findings(one)] for one in given if not one["reason"]]
-    missing = [[f"`{one['name']}`", one["version"], _cell(one["reason"])] for one in given if one["reason"]]
+    missing = [[f"`{one['name']}`", one["version"], _quote_finding(one["reason"])] for one in given if one["reason"]]
     clean = sum(not one["faults"] and not one["warnings"] for one in given if not one["reason"])
     lead = f"{len(rows)} environments, of which {clean} have neither a fault nor a warning:"
     parts = [lead, _table(["environment", "version", "faults", "warnings", "the worst finding"], rows)]
@@ -476,10 +476,10 @@ def environment_ranking() -> str:
 
 def _show_findings(one: dict[str, Any]) -> list[str]:
     found = [*one["faults"].values(), *one["warnings"].values()]
-    return [*(", ".join(one[state]) for state in ("faults", "warnings")), _cell(found[0]) if found else ""]
+    return [*(", ".join(one[state]) for state in ("faults", "warnings")), _quote_finding(found[0]) if found else ""]
 
 
-def _cell(text: str, most: int = 150) -> str:
+def _quote_finding(text: str, most: int = 150) -> str:
     """A text of a program in a cell of a table."""
     text = " ".join(text.replace("|", "/").replace("`", "'").replace("<", "‹").replace(">", "›").split())
     return text if len(text) <= most else f"{text[:most]}…"

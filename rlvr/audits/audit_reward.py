@@ -7,7 +7,7 @@ report.failed, report.data[0]["false_positive"], print(report)
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,11 @@ def audit(
     """
     with name_caller("rlvr.audit", options=OPTIONS):
         name, named = ("", dict(options or {})) if reward is None else name_reward(reward, options)
-        others = [against] if isinstance(against, str) or callable(against) else list(against)
+        for argument, given in (("show", show), ("samples", samples)):
+            if given is not None and (not isinstance(given, int) or given < 0):
+                raise argument_error(f"{argument}={given!r}, expected a whole number of at least 0")
+        is_list = isinstance(against, Iterable) and not isinstance(against, str) and not callable(against)
+        others = list[Any](against) if is_list else [] if against is None else [against]
         command = Audit(
             name,
             named,

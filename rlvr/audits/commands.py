@@ -56,8 +56,8 @@ def parse_range(command: str, text: str | None) -> tuple[float, float] | None:
 def check_shares(command: str, **options: float) -> None:
     """ValueError for an option, by its name in Python, that is no share."""
     for name, share in options.items():
-        if not 0 <= share <= 1:
-            option = f"--{name.replace('_', '-')} {share:g}"
+        if not isinstance(share, (int, float)) or not 0 <= share <= 1:
+            option = f"--{name.replace('_', '-')} {share!r}"
             raise ValueError(f"{command}: {option}, expected a share from 0 to 1, such as 0.05")
 
 

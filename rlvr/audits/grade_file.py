@@ -118,6 +118,10 @@ def _score_in_worker(
     return score_rows(_worker_reward[0], answers)
 
 
+def _count_rows(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"
+
+
 @dataclass
 class VerdictCounts:
     """Counts over all rows of the output; `kept` of them come from earlier calls."""
@@ -148,7 +152,7 @@ class VerdictCounts:
     def table(self) -> str:
         """The pass rate of the judged rows, and each outcome with its reasons, as text."""
         judged, passed = self.rows - self.unjudged, self.outcomes[Outcome.PASSED.value]
-        lines = [f"{self.rows:,} rows" + (f", {self.kept:,} of them graded before" if self.kept else "")]
+        lines = [_count_rows(self.rows) + (f", {self.kept:,} of them graded before" if self.kept else "")]
         if judged:
             rate = self.rate.interval()
             several = f"; answers to {self.rate.num_tasks:,} tasks" if self.rate.num_tasks < judged else ""
@@ -157,7 +161,7 @@ class VerdictCounts:
                 f"{several}"
             )
         if self.unjudged:
-            lines.append(f"{self.unjudged:,} rows could not be judged (error, invalid): no rate counts them")
+            lines.append(f"{_count_rows(self.unjudged)} could not be judged (error, invalid): no rate counts them")
         for outcome in Outcome:
             reasons = {reason: n for (kind, reason), n in self.reasons.most_common() if kind == outcome.value}
             if reasons:

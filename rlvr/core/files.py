@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -30,6 +31,8 @@ def check_name(name: str, what: str) -> str:
 def write_atomic(path: Path, content: bytes | str) -> None:
     """Replace `path` by `content`: after a crash there is the old file or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, f"no folder for {path.name}; make it first", str(path.parent))
     try:
         with open(temporary, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)

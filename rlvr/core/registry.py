@@ -58,7 +58,7 @@ class Registry(Generic[T]):
             if (file := Path(name)).suffix == ".py":
                 raise ValueError(f"unknown {self.kind} {name!r}: {_name_module(file, 'NAME')}, a name of that file")
             raise ValueError(
-                f"unknown {self.kind} {name!r}{did_you_mean(str(name), self._entries)}; known: "
+                f"unknown {self.kind} {name!r}{did_you_mean(name, self._entries)}; known: "
                 f"{', '.join(self.names())}; or a path 'package.module:function'{describe_plugins()}"
             )
         return self._entries[name][0]
@@ -71,10 +71,10 @@ class Registry(Generic[T]):
         return next((entry for entry, registered in self._entries.values() if registered is function), None)
 
 
-def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+def did_you_mean(name: object, known: Iterable[str], cutoff: float = 0.5) -> str:
     """` (did you mean 'boxed'?)`, or "" if no known name is as near as `cutoff`, at most 1."""
     by_lower = {k.lower(): k for k in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=cutoff)
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
 
 

@@ -28,7 +28,15 @@ from rlvr.runs.compare_checkpoints import LAST, START, compare_checkpoints
 from rlvr.runs.evaluate_weights import evaluate_weights
 from rlvr.runs.export_weights import ExportForm, export_weights
 from rlvr.runs.own_loop import LOOP_SETTINGS
-from rlvr.runs.program_settings import ARGUMENTS, name_arguments, name_options, read_data, read_model, settings_of
+from rlvr.runs.program_settings import (
+    ARGUMENTS,
+    name_arguments,
+    name_options,
+    read_data,
+    read_model,
+    read_path,
+    settings_of,
+)
 from rlvr.runs.train import train_config
 from rlvr.runs.user_messages import be_quiet, print_message
 from rlvr.tracking import RunConsole, evaluation_table
@@ -321,7 +329,7 @@ def train(
     """
     limit_spinning()
     with name_caller("rlvr.train", ARGUMENTS), be_quiet(quiet):
-        values = settings_of(Path(root), model, data, reward, heldout, **settings)
+        values = settings_of(read_path("root", root), model, data, reward, heldout, **settings)
         name, file = find_config(config, values)
         if "run.name" not in values:
             told = {key: value for key, value in values.items() if key != "callbacks"}  # they change nothing
@@ -358,12 +366,13 @@ def evaluate(
             f"arguments are weights, data, reward, config, like, {', '.join(EvaluateArguments.__annotations__)}"
         )
     with name_caller("rlvr.evaluate", EvaluateArguments.__annotations__), be_quiet(quiet):
-        values = settings_of(Path(root), None, data, reward, function="evaluate", **settings)
+        root = read_path("root", root)
+        values = settings_of(root, None, data, reward, function="evaluate", **settings)
         if values.get("env.name") == "dataset" and "env.kwargs.heldout_path" not in values:
             values["env.kwargs.heldout_fraction"] = 1
         place: Any = weights.folder if isinstance(weights, Run) else weights
         if not isinstance(place, (str, Path)):
-            place = read_model(place, values, Path(root))["model.name"]
+            place = read_model(place, values, root)["model.name"]
         del values["run.root"]
         name, file = find_config(config, values)
         run = Path(like.folder if isinstance(like, Run) else like) if like is not None else None
@@ -413,5 +422,5 @@ def find_config(config: str | Path | None, values: Mapping[str, Any]) -> tuple[s
     if config is None:
         is_rows = "dataset" in (values.get("env.name"), values.get("env.kwargs.inner"))  # an agent may play the rows
         return ("dataset", None) if is_rows else (None, None)
-    is_file = isinstance(config, Path) or Path(config).suffix in (".yaml", ".yml")
+    is_file = isinstance(config, Path) or read_path("config", config).suffix in (".yaml", ".yml")
     return (None, str(config)) if is_file else (str(config), None)

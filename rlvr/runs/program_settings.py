@@ -152,6 +152,13 @@ def argument_error(text: str) -> ValueError:
     return ValueError(f"{found[1] if found else 'train'}: {text}")
 
 
+def read_path(argument: str, given: Any) -> Path:
+    """The path that an argument is; ValueError for what is none."""
+    if not isinstance(given, (str, Path)):
+        raise argument_error(f"{argument}={given!r:.80} is of type {type(given).__name__}, expected a path")
+    return Path(given)
+
+
 def name_arguments(message: str, known: Iterable[str]) -> str:
     """The message, and which of the `known` arguments stand for the keys that it names."""
     named = {key: name for name, key in ARGUMENTS.items() if name in known}
@@ -402,9 +409,10 @@ def _list_lines(data: Any, what: str, column: str = "prompt") -> tuple[list[Any]
     elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
         data = data.to_dict("records")
     if not isinstance(data, Iterable) or isinstance(data, (str, Mapping)):
+        others = "a file, or an environment" if what in ("data", "heldout") else "or a file"
         raise argument_error(
-            f"{what} is of type {type(data).__name__}; expected rows (a list, a generator, a "
-            "datasets.Dataset, a DataFrame), a file, or an environment"
+            f"{what} is of type {type(data).__name__}; expected rows (a list, a generator, a datasets.Dataset, a "
+            f"DataFrame), {others}"
         )
     rows = [{column: row} if isinstance(row, str) else row for row in data]
     lines = [_write_row(row, f"row {number} of {what}", column) for number, row in enumerate(rows, 1)]
@@ -447,6 +455,8 @@ def read_reward(reward: Any) -> dict[str, Any]:
     if isinstance(reward, tuple) and len(reward) == 2 and isinstance(reward[1], Real):
         reward = [reward]
     if isinstance(reward, (list, tuple)):
+        if not reward:
+            raise argument_error("the list of rewards is empty; give at least one, a function or a name")
         return {"reward.type": "composite", "reward.kwargs.rewards": [_read_part(part) for part in reward]}
     kwargs = reward.kwargs if isinstance(reward, Reward) else {}
     return {"reward.type": _name_reward(reward), **({"reward.kwargs": kwargs} if kwargs else {})}

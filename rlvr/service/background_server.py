@@ -19,7 +19,7 @@ from rlvr.config.compose import to_word
 from rlvr.core.registry import did_you_mean
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.runs.library import Run, name_caller
-from rlvr.runs.program_settings import argument_error, flatten, read_model
+from rlvr.runs.program_settings import argument_error, flatten, read_model, read_path
 from rlvr.runs.user_messages import name_missing_extra, print_message
 from rlvr.web.logs import log_to_file
 
@@ -129,7 +129,12 @@ def serve(
         if isinstance(port, bool) or not isinstance(port, int):
             raise argument_error(f"port={port!r}, expected a whole number; 0 takes any free port")
         say = _ignore if quiet else print_message
-        place = Path(state) if state is not None else Path("runs") / ("service" if service else "server")
+        for name, kind, expected in (("log", str, "a log level, as text"), ("trainers", int, "a whole number")):
+            if not isinstance(settings.get(name, kind()), kind):
+                raise argument_error(f"{name}={settings[name]!r}, expected {expected}")
+        if (keys := settings.get("keys")) is not None:
+            read_path("keys", keys)
+        place = read_path("state", state) if state is not None else Path("runs") / ("service" if service else "server")
         open_it = _open_service if service else _open_engine
         opened = ExitStack()
         try:
@@ -186,6 +191,8 @@ def _name_models(model: Any, state: Path) -> list[str]:
     if isinstance(model, Mapping) and "model_type" in model:
         raise argument_error("model is a configuration, which has no weights; give a folder, or a model")
     if isinstance(model, Mapping):
+        if wrong := next((name for name in model if not name or "=" in str(name)), None):
+            raise argument_error(f"model has the name {wrong!r}, expected one for clients, without =")
         return [f"{name}={_find_place(one, state)}" for name, one in model.items()]
     given = model if isinstance(model, (list, tuple)) else [model]
     return [_find_place(one, state) for one in given]

@@ -21,7 +21,7 @@ from rlvr.core.cpu_budget import limit_spinning
 from rlvr.core.files import read_json, write_atomic
 from rlvr.core.registry import find_own
 from rlvr.runs.library import QuietConsole, Run, find_config, name_caller
-from rlvr.runs.program_settings import ARGUMENTS, INPUTS, argument_error, settings_of
+from rlvr.runs.program_settings import ARGUMENTS, INPUTS, argument_error, read_path, settings_of
 from rlvr.runs.user_messages import be_quiet, mask_secrets, print_message
 from rlvr.studies import SPECIFICATION
 from rlvr.studies.seed_curves import plot_seeds, read_study
@@ -54,6 +54,8 @@ class Study:
     """A study on disk: its runs, its table, its pictures. Printed, it is the table."""
 
     def __init__(self, folder: str | Path) -> None:
+        if not isinstance(folder, (str, Path)):
+            raise ValueError(f"Study: {folder!r:.80} is of type {type(folder).__name__}; expected the path of a folder")
         self.folder = Path(folder)
         if not (self.folder / SPECIFICATION).exists():
             raise ValueError(f"Study: {self.folder} is no folder of a study (no {SPECIFICATION}); give one")
@@ -151,7 +153,9 @@ def study(
         variables = _read_environment(environment)
         if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1):
             raise argument_error(f"jobs={jobs!r}, expected a whole number of at least 1; leave it out for the default")
-        plan = _plan(Path(root), given, axes, variables, _read_seeds(seeds), name, config)
+        if name is not None and (not isinstance(name, str) or not name):
+            raise argument_error(f"name={name!r}, expected text; leave it out for one made of a hash")
+        plan = _plan(read_path("root", root), given, axes, variables, _read_seeds(seeds), name, config)
         own = find_own([variant.config for variant in plan.variants])
         if own and (jobs or 1) > 1:
             raise argument_error(
@@ -178,9 +182,10 @@ def _read_seeds(seeds: Any) -> tuple[int, ...]:
         return parse_seeds(seeds)
     is_list = isinstance(seeds, Iterable) and not isinstance(seeds, Mapping)
     found: list[Any] = [seed.item() if hasattr(seed, "item") else seed for seed in seeds] if is_list else []
-    if not found or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in found):
+    if not found or not all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in found):
         raise argument_error(
-            f"seeds={seeds!r:.80}, expected integers: seeds=[1, 2, 3], seeds=range(1, 6), or text: seeds='1..5,7'"
+            f"seeds={seeds!r:.80}, expected integers from 0: seeds=[1, 2, 3], seeds=range(1, 6), or text: "
+            "seeds='1..5,7'"
         )
     return parse_seeds(",".join(map(str, found)))
 
@@ -200,6 +205,8 @@ def _read_axes(compare: Any, given: Mapping[str, Any]) -> list[tuple[str, dict[s
             raise argument_error(f"compare: {key} is nothing to compare; {remedy}")
         if isinstance(values, Mapping):
             labelled = {str(label): value for label, value in values.items()}
+            if len(labelled) < len(values):
+                raise argument_error(f"compare: two values of {key} have the same name; names are {list(values)}")
         elif isinstance(values, Iterable) and not isinstance(values, str):
             labelled = _label_values(key, [_keep_rows(value) for value in values])
         else:
@@ -242,7 +249,9 @@ def _read_environment(environment: Any) -> list[tuple[str, list[str]]]:
         )
     variables: list[tuple[str, list[str]]] = []
     for variable, value in (environment or {}).items():
-        values = [value] if isinstance(value, (str, int)) else list(value)
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
+        if not all(isinstance(one, (str, int)) for one in values):
+            raise argument_error(f"environment: {variable!r}: {value!r:.80}, expected text, or a list of texts")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(variable)) or not values:
             raise argument_error(f"environment: {variable!r}: {value!r}, expected a variable and its value or values")
         variables.append((str(variable), [str(one) for one in values]))

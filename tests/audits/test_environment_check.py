@@ -12,7 +12,7 @@ import pytest
 from rlvr.audits.commands import parse_range
 from rlvr.audits.environment.check_report import CHECKS, CheckResult, CheckState, EnvironmentReport, report_share
 from rlvr.audits.environment.environment_check import CheckOptions, check_environment
-from rlvr.audits.environment.leak_checks import encode_answer, find_excess, holds, tail_probability
+from rlvr.audits.environment.leak_checks import encode_answer, find_choice, find_excess, holds, tail_probability
 from rlvr.audits.environment.scripted_play import CheckedEnvironment, EpisodeHangs, run_with_limit
 from rlvr.audits.environment.signal_checks import check_duplicates
 from rlvr.audits.environment.text_tokenizer import CHAT_TEMPLATE, TextTokenizer
@@ -277,6 +277,14 @@ def test_a_near_duplicate_with_another_answer_is_a_warning() -> None:
     for name, state in (("Paraphrased", CheckState.FAULT), ("ParaphrasedOtherwise", CheckState.WARNING)):
         found = check_duplicates(CheckedEnvironment.open(f"{HERE}:{name}", {}))
         assert [one.state for one in found if "held-out" in one.text and one.hits] == [state]
+
+
+def test_a_number_is_the_place_of_a_choice_in_a_row_alone() -> None:
+    """Lines such as `A: ...` in a text may be anything, and 1 its answer."""
+    environment = CheckedEnvironment.open(f"{HERE}:Sums", {})
+    text = "A: wire\nB: wire\nWhat comes out?"
+    asked = [Task(f"t{n}", text, {"answer": "1", **more}) for n, more in enumerate(({}, {"choices": ["x", "y"]}))]
+    assert [find_choice(environment, task) for task in asked] == [None, (["x", "y"], 1)]
 
 
 def test_a_text_that_all_tasks_share_tells_no_answer() -> None:

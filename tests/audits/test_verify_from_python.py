@@ -21,6 +21,7 @@ LABELLED = [{**row, "label": True} for row in ROWS] + [{**row, "response": "it i
 
 
 verify: Any = rlvr.verify  # for arguments of wrong types
+audit: Any = rlvr.audit
 
 
 def last_word(prompt: str, response: str, meta: dict[str, Any]) -> float:
@@ -55,6 +56,7 @@ def test_a_reward_may_be_a_function_a_lambda_an_object_or_a_list() -> None:
     mixed = rlvr.verify(ROWS, [(close, 0.75), (lambda prompt, response: 0.0, 0.25)])
     assert [one["value"] for one in mixed] == [0.75] * 20
     assert rlvr.verify(["it is 5", "no"], bound).counts.outcomes == {"passed": 1, "failed": 1}, "texts are completions"
+    assert str(rlvr.verify(["it"], bound)).startswith("1 row\n")
     assert rlvr.verify(ROWS, "keyword_contains", options={"keywords": ["no"]}, limit=3).counts.outcomes == {"failed": 3}
 
 
@@ -84,6 +86,9 @@ def test_ctrl_c_gives_the_verdicts_that_there_are() -> None:
         (lambda: rlvr.verify(ROWS, last_word, response_field="respons"), ["did you mean 'response'", "'prompt'"]),
         (lambda: verify(ROWS, "math", options=["x"]), ["verify: options=['x']", "by name"]),
         (lambda: rlvr.verify(ROWS, lambda prompt, response: 1.0, workers=2), ["workers=2", "into a module"]),
+        (lambda: verify(ROWS, last_word, response_field=3), ["response_field=3", "'response'"]),
+        (lambda: rlvr.verify(5, last_word), ["completions is of type int", "or a file"]),
+        (lambda: rlvr.verify(ROWS, []), ["verify: the list of rewards is empty"]),
         (lambda: rlvr.verify(ROWS, last_word, workers=0), ["workers=0", "at least 1"]),
         (lambda: rlvr.verify(ROWS, {"name": "math"}), ["reward is a mapping", "options="]),
         (lambda: rlvr.audit(last_word), ["audit: give one of attack or labelled=FILE"]),
@@ -91,6 +96,9 @@ def test_ctrl_c_gives_the_verdicts_that_there_are() -> None:
         (lambda: rlvr.audit(last_word, labelled=ROWS), ["labelled, row 1", "'label' that is true or false"]),
         (lambda: rlvr.audit(last_word, labelled=LABELLED, workers=2), ["workers and categories go with attack"]),
         (lambda: rlvr.audit(last_word, labelled=LABELLED, max_errors=5), ["max_errors=5", "0 to 1"]),
+        (lambda: audit(last_word, labelled=LABELLED, max_errors="5"), ["max_errors='5'", "0 to 1"]),
+        (lambda: audit(last_word, labelled=LABELLED, against=5), ["audit: a reward is of type int"]),
+        (lambda: audit(last_word, labelled=LABELLED, show="all"), ["show='all'", "a whole number"]),
         (lambda: rlvr.audit(last_word, labelled=LABELLED, allow="case"), ["allow=['case']"]),
         (lambda: rlvr.audit(env="gsm8k"), ["env='gsm8k'", "reasoning_gym"]),
         (lambda: rlvr.audit("code", attack=True, against="math"), ["against goes with labelled"]),
@@ -114,6 +122,8 @@ def test_an_audit_of_a_function_of_the_program_reports_what_the_command_prints(t
     assert rlvr.audit(close, labelled=LABELLED, allow=allowed, quiet=True).failed, "it accepts 99 for 9"
     assert not rlvr.audit(close, labelled=LABELLED, allow=allowed, max_false_accepts=0.1, quiet=True).failed
     assert json.loads(report.write(tmp_path / "audit.json").read_text()) == json.loads(json.dumps(report.data))
+    with pytest.raises(FileNotFoundError, match=r"no folder for audit.json; make it first.*none'"):
+        report.write(tmp_path / "none" / "audit.json")
 
 
 SCRIPT = """

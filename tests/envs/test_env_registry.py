@@ -20,7 +20,7 @@ def test_the_built_in_environments_are_registered():
         (
             "rpn_aritmetic",
             {},
-            r"unknown environment 'rpn_aritmetic' \(did you mean 'rpn_arithmetic'\?\); known: agent, code, dataset",
+            r"unknown environment 'rpn_aritmetic' \(did you mean 'rpn_arithmetic'\?\); known: adversarial_tests, agent",
         ),
         ("rpn_arithmetic", {"modulus": 7}, "does not take 'modulus'; it takes: p, operators"),
         ("rpn_arithmetic", {"p": 1}, "p=1, expected an integer from 2"),

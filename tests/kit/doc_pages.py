@@ -71,7 +71,7 @@ SMALLER = {
     "tool_use": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0"],
     "algorithms_study/arithmetic": [*WARM_UP, *STEPS, *LOOKS],
     "reasoning_gym": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0", "evaluation.interim_tasks=4"],
-    "families": ["training.schedule.inner_steps=2", *STEPS, *LOOKS],
+    "families": [*STEPS, *LOOKS, "training.steps=10"],
     "refine": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0", "evaluation.interim_tasks=4"],
     **{
         name: [*STEPS, *LOOKS, "evaluation.k=2", "rollout.max_tokens=8", "engine.threads=1"]

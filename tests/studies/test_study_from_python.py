@@ -153,6 +153,13 @@ def test_functions_of_a_module_beside_the_script_travel_to_the_processes_of_the_
         ({"environment": {"OMP_NUM_THREADS": "1"}}, ["environment is read when a process begins", "has_own"]),
         ({"environment": ["A=b"]}, ["environment is of type list"]),
         ({"name": "a/b"}, ["study name 'a/b'"]),
+        ({"name": ""}, ["study: name=''", "expected text"]),
+        ({"name": 5}, ["study: name=5", "expected text"]),
+        ({"root": 5}, ["study: root=5 is of type int", "a path"]),
+        ({"config": 5}, ["study: config=5 is of type int"]),
+        ({"seeds": [1, -1]}, ["integers from 0"]),
+        ({"environment": {"A": None}}, ["environment: 'A': None", "expected text"]),
+        ({"compare": {"learning_rate": {1: 0.1, "1": 0.2}}}, ["two values of learning_rate", "[1, '1']"]),
         ({"config": "arithmetc"}, ["did you mean 'arithmetic'"]),
     ],
 )
@@ -165,6 +172,12 @@ def test_a_mistake_is_named_before_a_run_starts(arguments: dict[str, Any], said:
     assert all(words in str(error.value) for words in said), error.value
     assert "--" not in str(error.value), "options are of the command line"
     assert not list(Path("runs").glob("*/study.json"))
+
+
+def test_a_study_is_read_from_a_path() -> None:
+    give: Any = 5
+    with pytest.raises(ValueError, match="5 is of type int; expected the path"):
+        rlvr.Study(give)
 
 
 @pytest.mark.parametrize(

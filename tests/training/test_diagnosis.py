@@ -571,8 +571,8 @@ def test_the_watch_names_the_kind_of_a_run_that_stalls_far_from_the_best():
 
 def test_every_setting_that_a_remedy_names_exists():
     """A remedy that cannot be typed is none."""
-    findings_of = (proposal_findings, tester_findings, update_findings, verdict_findings)
-    modules = (answer_form, baseline, diagnosis, *findings_of, run_diagnosis)
+    parts = (proposal_findings, tester_findings, update_findings, verdict_findings)
+    modules = (answer_form, baseline, diagnosis, *parts, run_diagnosis)
     trees = [ast.parse(Path(m.__file__).read_text(encoding="utf-8")) for m in modules]
     nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
     source = "\n".join(node.value for node in nodes if isinstance(node.value, str))
@@ -584,11 +584,9 @@ def test_every_setting_that_a_remedy_names_exists():
 
 
 def test_the_troubleshooting_page_lists_every_finding_and_no_other():
-    trees = [
-        ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-        for module in (answer_form, diagnosis, proposal_findings, tester_findings)
-        + (update_findings, verdict_findings, run_diagnosis)
-    ]
+    parts = (proposal_findings, tester_findings, update_findings, verdict_findings)
+    modules = (answer_form, diagnosis, *parts, run_diagnosis)
+    trees = [ast.parse(Path(module.__file__).read_text(encoding="utf-8")) for module in modules]
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     made = {ast.literal_eval(call.args[1]) for call in calls if getattr(call.func, "id", "") == "Finding"}
     page = (Path(__file__).parents[2] / "docs" / "run" / "troubleshooting.md").read_text(encoding="utf-8")

@@ -178,7 +178,7 @@ def check_choices(environment: CheckedEnvironment) -> list[CheckResult]:
     """Whether the right choice stands in one place, or is the longest, more often than chance."""
     places, sizes, lengths = list[int](), list[int](), list[bool]()
     for task in {one.id: one for one in [*environment.scanned, *environment.scanned_heldout]}.values():
-        if (found := _find_choice(environment, task)) is None:
+        if (found := find_choice(environment, task)) is None:
             continue
         options, right = found
         places.append(right)
@@ -201,7 +201,7 @@ def check_choices(environment: CheckedEnvironment) -> list[CheckResult]:
     return [CheckResult("choice_bias", CheckState.FAULT, text, len(places), (said,))]
 
 
-def _find_choice(environment: CheckedEnvironment, task: Task) -> tuple[list[str], int] | None:
+def find_choice(environment: CheckedEnvironment, task: Task) -> tuple[list[str], int] | None:
     """The choices of a task and the place of the right one; None where it has none."""
     given: Any = next((task.meta[name] for name in CHOICES if task.meta.get(name)), None)
     if isinstance(given, Mapping):
@@ -217,4 +217,5 @@ def _find_choice(environment: CheckedEnvironment, task: Task) -> tuple[list[str]
     if match := re.fullmatch(r"\(?([A-Ja-j])\)?\.?", answer.strip()):
         place = ord(match[1].upper()) - ord("A")
         return (listed, place) if place < len(listed) else None
-    return (listed, int(answer)) if answer.isdigit() and int(answer) < len(listed) else None
+    is_place = given is not None and answer.isdigit() and int(answer) < len(listed)  # of a row: in a text it is a value
+    return (listed, int(answer)) if is_place else None

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from rlvr.audits.environment.text_tokenizer import CHAT_TEMPLATE, TextTokenizer
@@ -99,6 +100,7 @@ class PlayedEpisode:
     observations: tuple[str, ...] = ()
     rewards: tuple[float, ...] = ()
     seconds: float = 0.0
+    said: int = 0  # turns that the episode took; 0: not known
     raised: str = ""  # an exception of the environment or of the loop, which would end a run
     verified: float | None = None  # what the verifier gave, where the environment gives a reward too
 
@@ -299,6 +301,7 @@ class CheckedEnvironment:
         observations += [self._read_environment(t) for t in own]
         return PlayedEpisode(
             task, turns, verdict, last.reward, tuple(observations), tuple(last.turn_rewards), seconds,
+            sum(map(_count_turns, own)),
             verified=verdict.value if given and self.reward.name != ENVIRONMENT else None,
         )  # fmt: skip
 
@@ -343,11 +346,10 @@ class CheckedEnvironment:
     def _shorten(self, best: dict[str, PlayedEpisode]) -> dict[str, PlayedEpisode]:
         """The references without turns that their episodes never ask for, as they end before: such a last turn could be
         anything."""
-        for count in range(1, max((len(one.turns) for one in best.values() if one.passed), default=1)):
-            longer = [one for one in best.values() if one.passed and len(one.turns) > count]
-            for one, cut in zip(longer, self.play([(one.task, one.turns[:count]) for one in longer]), strict=True):
-                if cut.passed and cut.value == one.value:
-                    best[one.task.id] = cut
+        longer = [one for one in best.values() if one.passed and 0 < one.said < len(one.turns)]
+        for one, cut in zip(longer, self.play([(one.task, one.turns[: one.said]) for one in longer]), strict=True):
+            if cut.trace == one.trace:
+                best[one.task.id] = cut
         return best
 
     def search_turns(self, words: Sequence[str], tasks: int = 6) -> None:
@@ -390,6 +392,12 @@ class CheckedEnvironment:
         """The verifier as a reward of text; that of an episode judges its last turn, after a reference's others."""
         judge = _AnswerJudge(self.reward) if self.is_plain else _EpisodeJudge(self)
         return Reward(self.reward.name, RewardSpec(judge))
+
+
+def _count_turns(trajectory: Trajectory) -> int:
+    """How often what was sampled begins."""
+    mask = trajectory.action_mask
+    return sum(bool(now) and not before for before, now in pairwise([0, *mask]))
 
 
 class _AnswerJudge:

@@ -86,7 +86,7 @@ class TinkerBackend:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)  # training data is private
         lock = lock_file(state / "lock")
         if lock is None:
-            raise ValueError(f"{state} is in use by another server; give this one a folder of its own")
+            raise ValueError(f"{state} is in use by another server; give this one a folder of its own (--state)")
         self._lock = lock
         try:
             self._store = store = ServerStore(state / "records.db")
