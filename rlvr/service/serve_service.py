@@ -55,7 +55,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
                 on_stop=begin_stop,
                 server_header=False,
                 lifespan="on",
-                ws="auto" if settings.dashboard else "none",
+                ws="none",
                 timeout_graceful_shutdown=int(settings.limits.grace_seconds) + 5,
             )
             say("stopped")

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-SOURCE, OWNER = "rlvr.dashboard", "rlvr.owner"  # the keys of the source and the user's key name in a request's scope
+OWNER = "rlvr.owner"  # the key of the user's key name in a request's scope
 PAGE = 25  # rows of a table
 TEXT = 40_000  # characters of a text shown in full
 HEAD = 160  # characters of a text in a row of a table

@@ -1,14 +1,15 @@
-"""Held-out tasks between two evaluations on a page: sentence, table by part, and the tasks that changed most."""
+"""Held-out tasks between two evaluations on a page: sentence, tables by part, and the tasks that changed most."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlvr.service.dashboard.dashboard_data import as_mapping, finite_number
-from rlvr.service.dashboard.element_tree import Child, Tree, h
 from rlvr.service.dashboard.heldout_changes import AFTER, BEFORE, STAGES, HeldoutChanges, PartChange, TaskChange
 from rlvr.service.dashboard.pages import page_parts as parts
+from rlvr.service.dashboard.pages.page_parts import Cell, Table
 from rlvr.service.dashboard.run_charts import estimate
 from rlvr.service.dashboard.run_source import Side
 from rlvr.training.run_diagnosis import has_gained, has_lost
@@ -43,14 +44,23 @@ def name_sides(sides: Sides) -> tuple[str, str]:
     return f"{one}{labels.get(first, '')}", f"{other}{labels.get(second, '')}"
 
 
-def describe_change(compared: Mapping[str, Any], sides: Sides) -> list[Child]:
-    """One sentence: whether the held-out pass rate changed, by how much, and how sure that is."""
+@dataclass(frozen=True)
+class Verdict:
+    """One sentence: whether the held-out pass rate changed (`word`, of the colour `kind`), by how much, and how sure
+    that is (`rest`). Without a word `rest` is all."""
+
+    word: str
+    kind: str
+    rest: str
+
+
+def describe_change(compared: Mapping[str, Any], sides: Sides) -> Verdict:
     before, after = (as_mapping(compared[side]).get("pass@1") for side in STAGES)
     change = as_mapping(compared.get("change"))
     if finite_number(as_mapping(after).get("value")) is None:
-        return ["No held-out task was judged on both sides."]
+        return Verdict("", "", "No held-out task was judged on both sides.")
     is_known = finite_number(change.get("low")) is not None
-    verdict, kind = "did not clearly change", None
+    verdict, kind = "did not clearly change", ""
     if is_known and has_gained(compared):
         verdict, kind = "rose", "up"
     elif is_known and has_lost(compared):
@@ -58,15 +68,15 @@ def describe_change(compared: Mapping[str, Any], sides: Sides) -> list[Child]:
     (one, _), (other, _) = sides
     if one != other:
         words = {"up": f"is higher under {other}", "down": f"is lower under {other}"}
-        verdict = words.get(kind or "", "does not clearly differ")
+        verdict = words.get(kind, "does not clearly differ")
     p = format_p(compared.get("p_value"))
     first, second = (label.lower() if one == other else f"under {label}" for label in name_sides(sides))
-    return [
-        "The held-out pass rate ", h("b", verdict, class_=kind),
+    rest = (
         f": {estimate(before, 'pass@1')} {first}, {estimate(after, 'pass@1')} {second}; {format_change(change)}; "
         f"paired test: p {p if p.startswith('<') else f'= {p}'}. {compared['tasks']:,} tasks x {compared['samples']} "
-        "completions.",
-    ]  # fmt: skip
+        "completions."
+    )
+    return Verdict(verdict, kind, rest)
 
 
 def format_change(change: Mapping[str, Any]) -> str:
@@ -82,87 +92,83 @@ def format_p(value: Any) -> str:
     return "not known" if p is None else "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
-def parts_table(changes: HeldoutChanges, sides: Sides) -> Tree:
-    """All tasks and each level, then what else sets tasks apart."""
+@dataclass(frozen=True)
+class PartTables:
+    """All tasks and each level, then what else sets tasks apart, by name. `rows` counts all."""
+
+    first: Table
+    others: list[tuple[str, Table]]
+    rows: int
+
+
+def tabulate_parts(changes: HeldoutChanges, sides: Sides) -> PartTables:
     first, second = name_sides(sides)
     columns = [("", "wide"), (first, ""), (second, ""), ("Change", ""), ("p", "num")]
 
-    def table(chosen: Sequence[PartChange], label: str) -> Tree:
-        return parts.data_table(columns, [_part_row(part, sides) for part in chosen], label, head="Tasks")
+    def table(chosen: Sequence[PartChange], label: str) -> Table:
+        return Table(columns, [_part_row(part, sides) for part in chosen], label, "Tasks")
 
     by_property: dict[str, list[PartChange]] = {}
     for part in changes.parts[1:]:
         by_property.setdefault(part.key.partition("=")[0], []).append(part)
     first_property, *others = [*by_property] or [""]
-    number = len(changes.parts)
-    note = f"p-values are not corrected for the number of rows ({number})."
-    return h(
-        "div",
-        table([*changes.parts[:1], *by_property.get(first_property, [])], f"Held-out pass rate {first_property}"),
-        [h("details", h("summary", f"By {name}: {len(by_property[name])}"), table(by_property[name], f"By {name}"))
-         for name in others],
-        h("p", note, class_="dim after") if number > 2 else None,
-    )  # fmt: skip
+    whole = table([*changes.parts[:1], *by_property.get(first_property, [])], f"Held-out pass rate {first_property}")
+    return PartTables(whole, [(name, table(by_property[name], f"By {name}")) for name in others], len(changes.parts))
 
 
-def _part_row(part: PartChange, sides: Sides) -> list[Child]:
+def _part_row(part: PartChange, sides: Sides) -> list[Cell | str]:
     compared = part.compared
     before, after = (as_mapping(compared[side]["pass@1"]) for side in STAGES)
-    rates = [finite_number(side.get("value")) for side in (before, after)]
-    drawn = parts.span(*rates, is_change=True) if None not in rates else None  # type: ignore[arg-type]
-    link = h("a", part.key.replace("=", " ", 1), href=tasks_address(sides, kind=part.key)) if part.key else None
-    name = h("span", link or h("b", "all"), h("small", f" {compared['tasks']:,} tasks"))
-    return [name, drawn, estimate(before, "pass@1"),
-            estimate(after, "pass@1"), format_change(compared["change"]), format_p(compared["p_value"])]  # fmt: skip
+    rates = [rate for side in (before, after) if (rate := finite_number(side.get("value"))) is not None]
+    drawn = Cell(span=(rates[0], rates[1]), is_change=True) if len(rates) == 2 else ""
+    name, tasks = part.key.replace("=", " ", 1), f"{compared['tasks']:,} tasks"
+    link = Cell(name or "all", tasks_address(sides, kind=part.key) if part.key else "", note=tasks)
+    return [link, drawn, estimate(before, "pass@1"), estimate(after, "pass@1"), format_change(compared["change"]),
+            format_p(compared["p_value"])]  # fmt: skip
 
 
-def task_tables(changes: HeldoutChanges, sides: Sides, prompts: Mapping[str, str]) -> Tree | None:
-    """The tasks that fell most and those that rose most, beside each other."""
-    fell, rose, same = changes.count()
-    if not changes.tasks:
+@dataclass(frozen=True)
+class ChangedTasks:
+    """The tasks that fell most and those that rose most: for each a title, a table, and a link to all of them."""
+
+    title: str
+    tables: list[tuple[str, Table | None, Cell | None]]
+    note: str
+    all_tasks: str
+
+
+def list_changed(changes: HeldoutChanges | None, sides: Sides, prompts: Mapping[str, str]) -> ChangedTasks | None:
+    if changes is None or not changes.tasks:
         return None
+    fell, rose, same = changes.count()
     (one, _), (other, _) = sides
     title, words = "Held-out tasks that changed", ("Fell", "Rose")
     if one != other:
         title, words = "Held-out tasks that differ", (f"Worse under {other}", f"Better under {other}")
     tables = [
-        h("section", h("h3", f"{label}: {number:,} of {len(changes.tasks):,} tasks"),
-          task_table(changes.select(order)[: min(FEW, number)], sides, label, prompts) if number
-          else h("p", "none", class_="dim"),
-          h("p", h("a", f"All {number:,}", href=tasks_address(sides, order=order))) if number > FEW else None,
-          class_="stack tight")
+        (f"{label}: {number:,} of {len(changes.tasks):,} tasks",
+         task_table(changes.select(order)[: min(FEW, number)], sides, label, prompts) if number else None,
+         Cell(f"All {number:,}", tasks_address(sides, order=order)) if number > FEW else None)
         for order, label, number in (("fell", words[0], fell), ("rose", words[1], rose))
     ]  # fmt: skip
     note = f"{same:,} are equal. One task alone says little: completions are drawn at random."
-    return h(
-        "section", h("h2", title), h("div", tables, class_="grid2"),
-        h("p", note, " ", h("a", "All tasks", href=tasks_address(sides)), class_="dim after"), class_="panel",
-    )  # fmt: skip
+    return ChangedTasks(title, tables, note, tasks_address(sides))
 
 
 def task_table(
     tasks: Sequence[TaskChange], sides: Sides, label: str, prompts: Mapping[str, str], has_kinds: bool = False
-) -> Tree:
+) -> Table:
     first, second = name_sides(sides)
-    rows: list[list[Child]] = []
+    rows: list[list[Cell | str]] = []
     for task in tasks:
         rates = [passed / judged for passed, judged in (task.before, task.after)]
         counts = [f"{passed} of {judged}" for passed, judged in (task.before, task.after)]
         text = prompts.get(task.id, "")
         text = "" if task.id in text else text  # the name says it already
-        name = h("span", h("a", task.id, href=task_address(sides, task.id), class_="mono"),
-                 h("small", text, class_="clip") if text else None, class_="stack tight")  # fmt: skip
-        kinds = [h("small", ", ".join(kind.replace("=", " ", 1) for kind in sorted(task.kinds)))] if has_kinds else []
-        rows.append(
-            [
-                name,
-                *kinds,
-                parts.span(rates[0], rates[1], is_change=True),
-                counts[0],
-                counts[1],
-                f"{100 * task.change:+.0f}",
-            ]
-        )
+        name = Cell(task.id, task_address(sides, task.id), "mono", clip=text)
+        kinds = [Cell(note=", ".join(kind.replace("=", " ", 1) for kind in sorted(task.kinds)))] if has_kinds else []
+        span = Cell(span=(rates[0], rates[1]), is_change=True)
+        rows.append([name, *kinds, span, *counts, f"{100 * task.change:+.0f}"])
     columns = [("Kind", "wide")] if has_kinds else []
     columns += [("", "wide"), (first, "num"), (second, "num"), ("Points", "num")]
-    return parts.data_table(columns, rows, label, head="Task", class_="data short")
+    return Table(columns, rows, label, "Task", "data short")

@@ -1,10 +1,12 @@
-"""The filters of the rollouts in an address: read with what is wrong about them, drawn as a form, written as links."""
+"""The filters of the rollouts in an address: read with what is wrong about them, written as links, and what their form
+offers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlvr.service.dashboard.dashboard_data import (
     PAGE,
@@ -14,7 +16,6 @@ from rlvr.service.dashboard.dashboard_data import (
     one_line,
     visible_text,
 )
-from rlvr.service.dashboard.element_tree import Tree, h
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.suspicions import KINDS
 
@@ -51,6 +52,10 @@ class RolloutFilters:
     def narrowing(self) -> dict[str, str]:
         """The filters that choose among the rollouts of a work."""
         return {name: value for name, value in self.given.items() if name not in ("sort", "show", "work")}
+
+    def link(self, **changes: object) -> str:
+        """The address of the table with other filters."""
+        return parts.address(PATH, **{**self.given, **changes})
 
 
 def read_filters(source: Source, parameters: Mapping[str, str]) -> RolloutFilters:
@@ -119,11 +124,6 @@ def _read_range(given: dict[str, str], low: str, high: str, noun: str, whole: bo
     return first, last
 
 
-def link(filters: RolloutFilters, **changes: object) -> str:
-    """The address of the table with other filters."""
-    return parts.address(PATH, **{**filters.given, **changes})
-
-
 def filters_of(query: Query) -> RolloutFilters:
     """The filters of a query, for a table without groups."""
     more, (first, last), (low, high) = query.more, query.more.steps, query.more.rewards
@@ -135,60 +135,16 @@ def filters_of(query: Query) -> RolloutFilters:
     return RolloutFilters(query, False, {name: str(value) for name, value in given.items() if value not in ("", None)})
 
 
-def draw_form(source: Source, filters: RolloutFilters) -> Tree:
-    """The form of all filters of the source; those that are rarely used are behind "More filters"."""
-    choices, given = source.choices(filters.query.work), filters.given
+def describe_form(source: Source, filters: RolloutFilters) -> dict[str, Any]:
+    """What the form of all filters of the source offers; those that are rarely used are behind "More filters"."""
     works = source.names()
-    first, last = choices.steps or (None, None)
-    step_noun = source.step_noun.capitalize()
-
-    def text(name: str, label: str, known: list[str] | None = None, **more: object) -> list[Tree]:
-        return parts.text_field(name, label, given.get(name, ""), known, **more)
-
-    def choice(name: str, label: str, values: list[str] | dict[str, str], every: str = "any") -> list[Tree]:
-        return [parts.select_field(name, label, given.get(name, ""), values, every)]
-
-    search = text("q", "Search in prompt, completion and reason", type="search", maxlength=str(LONGEST))
-    fields: dict[str, list[Tree]] = {
-        "outcome": choice("outcome", "Outcome", choices.outcomes),
-        "rewards": [
-            *text("min", "Reward from", inputmode="decimal", placeholder="any"),
-            *text("max", "Reward to", inputmode="decimal", placeholder="any"),
-        ],
-    }
-    rare: dict[str, list[Tree]] = {
-        "reason": choice("reason", "Reason", choices.reasons),
-        "task": text("task", "Task contains", choices.tasks, placeholder="any"),
-        "level": choice("level", "Level", choices.levels),
-        "steps": [
-            *text("from", f"{step_noun} from", inputmode="numeric", placeholder="any" if first is None else str(first)),
-            *text("to", f"{step_noun} to", inputmode="numeric", placeholder="any" if last is None else str(last)),
-        ],
-        "status": choice("status", source.status_noun.capitalize(), choices.statuses),
-    }
-    shown = [tree for name, trees in fields.items() if name in source.filters for tree in trees]
-    if source.sorts:
-        shown += choice("sort", "Sort by", _name_sorts(source), "Newest")
-    if source.can_group:
-        shown += choice("show", "Show", {SINGLE: f"single {source.answer_nouns}"}, "groups")
-    search = search if "text" in source.filters else []
-    hidden = [tree for name, trees in rare.items() if name in source.filters for tree in trees]
-    if len(works) > 1 or filters.query.work:
-        hidden += choice("work", source.noun.capitalize(), works)
-    if source.has_suspicions:
-        hidden += choice("sign", "Suspicion", {sign: title for sign, (title, _) in KINDS.items()})
-    if "group" in given:
-        hidden += text("group", "Group")
-    opened = any(name in given for name in RARE)
-    return h(
-        "form", *search, h("div", shown, class_="filters"),
-        h("details", h("summary", "More filters"), h("div", hidden, class_="filters"), open="" if opened else None)
-        if hidden else None,
-        h("div", h("button", "Show", class_="main"),
-          h("a", "Clear", href=PATH, class_="button") if filters.given else None, class_="rate"),
-        method="get", action=PATH, class_="panel stack-form", role="search",
-        aria_label=f"Filter {source.answer_nouns}",
-    )  # fmt: skip
+    return {
+        "choices": source.choices(filters.query.work),
+        "works": works if len(works) > 1 or filters.query.work else None,
+        "sorts": _name_sorts(source), "single": {SINGLE: f"single {source.answer_nouns}"}, "longest": LONGEST,
+        "signs": {sign: title for sign, (title, _) in KINDS.items()},
+        "is_open": any(name in filters.given for name in RARE),
+    }  # fmt: skip
 
 
 def _name_sorts(source: Source) -> dict[str, str]:

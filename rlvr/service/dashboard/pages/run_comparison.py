@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from rlvr.service.dashboard.curve_view import CurveView, Series
 from rlvr.service.dashboard.dashboard_data import Chart
-from rlvr.service.dashboard.element_tree import Child, Page, Tree, h
 from rlvr.service.dashboard.heldout_changes import AFTER, BEFORE, HeldoutChanges
 from rlvr.service.dashboard.pages import heldout_parts
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.curve_parts import curve_section
 from rlvr.service.dashboard.pages.heldout_parts import Sides
+from rlvr.service.dashboard.pages.page_parts import Cell, Page, Table
 from rlvr.service.dashboard.run_charts import COMPARED, draw_charts, estimate, metric_chart
 from rlvr.service.dashboard.run_differences import list_differences
 from rlvr.service.dashboard.run_reader import RunReader
@@ -36,17 +37,15 @@ def compare_runs(source: RunSource, parameters: Mapping[str, str]) -> Page:
     changes = source.changes(*sides)
     query = {"a": a, "b": b}
     metrics = sorted({*first.metric_names(), *second.metric_names()})
-    return parts.frame_page(
-        source, f"{a} and {b}", "Compare",
-        h("div", h("h1", f"{a} and {b}"),
-          h("a", "Exchange them", href=parts.address(PATH, a=b, b=a), class_="end"), class_="head"),
-        _form(source, a, b),
-        _result(source, first, second, changes, sides),
-        _differences(first, second),
-        heldout_parts.task_tables(changes, sides, {}) if changes else None,
-        curve_section(PATH, query, draw_charts(comparison_series(source, a, b, metric), view), view, metric, metrics),
-        _findings(source, first, second),
-    )  # fmt: skip
+    charts = draw_charts(comparison_series(source, a, b, metric), view)
+    data = {
+        "a": a, "b": b, "names": source.names(), "exchanged": parts.address(PATH, a=b, b=a),
+        **_result(source, first, second, changes, sides), **_differences(first, second),
+        "tasks": heldout_parts.list_changed(changes, sides, {}),
+        "curves": curve_section(PATH, query, charts, view, metric, metrics),
+        "findings": [(run.name, [one for one in run.notes() if one.kind != "note"]) for run in (first, second)],
+    }  # fmt: skip
+    return Page(source, f"{a} and {b}", "compare_runs.html", data, "Compare")
 
 
 def comparison_series(source: RunSource, a: str, b: str, metric: str) -> list[tuple[Chart, list[Series]]]:
@@ -55,46 +54,34 @@ def comparison_series(source: RunSource, a: str, b: str, metric: str) -> list[tu
     return [(metric_chart(name), source.run_series(name, (a, b))) for name in names]
 
 
-def _form(source: RunSource, a: str, b: str) -> Tree:
-    names = source.names()
-    return h(
-        "form", parts.select_field("a", "First run", a, names, None),
-        parts.select_field("b", "Second run", b, names, None),
-        h("button", "Compare", class_="main"), method="get", action=PATH, class_="filters panel",
-        aria_label="Which runs",
-    )  # fmt: skip
-
-
 def _result(
     source: RunSource, first: RunReader, second: RunReader, changes: HeldoutChanges | None, sides: Sides
-) -> Tree:
+) -> dict[str, Any]:
     """Both runs before and after, then the paired difference over the tasks of both."""
-    rows: list[list[Child]] = []
+    rows: list[list[Cell | str]] = []
     for run in (first, second):
         rates = [evaluation.intervals()["pass@1"] if (evaluation := run.evaluation(stage)) else None
                  for stage in (BEFORE, AFTER)]  # fmt: skip
         work = run.work()
-        rows.append([h("a", run.name, href=parts.work_address(source, run.name)), parts.badge(work.status, work.live),
+        rows.append([Cell(run.name, parts.work_address(source, run.name)), Cell(badge=work.status, is_live=work.live),
                      work.about, *(estimate(rate, "pass@1") for rate in rates)])  # fmt: skip
     columns = [("State", ""), ("Steps", ""), ("Held-out before", ""), ("Held-out after", "")]
-    said: list[Child] = []
+    data: dict[str, Any] = {
+        "runs": Table(columns, rows, "Both runs", "Run"),
+        "why": "",
+        "verdict": None,
+        "tables": None,
+    }
     if changes is None or not changes.tasks:
         why = "no task is held out in both" if changes else "one of the runs has no evaluation at its end yet"
-        said.append(h("p", f"There is no paired difference: {why}. Their settings and curves are below.", class_="dim",
-                      role="status"))  # fmt: skip
+        data["why"] = f"There is no paired difference: {why}. Their settings and curves are below."
     else:
-        said.append(h("p", heldout_parts.describe_change(changes.whole, sides), class_="lead"))
-        said.append(h("p", _count_solved(changes, first.name, second.name)))
-        if changes.apart:
-            text = f"{changes.apart:,} tasks are in one of the evaluations only, and in none of these numbers."
-            said.append(h("p", text, class_="dim"))
-    if (apart := _find_parting(first, second)) is not None:
-        said.append(h("p", apart))
-    text = "The interval is over tasks. What other seeds would give, a study of several seeds says (rlvr study)."
-    said.append(h("p", text, class_="dim"))
-    table = heldout_parts.parts_table(changes, sides) if changes and changes.tasks else None
-    return h("section", h("h2", "Result"), parts.data_table(columns, rows, "Both runs", head="Run"), said, table,
-             class_="panel stack tight")  # fmt: skip
+        data |= {
+            "verdict": heldout_parts.describe_change(changes.whole, sides), "apart": changes.apart,
+            "solved": _count_solved(changes, first.name, second.name),
+            "tables": heldout_parts.tabulate_parts(changes, sides),
+        }  # fmt: skip
+    return {**data, "parting": _find_parting(first, second)}
 
 
 def _count_solved(changes: HeldoutChanges, first: str, second: str) -> str:
@@ -125,13 +112,12 @@ def _find_parting(first: RunReader, second: RunReader) -> str | None:
     return f"{text} and stay so." if all(apart[begin:]) else f"{text}, and touch again later."
 
 
-def _differences(first: RunReader, second: RunReader) -> Tree:
+def _differences(first: RunReader, second: RunReader) -> dict[str, Any]:
     """What was set differently, by group."""
-    found = list_differences(first, second)
-    title = h("h2", "What differs")
     if not first.config() or not second.config():
-        return h("section", title, h("p", "One of the runs has no resolved.yaml, so settings cannot be compared.",
-                                     class_="dim"), class_="panel")  # fmt: skip
+        said = "One of the runs has no resolved.yaml, so settings cannot be compared."
+        return {"differ": said, "differences": None}
+    found = list_differences(first, second)
     keys = [one.key for one in found if one.group != "code and machine"]
     others = [one.key for one in found if one.group == "code and machine"]
     if not keys:
@@ -146,20 +132,6 @@ def _differences(first: RunReader, second: RunReader) -> Tree:
     elif first.machine() and second.machine():
         said += " Code, libraries and machine are the same"
         said += ": what sets the runs apart is chance." if keys == ["seed"] else "."
-    rows: list[list[Child]] = [[one.key, one.group, one.first, one.second] for one in found[:300]]
+    rows = [[one.key, one.group, one.first, one.second] for one in found[:300]]
     columns = [("Kind", ""), (first.name, "mono"), (second.name, "mono")]
-    table = parts.data_table(columns, rows, "Differences", head="Key") if rows else None
-    return h("section", title, h("p", said, class_="lead"), table, class_="panel stack tight")
-
-
-def _findings(source: RunSource, first: RunReader, second: RunReader) -> Tree:
-    """What the doctor finds in each."""
-    columns: list[Tree] = []
-    for run in (first, second):
-        notes = [one for one in run.notes() if one.kind != "note"]
-        columns.append(h(
-            "section", h("h3", h("a", run.name, href=parts.work_address(source, run.name))),
-            [parts.note(one) for one in notes] or [h("p", "Nothing stands in the way.", class_="dim")],
-            class_="stack tight",
-        ))  # fmt: skip
-    return h("section", h("h2", "What the doctor finds"), h("div", columns, class_="grid2"), class_="panel")
+    return {"differ": said, "differences": Table(columns, rows, "Differences", "Key") if rows else None}
