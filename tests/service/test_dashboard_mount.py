@@ -50,8 +50,10 @@ def ask(
     """Send one ASGI request."""
     sent: list[Any] = []
 
+    arriving = [{"type": "http.request", "body": body, "more_body": False}]
+
     async def receive() -> Any:
-        return {"type": "http.request", "body": body, "more_body": False}
+        return arriving.pop() if arriving else await asyncio.Event().wait()
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -309,4 +311,4 @@ def test_pages_of_one_user_are_drawn_one_after_the_other_and_so_many_a_minute(tm
     assert statuses[200] + statuses[429] == 101 and PAGES_PER_MINUTE / 10 < statuses[200] < PAGES_PER_MINUTE / 5
     slow = [f"slow {number}" for number in range(4 * PAGES)]
     assert read_pages(dashboard, draw, [*slow, "carl"]) == [200] * (4 * PAGES + 1)
-    assert read_pages(dashboard, draw, ["anna"] * 50, "/ui/assets/x.js") == [200] * 50  # no pages
+    assert read_pages(dashboard, draw, ["anna"] * 50, "/ui/events") == [200] * 50  # no pages

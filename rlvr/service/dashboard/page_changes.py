@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from rlvr.service.dashboard.dashboard_data import Source
 
@@ -35,7 +35,7 @@ class PageChanges:
             self._failures += 1
             return f"failure-{self._failures}"
 
-    async def stream(self, seen: str) -> AsyncIterator[str]:
+    async def stream(self, seen: str) -> AsyncGenerator[str]:
         """An event stream for a page that shows the state `seen`."""
         self._open += 1
         self._loop = asyncio.get_running_loop()
