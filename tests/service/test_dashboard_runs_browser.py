@@ -98,8 +98,8 @@ def test_why_two_seeds_differ_in_one_click(viewer: str, browser: Browser):
 
 def test_a_drag_across_a_chart_opens_that_part(viewer: str, browser: Browser):
     page = browser.open(f"{viewer}/ui/run/first?smooth=5")
-    page.locator("svg").first.scroll_into_view_if_needed()
-    box = page.locator("svg").first.bounding_box()
+    page.locator(".chart svg").first.scroll_into_view_if_needed()
+    box = page.locator(".chart svg").first.bounding_box()
     y = box["y"] + box["height"] / 2
     page.mouse.move(box["x"] + box["width"] * 0.4, y)
     page.mouse.down()

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rlvr.service.dashboard.dashboard_data import Chart
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.rollout_page import describe_token, shade
+from rlvr.service.dashboard.pages.rollouts_page import highlight
 
 SPANS = ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h"), (float("inf"), 86400, "d"))
 
@@ -55,7 +56,7 @@ ENVIRONMENT = Environment(
 ENVIRONMENT.globals.update(
     address=parts.address, work_address=parts.work_address, answer_address=parts.answer_address,
     list_menu=parts.list_menu, kind_of=parts.kind_of, number=parts.format_number, options=parts.options,
-    good=parts.GOOD, describe_token=describe_token, shade=shade,
+    good=parts.GOOD, describe_token=describe_token, shade=shade, highlight=highlight,
 )  # fmt: skip
 ENVIRONMENT.filters.update(
     thousands="{:,}".format,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from rlvr.service.dashboard.dashboard_data import AnswerRow, Query, Source
 from rlvr.service.dashboard.heldout_changes import AFTER, BEFORE
 from rlvr.service.dashboard.pages import heldout_parts
 from rlvr.service.dashboard.pages import page_parts as parts
-from rlvr.service.dashboard.pages.heldout_parts import ChangedTasks
 from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.pages.run_comparison import compare_runs
 from rlvr.service.dashboard.run_source import RunSource
@@ -69,7 +69,7 @@ def _number_row(name: str, before: float | None, after: float | None) -> tuple[s
 Pair = tuple[AnswerRow | None, AnswerRow | None]
 
 
-def _answers(source: Source, work: str, a: int, b: int) -> tuple[list[Pair], str, ChangedTasks | None]:
+def _answers(source: Source, work: str, a: int, b: int) -> tuple[list[Pair], str, dict[str, Any] | None]:
     """One answer per task and side; those that can be compared come first, and a note says if some cannot. Of a run,
     which draws new tasks at each step, the held-out tasks instead, if there are any."""
     left = source.answers(Query(work=work, step=a, limit=MOST)).rows

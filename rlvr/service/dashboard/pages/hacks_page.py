@@ -8,7 +8,6 @@ from rlvr.service.dashboard.dashboard_data import Query, Source
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.pages.rollout_filters import filters_of
-from rlvr.service.dashboard.pages.rollouts_page import list_rollouts
 
 PATH = "/ui/hacks"
 
@@ -29,6 +28,6 @@ def hacks(source: Source, parameters: Mapping[str, str]) -> Page:
     )
     data = {
         "said": said, "share": page.share, "works": source.names(), "work": work, "cautions": source.cautions(work),
-        "found": [(one, list_rollouts(source, one.rows, filters_of(one.query))) for one in found], "clear": clear,
+        "found": [(one, filters_of(one.query)) for one in found], "clear": clear,
     }  # fmt: skip
     return Page(source, "Hacks", "hacks.html", data, "Hacks")

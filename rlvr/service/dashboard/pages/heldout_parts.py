@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlvr.service.dashboard.dashboard_data import as_mapping, finite_number
@@ -44,21 +43,13 @@ def name_sides(sides: Sides) -> tuple[str, str]:
     return f"{one}{labels.get(first, '')}", f"{other}{labels.get(second, '')}"
 
 
-@dataclass(frozen=True)
-class Verdict:
+def describe_change(compared: Mapping[str, Any], sides: Sides) -> dict[str, str]:
     """One sentence: whether the held-out pass rate changed (`word`, of the colour `kind`), by how much, and how sure
     that is (`rest`). Without a word `rest` is all."""
-
-    word: str
-    kind: str
-    rest: str
-
-
-def describe_change(compared: Mapping[str, Any], sides: Sides) -> Verdict:
     before, after = (as_mapping(compared[side]).get("pass@1") for side in STAGES)
     change = as_mapping(compared.get("change"))
     if finite_number(as_mapping(after).get("value")) is None:
-        return Verdict("", "", "No held-out task was judged on both sides.")
+        return {"word": "", "kind": "", "rest": "No held-out task was judged on both sides."}
     is_known = finite_number(change.get("low")) is not None
     verdict, kind = "did not clearly change", ""
     if is_known and has_gained(compared):
@@ -76,7 +67,7 @@ def describe_change(compared: Mapping[str, Any], sides: Sides) -> Verdict:
         f"paired test: p {p if p.startswith('<') else f'= {p}'}. {compared['tasks']:,} tasks x {compared['samples']} "
         "completions."
     )
-    return Verdict(verdict, kind, rest)
+    return {"word": verdict, "kind": kind, "rest": rest}
 
 
 def format_change(change: Mapping[str, Any]) -> str:
@@ -92,16 +83,8 @@ def format_p(value: Any) -> str:
     return "not known" if p is None else "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
-@dataclass(frozen=True)
-class PartTables:
-    """All tasks and each level, then what else sets tasks apart, by name. `rows` counts all."""
-
-    first: Table
-    others: list[tuple[str, Table]]
-    rows: int
-
-
-def tabulate_parts(changes: HeldoutChanges, sides: Sides) -> PartTables:
+def tabulate_parts(changes: HeldoutChanges, sides: Sides) -> dict[str, Any]:
+    """A table of all tasks and each level, then tables of what `others` set tasks apart. `rows` counts all."""
     first, second = name_sides(sides)
     columns = [("", "wide"), (first, ""), (second, ""), ("Change", ""), ("p", "num")]
 
@@ -111,9 +94,11 @@ def tabulate_parts(changes: HeldoutChanges, sides: Sides) -> PartTables:
     by_property: dict[str, list[PartChange]] = {}
     for part in changes.parts[1:]:
         by_property.setdefault(part.key.partition("=")[0], []).append(part)
-    first_property, *others = [*by_property] or [""]
-    whole = table([*changes.parts[:1], *by_property.get(first_property, [])], f"Held-out pass rate {first_property}")
-    return PartTables(whole, [(name, table(by_property[name], f"By {name}")) for name in others], len(changes.parts))
+    tables = {name: table(chosen, f"By {name}") for name, chosen in by_property.items()}
+    main = next(iter(by_property), "")  # the level, where there are several
+    tables.pop(main, None)
+    whole = table([*changes.parts[:1], *by_property.get(main, [])], f"Held-out pass rate {main}")
+    return {"first": whole, "others": tables, "rows": len(changes.parts)}
 
 
 def _part_row(part: PartChange, sides: Sides) -> list[Cell | str]:
@@ -127,17 +112,8 @@ def _part_row(part: PartChange, sides: Sides) -> list[Cell | str]:
             format_p(compared["p_value"])]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ChangedTasks:
+def list_changed(changes: HeldoutChanges | None, sides: Sides, prompts: Mapping[str, str]) -> dict[str, Any] | None:
     """The tasks that fell most and those that rose most: for each a title, a table, and a link to all of them."""
-
-    title: str
-    tables: list[tuple[str, Table | None, Cell | None]]
-    note: str
-    all_tasks: str
-
-
-def list_changed(changes: HeldoutChanges | None, sides: Sides, prompts: Mapping[str, str]) -> ChangedTasks | None:
     if changes is None or not changes.tasks:
         return None
     fell, rose, same = changes.count()
@@ -152,7 +128,7 @@ def list_changed(changes: HeldoutChanges | None, sides: Sides, prompts: Mapping[
         for order, label, number in (("fell", words[0], fell), ("rose", words[1], rose))
     ]  # fmt: skip
     note = f"{same:,} are equal. One task alone says little: completions are drawn at random."
-    return ChangedTasks(title, tables, note, tasks_address(sides))
+    return {"title": title, "tables": tables, "note": note, "all_tasks": tasks_address(sides)}
 
 
 def task_table(

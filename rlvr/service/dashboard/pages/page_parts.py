@@ -68,16 +68,6 @@ class Table:
     links: Mapping[str, Cell] = field(default_factory=dict[str, Cell])
 
 
-@dataclass(frozen=True)
-class Pager:
-    """The place of a page among `total` rows, with links to the pages beside it, which are called by `words`."""
-
-    where: str
-    previous: str
-    next: str
-    words: tuple[str, str]
-
-
 def address(path: str, **query: object) -> str:
     """An address of the dashboard, without empty parameters, so that it stays short."""
     given = {name: str(value) for name, value in query.items() if value not in ("", None)}
@@ -141,12 +131,13 @@ def page_number(parameters: Mapping[str, str]) -> int:
 
 def make_pager(
     path: str, query: Mapping[str, object], offset: int, shown: int, total: int, words: tuple[str, str]
-) -> Pager | None:
-    """None if all rows are on one page."""
+) -> dict[str, Any] | None:
+    """The place of a page among `total` rows, with links to the pages beside it, which are called by `words`. None if
+    all rows are on one page."""
     page = offset // PAGE + 1
     if total <= PAGE and page == 1:
         return None
     where = f"{offset + 1:,} to {offset + shown:,} of {total:,}" if shown else f"page {page:,} is beyond the end"
     previous = address(path, **query, page=page - 1 if page > 2 else "") if page > 1 else ""
     following = address(path, **query, page=page + 1) if offset + shown < total and shown else ""
-    return Pager(where, previous, following, words)
+    return {"where": where, "previous": previous, "next": following, "words": words}
