@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
-from starlette.routing import BaseRoute, Match, NoMatchFound
+from starlette.routing import Route
 
 from rlvr.core.fair_queue import become_owner
 from rlvr.core.fair_slots import FairSlots
@@ -29,14 +29,9 @@ from rlvr.service.dashboard.dashboard_data import OWNER, Source
 from rlvr.service.dashboard.page_changes import PageChanges
 from rlvr.service.dashboard.pages.page_parts import PREFIX
 from rlvr.service.dashboard.sign_in import SignIn
+from rlvr.web.middleware import LOOPBACK, Message, Receive, Scope, Send, headers_of, host_name
 from rlvr.web.rate_limit import RateLimit
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PAGES_PER_MINUTE = 600  # of one user
 PAGES, PAGES_SHARE = 8, 2  # that are drawn at once, for all users and for one
 ASSETS, EVENTS = "/ui/assets/", "/ui/events"
@@ -66,43 +61,15 @@ def attach(
     owner_of: Callable[[str], str | None] | None = None,
     loopback_only: bool = True,
 ) -> Dashboard:
-    """Add a dashboard after the routes that `app` has now; it stops with the application.
+    """Add a dashboard after the routes that `app` has now. The caller stops it before the server.
 
     `owner_of` returns the owner of an API key, None for an unknown key; without it every client that can connect has
     access. `loopback_only` refuses requests by a host name that is not this machine's, which a web page could have
     made.
     """
     dashboard = Dashboard(source, owner_of, loopback_only)
-    app.router.routes.append(_Route(dashboard))
-    before = app.router.lifespan_context
-
-    @asynccontextmanager
-    async def lifespan(inside: Any) -> AsyncIterator[Any]:
-        async with before(inside) as state:
-            try:
-                yield state
-            finally:
-                dashboard.stop()
-
-    app.router.lifespan_context = lifespan
+    app.router.routes.extend(Route(path, dashboard) for path in ("/", "/ui", "/ui/{below:path}"))
     return dashboard
-
-
-class _Route(BaseRoute):
-    """Matches the dashboard's own addresses only."""
-
-    def __init__(self, dashboard: Dashboard) -> None:
-        self.dashboard = dashboard
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        ours = scope["type"] == "http" and is_dashboard(path_of(scope))
-        return (Match.FULL if ours else Match.NONE), {}
-
-    def url_path_for(self, name: str, /, **path_params: Any) -> Any:
-        raise NoMatchFound(name, path_params)
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.dashboard(scope, receive, send)
 
 
 class Dashboard:
@@ -168,20 +135,13 @@ class Dashboard:
         self._changes.end()
 
     def _refusal(self, scope: Scope) -> str | None:
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = headers_of(scope)
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self.loopback_only and host_of(f"//{host}") not in LOOPBACK:
+        if self.loopback_only and host_name(host) not in LOOPBACK:
             return f"this dashboard answers to {', '.join(LOOPBACK)} only"
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
             return "a web page of another origin may not use this dashboard"
         return None
-
-
-def host_of(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
 
 
 def path_of(scope: Scope) -> str:
@@ -191,8 +151,7 @@ def path_of(scope: Scope) -> str:
 
 def prefix_of(scope: Scope) -> str:
     """What stands before the dashboard's own addresses in a browser."""
-    given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-prefix"), "")
-    prefix = given.rstrip("/")
+    prefix = headers_of(scope).get("x-forwarded-prefix", "").rstrip("/")
     return (prefix if _PREFIX.fullmatch(prefix) else "") + scope.get("root_path", "")
 
 

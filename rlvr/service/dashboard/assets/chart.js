@@ -11,19 +11,15 @@ const PAD = { left: 52, right: 12, top: 26, bottom: 38 };
 const ORDER = ["raw", "band", "line", "dots", "ends"];
 const drawn = new WeakMap();
 
-export function make(name, attributes, ...children) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+function fill(element, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
   element.append(...children);
   return element;
 }
 
-function makeHtml(name, attributes, ...children) {
-  const element = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
-}
+export const make = (name, attributes, ...children) =>
+  fill(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
+const makeHtml = (name, attributes, ...children) => fill(document.createElement(name), attributes, children);
 
 function steps(low, high, count) {
   const raw = (high - low) / Math.max(1, count);

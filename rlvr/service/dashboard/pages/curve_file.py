@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from rlvr.service.dashboard.curve_view import CurveView, Series
 from rlvr.service.dashboard.dashboard_data import Chart, Source
-from rlvr.service.dashboard.pages.run_comparison import PATH, comparison_series
+from rlvr.service.dashboard.pages.compare_page import PATH, comparison_series
 from rlvr.service.dashboard.pages.study_page import seed_series, study_series
 from rlvr.service.dashboard.run_source import RunSource
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvr.service.dashboard.answer_reference import reference_of_row
-from rlvr.service.dashboard.dashboard_data import PAGE, Source, one_line, visible_text
+from rlvr.service.dashboard.dashboard_data import PAGE, Cell, Source, one_line, visible_text
 from rlvr.service.dashboard.heldout_changes import AFTER, BEFORE, ORDERS, STAGES, HeldoutChanges, TaskChange
 from rlvr.service.dashboard.pages import heldout_parts
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.heldout_parts import Sides
-from rlvr.service.dashboard.pages.page_parts import Cell, Page
+from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.run_files import answer_row
 from rlvr.service.dashboard.run_source import RunSource
 

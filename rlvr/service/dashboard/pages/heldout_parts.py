@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.service.dashboard.dashboard_data import as_mapping, finite_number
+from rlvr.service.dashboard.dashboard_data import Cell, Table, as_mapping, finite_number
 from rlvr.service.dashboard.heldout_changes import AFTER, BEFORE, STAGES, HeldoutChanges, PartChange, TaskChange
 from rlvr.service.dashboard.pages import page_parts as parts
-from rlvr.service.dashboard.pages.page_parts import Cell, Table
 from rlvr.service.dashboard.run_charts import estimate
 from rlvr.service.dashboard.run_source import Side
 from rlvr.training.run_diagnosis import has_gained, has_lost

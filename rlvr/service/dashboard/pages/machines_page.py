@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from rlvr.service.dashboard.dashboard_data import MachineGroup, MachinePart, Source
+from rlvr.service.dashboard.dashboard_data import Cell, MachineGroup, MachinePart, Source, Table
 from rlvr.service.dashboard.pages import page_parts as parts
-from rlvr.service.dashboard.pages.page_parts import Cell, Page, Table
+from rlvr.service.dashboard.pages.page_parts import Page
 
 PATH = "/ui/machines"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from rlvr.service.dashboard.dashboard_data import PAGE, Comparison, Source
+from rlvr.service.dashboard.dashboard_data import PAGE, Source
 
 GOOD = ("passed", "solved", "finished", "done", "ready", "ok")
 BAD = ("failed", "not solved", "error", "timeout", "down", "problem")
@@ -29,43 +29,6 @@ class Page:
     data: Mapping[str, Any]
     here: str = ""
     status: int = 200
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table that is more than a text.
-
-    `href` makes the text a link, called `label` by a screen reader; `note` stands behind it, `clip` below it on one
-    line. `badge` colours the text by this word. `span` is a line between two shares, `at` a time.
-    """
-
-    text: str = ""
-    href: str = ""
-    class_: str = ""
-    label: str = ""
-    note: str = ""
-    clip: str = ""
-    badge: str | None = None
-    is_live: bool = False
-    span: tuple[float, float] | None = None
-    is_change: bool = False  # a span with a direction
-    at: float | None = None
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table whose rows become blocks on a phone, each cell with the name of its column.
-
-    `columns` are names and classes of all but the first, which is called `head` and names the rows; `links` are
-    addresses of some of them. A row of one cell is a sentence.
-    """
-
-    columns: Sequence[tuple[str, str]]
-    rows: Sequence[Sequence[Cell | str]]
-    label: str
-    head: str = ""
-    class_: str = "data"
-    links: Mapping[str, Cell] = field(default_factory=dict[str, Cell])
 
 
 def address(path: str, **query: object) -> str:
@@ -110,10 +73,6 @@ def kind_of(word: str) -> str:
 
 def format_number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
-
-
-def comparison_table(one: Comparison) -> Table:
-    return Table([(name, "") for name in one.columns[1:]], one.rows, one.title, one.columns[0])
 
 
 def options(choices: Sequence[str] | Mapping[str, str], value: str, every: str | None) -> dict[str, str]:

@@ -9,15 +9,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rlvr.service.dashboard.dashboard_data import AnswerDetail, AnswerRow, Query, Source, TokenPiece, TokenView
+from rlvr.service.dashboard.dashboard_data import AnswerDetail, AnswerRow, Cell, Query, Source, TokenPiece, TokenView
 from rlvr.service.dashboard.pages import page_parts as parts
-from rlvr.service.dashboard.pages.page_parts import Cell, Page
+from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.pages.rollout_filters import RolloutFilters, read_filters
 
 DARKEST = 4.0  # nats: less likely tokens (2 %) have the full shade
 SHADES = 15  # and so many are told apart; the style sheet has them
 SURE = math.log(0.9)  # more likely tokens are not listed as unlikely
-RATINGS = ((0.0, "wrong"), (0.25, ""), (0.5, "half"), (0.75, ""), (1.0, "right"))
+RATINGS = (("0", " wrong"), ("0.25", ""), ("0.5", " half"), ("0.75", ""), ("1", " right"))
 
 
 def rollout(source: Source, parameters: Mapping[str, str]) -> Page:
@@ -45,7 +45,7 @@ def rollout(source: Source, parameters: Mapping[str, str]) -> Page:
         "crumbs": [Cell(row.work, parts.work_address(source, row.work)), *step, Cell(row.key)],
         "nearby": _list_nearby(source, filters, group, row), "list": filters.link() if filters.given else "",
         "answer_title": title, "unsure": _name_unsure(detail.tokens),
-        "ratings": _list_ratings() if source.can_rate else [],
+        "ratings": RATINGS if source.can_rate else (),
         "rated": parameters.get("notice") or _describe_rating(detail),
         "group_title": "The same session" if source.noun == "session" else "The same group",
     }  # fmt: skip
@@ -91,11 +91,6 @@ def describe_token(piece: TokenPiece) -> str:
 def chance(logprob: float) -> str:
     share = math.exp(min(0.0, logprob))
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
-
-
-def _list_ratings() -> list[tuple[str, str, int]]:
-    """The buttons: value, word, key."""
-    return [(f"{value:g}", word, key) for key, (value, word) in enumerate(RATINGS, 1)]
 
 
 def _describe_rating(detail: AnswerDetail) -> str:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvr.service.dashboard.curve_view import CurveView
-from rlvr.service.dashboard.dashboard_data import Note, one_line
+from rlvr.service.dashboard.dashboard_data import Cell, Note, Table, one_line
 from rlvr.service.dashboard.heldout_changes import AFTER, BEFORE, HeldoutChanges
 from rlvr.service.dashboard.pages import heldout_parts
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.curve_parts import curve_section
 from rlvr.service.dashboard.pages.heldout_parts import Sides
-from rlvr.service.dashboard.pages.page_parts import Cell, Page, Table
+from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.pages.rollouts_page import latest_rollouts
 from rlvr.service.dashboard.run_charts import draw_charts, estimate, failing_groups, run_summary
 from rlvr.service.dashboard.run_differences import describe, flatten
@@ -49,7 +49,7 @@ def run_page(source: RunSource, parameters: Mapping[str, str], here: str = "") -
         "work": work, "has_others": len(source.names()) > 1, **_result(run, changes, sides),
         "tasks": heldout_parts.list_changed(changes, sides, _prompts(run, changes) if changes else {}),
         "findings": [(one, _find_evidence(run, one, path, sides if changes else None)) for one in run.notes()],
-        "failing": [(one.title, parts.comparison_table(one)) for one in failing_groups(run.diagnosis())],
+        "failing": failing_groups(run.diagnosis()),
         "curves": curve_section(path, {}, charts, view, metric, run.metric_names()),
         "settings": _settings(run), "latest": latest_rollouts(source, name),
     }  # fmt: skip
@@ -61,7 +61,7 @@ def _result(run: RunReader, changes: HeldoutChanges | None, sides: Sides) -> dic
     if changes is None:
         said, tables = _result_so_far(run)
         return {"verdict": None, "said": said, "tables": None, "measures": tables}
-    more = [parts.comparison_table(one) for one in run_summary({**changes.whole}) if len(one.rows) > 1]
+    more = [one for one in run_summary({**changes.whole}) if len(one.rows) > 1]
     fell, rose, same = changes.count()
     said = f"Of {len(changes.tasks):,} tasks {rose:,} rose, {fell:,} fell and {same:,} stayed the same."
     said += f" {changes.apart:,} were judged on one side only and are left out." if changes.apart else ""
@@ -84,7 +84,7 @@ def _result_so_far(run: RunReader) -> tuple[list[str], list[Table]]:
         rate = estimate(last.pass_rate.to_json(), "pass@1")
         said.append(f"After step {last.step:,}, other held-out tasks pass: {rate} (interim evaluation).")
     if (stored := run_summary(run.summary())) and not said:
-        return [], [parts.comparison_table(one) for one in stored]
+        return [], stored
     live = run.status() in ("running", "writing")
     said.append(
         "The evaluation at the end says what was learned; this page shows it by itself." if live

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlvr.service.dashboard.dashboard_data import PAGE, Source, as_list, finite_number, one_line
+from rlvr.service.dashboard.dashboard_data import PAGE, Cell, Source, Table, as_list, finite_number, one_line
 from rlvr.service.dashboard.pages import page_parts as parts
-from rlvr.service.dashboard.pages.page_parts import Cell, Page, Table
+from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.session_rows import RESULTS, SESSION_SORTS, Rows
 from rlvr.service.dashboard.session_source import StoreSource, as_work
 from rlvr.store import Session

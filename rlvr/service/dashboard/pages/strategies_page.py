@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rlvr.service.dashboard.dashboard_data import Source, finite_number
+from rlvr.service.dashboard.dashboard_data import Cell, Source, Table, finite_number
 from rlvr.service.dashboard.pages import page_parts as parts
-from rlvr.service.dashboard.pages.page_parts import Cell, Page, Table
+from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.pages.sessions_page import PATH as SESSIONS
 from rlvr.service.dashboard.pages.sessions_page import session_table
 from rlvr.service.dashboard.session_source import StoreSource

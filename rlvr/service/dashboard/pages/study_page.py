@@ -7,10 +7,10 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from rlvr.service.dashboard.curve_view import CurveView, Series
-from rlvr.service.dashboard.dashboard_data import Chart, Source, as_list, as_mapping, one_line
+from rlvr.service.dashboard.dashboard_data import Cell, Chart, Source, Table, as_list, as_mapping, one_line
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.curve_parts import curve_section, link_files
-from rlvr.service.dashboard.pages.page_parts import Cell, Page, Table
+from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.run_charts import COMPARED, draw_charts, estimate, metric_chart
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.dashboard.study_reader import StudyReader, seed_bands, seed_dots
