@@ -17,7 +17,6 @@ import re
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -87,34 +86,24 @@ class Dashboard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         send, path = _with_policy(send), path_of(scope)
         if (reason := self._refusal(scope)) is not None:
-            await PlainTextResponse(f"{reason}\n", 403)(scope, receive, send)
-            return
+            return await PlainTextResponse(f"{reason}\n", 403)(scope, receive, send)
         PREFIX.set(prefix_of(scope))
         inner = self._inner or await self.load()
-        if path.startswith(ASSETS):  # they hold no data
-            await inner(scope, receive, send)
-            return
-        owner = ""
-        if self.sign_in is not None:
+        is_asset, owner = path.startswith(ASSETS), ""
+        if self.sign_in is not None and not is_asset:  # assets hold no data
             if path == self.sign_in.path:
-                await self.sign_in(scope, receive, send)
-                return
-            signed_in = self.sign_in.owner(scope)
-            if signed_in is None:
-                await self.sign_in.show_form(path, scope, receive, send)
-                return
-            owner = signed_in
+                return await self.sign_in(scope, receive, send)
+            owner = self.sign_in.owner(scope)
+            if owner is None:
+                return await self.sign_in.show_form(path, scope, receive, send)
         scope[OWNER] = owner
-        if path == EVENTS:
-            await inner(scope, receive, send)
-            return
+        if is_asset or path == EVENTS:
+            return await inner(scope, receive, send)
         user = owner or "without keys"
         if wait := self._rate.acquire(user):
-            answer = PlainTextResponse(
-                f"more than {PAGES_PER_MINUTE} pages a minute\n", 429, {"retry-after": str(math.ceil(wait))}
-            )
-            await answer(scope, receive, send)
-            return
+            headers = {"retry-after": str(math.ceil(wait))}
+            answer = PlainTextResponse(f"more than {PAGES_PER_MINUTE} pages a minute\n", 429, headers)
+            return await answer(scope, receive, send)
         become_owner(user)
         async with AsyncExitStack() as slot:
             await slot.enter_async_context(self._slots.hold(user))
@@ -139,7 +128,7 @@ class Dashboard:
         host, origin = headers.get("host", ""), headers.get("origin")
         if self.loopback_only and host_name(host) not in LOOPBACK:
             return f"this dashboard answers to {', '.join(LOOPBACK)} only"
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and origin.partition("://")[2].lower() != host.lower():
             return "a web page of another origin may not use this dashboard"
         return None
 

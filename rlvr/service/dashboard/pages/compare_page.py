@@ -9,10 +9,10 @@ from typing import Any
 from rlvr.service.dashboard.curve_view import CurveView, Series
 from rlvr.service.dashboard.dashboard_data import AnswerRow, Cell, Chart, Query, Source, Table
 from rlvr.service.dashboard.heldout_changes import AFTER, BEFORE, HeldoutChanges
-from rlvr.service.dashboard.pages import heldout_parts
+from rlvr.service.dashboard.pages import heldout_pages as heldout
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.curve_parts import curve_section
-from rlvr.service.dashboard.pages.heldout_parts import Sides
+from rlvr.service.dashboard.pages.heldout_pages import Sides
 from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.run_charts import COMPARED, draw_charts, estimate, metric_chart
 from rlvr.service.dashboard.run_differences import list_differences
@@ -45,10 +45,10 @@ def compare(source: Source, parameters: Mapping[str, str]) -> Page:
     bounds = source.choices(work).steps or (0, 0)
     a, b = _step(parameters.get("a", ""), bounds[0]), _step(parameters.get("b", ""), bounds[1])
     noun = source.step_noun
-    pairs, note, heldout = _answers(source, work, a, b)
+    pairs, note, changed = _answers(source, work, a, b)
     data = {
         "noun": noun, "a": a, "b": b, "work": work, "works": works, "name": one.name, "pairs": pairs, "note": note,
-        "heldout": heldout, "numbers_": _numbers(source, work, a, b),
+        "changed": changed, "numbers_": _numbers(source, work, a, b),
     }  # fmt: skip
     return Page(source, f"{noun} {a} and {b}", "compare_steps.html", data, "Compare")
 
@@ -86,8 +86,8 @@ def _answers(source: Source, work: str, a: int, b: int) -> tuple[list[Pair], str
     noun, alone = source.step_noun, sum(None in pair for pair in pairs)
     if alone == len(pairs) and isinstance(source, RunSource):
         sides = ((work, BEFORE), (work, AFTER))
-        if heldout := heldout_parts.list_changed(source.changes(*sides), sides, {}):
-            return [], "", heldout
+        if changed := heldout.list_changed(source.changes(*sides), sides, {}):
+            return [], "", changed
     note = ""
     if alone and alone == len(pairs):
         note = (
@@ -137,7 +137,7 @@ def compare_runs(source: RunSource, parameters: Mapping[str, str]) -> Page:
     data = {
         "a": a, "b": b, "names": source.names(), "exchanged": parts.address(PATH, a=b, b=a),
         **_result(source, first, second, changes, sides), **_differences(first, second),
-        "tasks": heldout_parts.list_changed(changes, sides, {}),
+        "tasks": heldout.list_changed(changes, sides, {}),
         "curves": curve_section(PATH, query, charts, view, metric, metrics),
         "findings": [(run.name, [one for one in run.notes() if one.kind != "note"]) for run in (first, second)],
     }  # fmt: skip
@@ -173,9 +173,9 @@ def _result(
         data["why"] = f"There is no paired difference: {why}. Their settings and curves are below."
     else:
         data |= {
-            "verdict": heldout_parts.describe_change(changes.whole, sides), "apart": changes.apart,
+            "verdict": heldout.describe_change(changes.whole, sides), "apart": changes.apart,
             "solved": _count_solved(changes, first.name, second.name),
-            "tables": heldout_parts.tabulate_parts(changes, sides),
+            "tables": heldout.tabulate_parts(changes, sides),
         }  # fmt: skip
     return {**data, "parting": _find_parting(first, second)}
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rlvr.service.dashboard.dashboard_data import Query, Source
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.page_parts import Page
-from rlvr.service.dashboard.pages.rollout_filters import filters_of
+from rlvr.service.dashboard.pages.rollouts_page import filters_of
 
 PATH = "/ui/hacks"
 

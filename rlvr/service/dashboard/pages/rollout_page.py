@@ -12,7 +12,7 @@ from typing import Any
 from rlvr.service.dashboard.dashboard_data import AnswerDetail, AnswerRow, Cell, Query, Source, TokenPiece, TokenView
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.page_parts import Page
-from rlvr.service.dashboard.pages.rollout_filters import RolloutFilters, read_filters
+from rlvr.service.dashboard.pages.rollouts_page import RolloutFilters, read_filters
 
 DARKEST = 4.0  # nats: less likely tokens (2 %) have the full shade
 SHADES = 15  # and so many are told apart; the style sheet has them

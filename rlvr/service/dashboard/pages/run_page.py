@@ -8,10 +8,10 @@ from typing import Any
 from rlvr.service.dashboard.curve_view import CurveView
 from rlvr.service.dashboard.dashboard_data import Cell, Note, Table, one_line
 from rlvr.service.dashboard.heldout_changes import AFTER, BEFORE, HeldoutChanges
-from rlvr.service.dashboard.pages import heldout_parts
+from rlvr.service.dashboard.pages import heldout_pages as heldout
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.curve_parts import curve_section
-from rlvr.service.dashboard.pages.heldout_parts import Sides
+from rlvr.service.dashboard.pages.heldout_pages import Sides
 from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.pages.rollouts_page import latest_rollouts
 from rlvr.service.dashboard.run_charts import draw_charts, estimate, failing_groups, run_summary
@@ -47,7 +47,7 @@ def run_page(source: RunSource, parameters: Mapping[str, str], here: str = "") -
     charts = draw_charts(run.chart_series(metric), view)
     data = {
         "work": work, "has_others": len(source.names()) > 1, **_result(run, changes, sides),
-        "tasks": heldout_parts.list_changed(changes, sides, _prompts(run, changes) if changes else {}),
+        "tasks": heldout.list_changed(changes, sides, _prompts(run, changes) if changes else {}),
         "findings": [(one, _find_evidence(run, one, path, sides if changes else None)) for one in run.notes()],
         "failing": failing_groups(run.diagnosis()),
         "curves": curve_section(path, {}, charts, view, metric, run.metric_names()),
@@ -65,8 +65,8 @@ def _result(run: RunReader, changes: HeldoutChanges | None, sides: Sides) -> dic
     fell, rose, same = changes.count()
     said = f"Of {len(changes.tasks):,} tasks {rose:,} rose, {fell:,} fell and {same:,} stayed the same."
     said += f" {changes.apart:,} were judged on one side only and are left out." if changes.apart else ""
-    tables = heldout_parts.tabulate_parts(changes, sides) if changes.tasks else None
-    verdict = heldout_parts.describe_change(changes.whole, sides)
+    tables = heldout.tabulate_parts(changes, sides) if changes.tasks else None
+    verdict = heldout.describe_change(changes.whole, sides)
     return {"verdict": verdict, "said": [said], "tables": tables, "measures": more}
 
 
@@ -95,7 +95,7 @@ def _result_so_far(run: RunReader) -> tuple[list[str], list[Table]]:
 
 def _prompts(run: RunReader, changes: HeldoutChanges) -> dict[str, str]:
     """The beginnings of the prompts of the tasks that the page names, where they are stored."""
-    shown = [task.id for order in ("fell", "rose") for task in changes.select(order)[: heldout_parts.FEW]]
+    shown = [task.id for order in ("fell", "rose") for task in changes.select(order)[: heldout.FEW]]
     found = {task: run.heldout_answers(AFTER, task) for task in shown}
     return {task: one_line(rows[0].get("prompt"), 80) for task, rows in found.items() if rows}
 
@@ -104,7 +104,7 @@ def _find_evidence(run: RunReader, one: Note, path: str, sides: Sides | None) ->
     """A link to what shows a finding of `rlvr doctor`."""
     metric = EVIDENCE.get(one.code, "")
     if one.code in ABOUT_TASKS and sides is not None:
-        return Cell("See these tasks", heldout_parts.tasks_address(sides, order="worst"))
+        return Cell("See these tasks", heldout.tasks_address(sides, order="worst"))
     points = run.series(metric) if metric else None
     if points is None:
         return None
