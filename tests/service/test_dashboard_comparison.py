@@ -311,6 +311,10 @@ def test_a_study_is_listed_and_shown_with_its_runs(tmp_path: Path):
     bands = [line for line in charts["Reward: training"]["lines"] if line["kind"] == "band"]
     assert [line["name"] for line in bands] == ["group_size=2: mean of 2 seeds", "group_size=4: mean of 2 seeds"]
     assert len(charts["Each seed after training"]["lines"]) == 2
+    seeds = curve_file(source, {"page": "/ui/study/sizes", "title": "Each seed after training"})
+    assert seeds is not None and seeds[1].startswith(
+        "seed,group_size=2,group_size=2 low,group_size=2 high,group_size=4,"
+    )
     alone = overview(RunSource(tmp_path / "runs" / "sizes"), {})
     assert "4 of 4 runs finished" in read_words(alone) and "/ui/run/group_size-2_seed-1" in links(alone)
     for damage in ("{", "[]", '{"seeds": 5, "variants": [1]}'):

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
 from rlvr.service.dashboard.dashboard_data import AnswerRow, Source, TokenPiece, TokenView
 from rlvr.service.dashboard.pages.compare_page import compare, pair_answers
+from rlvr.service.dashboard.pages.curve_file import curve_file
 from rlvr.service.dashboard.pages.machines_page import machines
 from rlvr.service.dashboard.pages.page_parts import address
 from rlvr.service.dashboard.pages.rollout_page import chance, rollout, shade
@@ -75,6 +77,20 @@ def test_nothing_in_a_page_loads_or_runs_anything(source: Source, view: str):
         assert not {name for name in given if name == "style" or name.startswith("on")}, given
         assert given.get("href", "/").startswith(("/", "#")) and given.get("action", "/").startswith("/")
         assert "src" not in given
+
+
+def test_every_chart_has_its_numbers_as_a_file(runs: RunSource, sessions: StoreSource):
+    """On a page of runs and of a service; of what is drawn from points alone, these."""
+    for source, view, work in ((runs, overview, ""), (runs, work_page, "first"), (sessions, work_page, "a")):
+        charts = [*find(read_main(view(source, {"work": work})), "figure")]
+        assert len(charts) >= 2
+        for chart in charts:
+            [address] = [node[1]["href"] for node in find(chart, "a")]
+            found = curve_file(source, dict(parse_qsl(urlsplit(address).query)))
+            assert found is not None and found[1].count("\n") > 2
+    reward = curve_file(sessions, {"page": "/ui/session/a", "title": "Reward"})
+    assert reward == ("reward.csv", "iteration,answer\n1,0.5\n2,1.0\n")
+    assert curve_file(sessions, {"page": "/ui/run/a", "title": "Reward"}) is None
 
 
 @pytest.mark.parametrize("view", ["one", "table"])

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from xml.etree import ElementTree
 
 import pytest
 
@@ -158,6 +159,13 @@ def test_a_chart_is_saved_as_numbers_and_as_a_picture(viewer: str, browser: Brow
     content = Path(picture.value.path()).read_bytes()
     assert picture.value.suggested_filename == "reward.png"
     assert content.startswith(b"\x89PNG") and len(content) > 5_000
+    with page.expect_download() as drawing:
+        chart.locator("button:text-is('SVG')").click()
+    root = ElementTree.fromstring(Path(drawing.value.path()).read_text())
+    assert drawing.value.suggested_filename == "reward.svg"
+    written = " ".join(text.strip() for text in root.itertext())
+    assert "Reward" in written and "training" in written and "mean reward of a completion" in written
+    assert all("class" not in one.attrib and "style" not in one.attrib for one in root.iter())
     browser.wait_until_idle(viewer)
 
 

@@ -65,7 +65,8 @@ class SignIn:
     def form(self, target: str, error: str = "", status: int = 200) -> Response:
         from rlvr.service.dashboard.page_templates import render  # with the first page, not with the service
 
-        text = render("sign_in.html", path=address(self.path), target=local(target), error=error)
+        given = {"path": address(self.path), "target": local(target), "error": error}
+        text = render("sign_in.html", page={"title": "Sign in"}, **given)
         allowed = "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; frame-ancestors 'none'"
         return HTMLResponse(text, status, {"content-security-policy": allowed, "cache-control": "no-store"})
 

@@ -48,7 +48,7 @@ def compare(source: Source, parameters: Mapping[str, str]) -> Page:
     pairs, note, changed = _answers(source, work, a, b)
     data = {
         "noun": noun, "a": a, "b": b, "work": work, "works": works, "name": one.name, "pairs": pairs, "note": note,
-        "changed": changed, "numbers_": _numbers(source, work, a, b),
+        "changed": changed, "numbers": _numbers(source, work, a, b),
     }  # fmt: skip
     return Page(source, f"{noun} {a} and {b}", "compare_steps.html", data, "Compare")
 
@@ -57,15 +57,17 @@ def _step(text: str, otherwise: int) -> int:
     return int(text) if text.strip().isdecimal() and len(text) < 10 else otherwise
 
 
-def _numbers(source: Source, work: str, a: int, b: int) -> list[list[tuple[str, ...]]]:
-    """The rows of a table of the `FIRST` metrics and of one of the others; without any of the first, of all."""
+def _numbers(source: Source, work: str, a: int, b: int) -> list[Table]:
+    """A table of the `FIRST` metrics and one of the others; without any of the first, one of all."""
     before, after = source.at_step(work, a), source.at_step(work, b)
     names = [name for name in FIRST if name in before or name in after]
     others = sorted((before.keys() | after.keys()) - {*FIRST})
+    columns = [(name, "num") for name in (str(a), str(b), "Change")]
     return [
-        [_number_row(name, before.get(name), after.get(name)) for name in chosen]
-        for chosen in ((names, others) if names else (others, []))
-    ]
+        Table(columns, [_number_row(name, before.get(name), after.get(name)) for name in chosen], "Numbers",
+              source.step_noun.capitalize(), "data short")
+        for chosen in (names, others) if chosen
+    ]  # fmt: skip
 
 
 def _number_row(name: str, before: float | None, after: float | None) -> tuple[str, ...]:
