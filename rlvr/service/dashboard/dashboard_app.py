@@ -34,7 +34,6 @@ from rlvr.web.rate_limit import RateLimit
 PAGES_PER_MINUTE = 600  # of one user
 PAGES, PAGES_SHARE = 8, 2  # that are drawn at once, for all users and for one
 ASSETS, EVENTS = "/ui/assets/", "/ui/events"
-_OURS = re.compile(r"/|/ui(/.*)?")
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 # What a browser may do with a page: nothing from or to other origins, no scripts or styles but the dashboard's files.
 POLICY = {
@@ -50,7 +49,7 @@ POLICY = {
 
 def is_dashboard(path: str) -> bool:
     """Whether an address is the dashboard's, which asks for keys by itself, with a form."""
-    return _OURS.fullmatch(path) is not None
+    return path in ("/", "/ui") or path.startswith("/ui/")
 
 
 def attach(
@@ -116,7 +115,13 @@ class Dashboard:
 
     async def load(self) -> Any:
         """Import the pages. The first request does it."""
-        self._inner = await asyncio.to_thread(_create_pages, self.source, self._changes)
+
+        def create() -> Any:
+            from rlvr.service.dashboard.dashboard_routes import create_pages
+
+            return create_pages(self.source, self._changes)
+
+        self._inner = await asyncio.to_thread(create)
         return self._inner
 
     def stop(self) -> None:
@@ -142,12 +147,6 @@ def prefix_of(scope: Scope) -> str:
     """What stands before the dashboard's own addresses in a browser."""
     prefix = headers_of(scope).get("x-forwarded-prefix", "").rstrip("/")
     return (prefix if _PREFIX.fullmatch(prefix) else "") + scope.get("root_path", "")
-
-
-def _create_pages(source: Source, changes: PageChanges) -> Any:
-    from rlvr.service.dashboard.dashboard_routes import create_pages
-
-    return create_pages(source, changes)
 
 
 def _with_policy(send: Send) -> Send:

@@ -6,7 +6,6 @@ The charts of a page stand in it as data; `assets/chart.js` draws them.
 from __future__ import annotations
 
 import json
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.rollout_page import describe_token, shade
 from rlvr.service.dashboard.pages.rollouts_page import highlight
 
-SPANS = ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h"), (float("inf"), 86400, "d"))
-
 
 def render(template: str, /, **data: Any) -> str:
     """The text of a template with what it shows."""
@@ -29,13 +26,6 @@ def render(template: str, /, **data: Any) -> str:
 def render_page(page: parts.Page, seen: str = "") -> str:
     """A page as HTML. `seen` names the state of the source that it shows (`page_changes`)."""
     return render(page.template, **page.data, page=page, source=page.source, seen=seen)
-
-
-def describe_age(at: float) -> str:
-    """A time as "3 min ago", as `assets/dashboard.js` goes on to say it."""
-    past = max(0.0, time.time() - at)
-    size, unit = next((size, unit) for most, size, unit in SPANS if past < most)
-    return "now" if past < 5 else f"{past // size:.0f} {unit} ago"
 
 
 def _write_chart(chart: Chart) -> str:
@@ -61,6 +51,5 @@ ENVIRONMENT.globals.update(
 ENVIRONMENT.filters.update(
     thousands="{:,}".format,
     chart=_write_chart,
-    age=describe_age,
     iso=lambda at: datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds"),
 )

@@ -12,8 +12,6 @@ from rlvr.service.dashboard.heldout_changes import AFTER, BEFORE, HeldoutChanges
 from rlvr.service.dashboard.pages import heldout_pages as heldout
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.curve_parts import curve_section
-from rlvr.service.dashboard.pages.heldout_pages import Sides
-from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.run_charts import COMPARED, draw_charts, estimate, metric_chart
 from rlvr.service.dashboard.run_differences import list_differences
 from rlvr.service.dashboard.run_reader import RunReader
@@ -31,7 +29,7 @@ FIRST = (
 )  # fmt: skip
 
 
-def compare(source: Source, parameters: Mapping[str, str]) -> Page:
+def compare(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     """Two runs; with `work` in the address, or of a source with nothing else, two steps of one."""
     if isinstance(source, RunSource) and not parameters.get("work") and len(source.names()) > 1:
         return compare_runs(source, parameters)
@@ -39,7 +37,7 @@ def compare(source: Source, parameters: Mapping[str, str]) -> Page:
     work = parameters.get("work", "") or next(iter(works), "")
     if not work:
         said = f"No {source.noun} yet, so there is nothing to compare."
-        return Page(source, "Compare", "message.html", {"text": said, "class_": "panel empty"}, "Compare")
+        return parts.Page(source, "Compare", "message.html", {"text": said, "class_": "panel empty"}, "Compare")
     if (one := source.work(work)) is None:
         return parts.not_found_page(source, source.noun, work)
     bounds = source.choices(work).steps or (0, 0)
@@ -50,7 +48,7 @@ def compare(source: Source, parameters: Mapping[str, str]) -> Page:
         "noun": noun, "a": a, "b": b, "work": work, "works": works, "name": one.name, "pairs": pairs, "note": note,
         "changed": changed, "numbers": _numbers(source, work, a, b),
     }  # fmt: skip
-    return Page(source, f"{noun} {a} and {b}", "compare_steps.html", data, "Compare")
+    return parts.Page(source, f"{noun} {a} and {b}", "compare_steps.html", data, "Compare")
 
 
 def _step(text: str, otherwise: int) -> int:
@@ -120,7 +118,7 @@ def _by_task(rows: list[AnswerRow]) -> dict[tuple[str, ...], AnswerRow]:
     return first
 
 
-def compare_runs(source: RunSource, parameters: Mapping[str, str]) -> Page:
+def compare_runs(source: RunSource, parameters: Mapping[str, str]) -> parts.Page:
     chosen = dict(zip("ab", source.choose_pair(), strict=True))
     a, b = (parameters.get(name, "") or chosen[name] for name in "ab")
     if a == b and len(names := list(source.names())) > 1:  # one run was named, or none
@@ -131,7 +129,7 @@ def compare_runs(source: RunSource, parameters: Mapping[str, str]) -> Page:
             return parts.not_found_page(source, source.noun, name)
     first, second = (run for run in runs if run is not None)
     metric, view = parameters.get("metric", ""), CurveView.of(parameters)
-    sides: Sides = ((a, AFTER), (b, AFTER))
+    sides: heldout.Sides = ((a, AFTER), (b, AFTER))
     changes = source.changes(*sides)
     query = {"a": a, "b": b}
     metrics = sorted({*first.metric_names(), *second.metric_names()})
@@ -143,7 +141,7 @@ def compare_runs(source: RunSource, parameters: Mapping[str, str]) -> Page:
         "curves": curve_section(PATH, query, charts, view, metric, metrics),
         "findings": [(run.name, [one for one in run.notes() if one.kind != "note"]) for run in (first, second)],
     }  # fmt: skip
-    return Page(source, f"{a} and {b}", "compare_runs.html", data, "Compare")
+    return parts.Page(source, f"{a} and {b}", "compare_runs.html", data, "Compare")
 
 
 def comparison_series(source: RunSource, a: str, b: str, metric: str) -> list[tuple[Chart, list[Series]]]:
@@ -153,7 +151,7 @@ def comparison_series(source: RunSource, a: str, b: str, metric: str) -> list[tu
 
 
 def _result(
-    source: RunSource, first: RunReader, second: RunReader, changes: HeldoutChanges | None, sides: Sides
+    source: RunSource, first: RunReader, second: RunReader, changes: HeldoutChanges | None, sides: heldout.Sides
 ) -> dict[str, Any]:
     """Both runs before and after, then the paired difference over the tasks of both."""
     rows: list[list[Cell | str]] = []

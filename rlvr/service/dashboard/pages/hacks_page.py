@@ -6,13 +6,12 @@ from collections.abc import Mapping
 
 from rlvr.service.dashboard.dashboard_data import Query, Source
 from rlvr.service.dashboard.pages import page_parts as parts
-from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.pages.rollouts_page import filters_of
 
 PATH = "/ui/hacks"
 
 
-def hacks(source: Source, parameters: Mapping[str, str]) -> Page:
+def hacks(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     if not source.has_suspicions:
         return parts.not_found_page(source, "page", PATH)
     work = parameters.get("work", "")
@@ -30,4 +29,4 @@ def hacks(source: Source, parameters: Mapping[str, str]) -> Page:
         "said": said, "share": page.share, "works": source.names(), "work": work, "cautions": source.cautions(work),
         "found": [(one, filters_of(one.query)) for one in found], "clear": clear,
     }  # fmt: skip
-    return Page(source, "Hacks", "hacks.html", data, "Hacks")
+    return parts.Page(source, "Hacks", "hacks.html", data, "Hacks")

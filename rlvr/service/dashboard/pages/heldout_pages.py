@@ -19,7 +19,6 @@ from rlvr.service.dashboard.dashboard_data import (
 )
 from rlvr.service.dashboard.heldout_changes import AFTER, BEFORE, ORDERS, STAGES, HeldoutChanges, PartChange, TaskChange
 from rlvr.service.dashboard.pages import page_parts as parts
-from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.run_charts import estimate
 from rlvr.service.dashboard.run_files import answer_row
 from rlvr.service.dashboard.run_source import RunSource, Side
@@ -30,9 +29,9 @@ FEW = 6  # tasks that fell and that rose most; the list has all
 Sides = tuple[Side, Side]
 
 
-def tasks_page(source: Source, parameters: Mapping[str, str]) -> Page:
+def tasks_page(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     found = _read_sides(source, parameters)
-    if isinstance(found, Page):
+    if isinstance(found, parts.Page):
         return found
     runs, sides, changes = found
     order, kind = parameters.get("order", "fell"), parameters.get("kind", "")
@@ -56,12 +55,12 @@ def tasks_page(source: Source, parameters: Mapping[str, str]) -> Page:
         "pager": parts.make_pager(TASKS, {**query, "order": order, "kind": kind}, offset, len(shown), len(tasks),
                                   ("Previous", "Next")),
     }  # fmt: skip
-    return Page(source, "Held-out tasks", "tasks.html", data)
+    return parts.Page(source, "Held-out tasks", "tasks.html", data)
 
 
-def task_page(source: Source, parameters: Mapping[str, str]) -> Page:
+def task_page(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     found = _read_sides(source, parameters)
-    if isinstance(found, Page):
+    if isinstance(found, parts.Page):
         return found
     runs, sides, changes = found
     id = parameters.get("task", "")
@@ -85,10 +84,10 @@ def task_page(source: Source, parameters: Mapping[str, str]) -> Page:
         "sides": [_side(*given) for given in zip(labels, counts, stored, strict=True)],
         "others": _other_sides(runs, sides, id),
     }  # fmt: skip
-    return Page(source, f"Task {id}", "task.html", data)
+    return parts.Page(source, f"Task {id}", "task.html", data)
 
 
-def _read_sides(source: Source, parameters: Mapping[str, str]) -> Page | tuple[RunSource, Sides, HeldoutChanges]:
+def _read_sides(source: Source, parameters: Mapping[str, str]) -> parts.Page | tuple[RunSource, Sides, HeldoutChanges]:
     """The two evaluations of an address, or the page that says why they cannot be shown."""
     if not isinstance(source, RunSource):
         return parts.not_found_page(source, "page", "of held-out tasks")
@@ -105,7 +104,7 @@ def _read_sides(source: Source, parameters: Mapping[str, str]) -> Page | tuple[R
     ]
     text = f"There is no evaluation of {' and '.join(missing)} yet, or its file is damaged."
     crumbs = _crumbs(source, (a, b), "held-out tasks")
-    return Page(source, "Held-out tasks", "message.html", {"text": text, "class_": "panel", "crumbs": crumbs})
+    return parts.Page(source, "Held-out tasks", "message.html", {"text": text, "class_": "panel", "crumbs": crumbs})
 
 
 def _crumbs(source: Source, sides: Sides, last: str) -> list[Cell]:

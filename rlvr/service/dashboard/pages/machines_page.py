@@ -7,16 +7,15 @@ from collections.abc import Mapping
 
 from rlvr.service.dashboard.dashboard_data import Cell, MachineGroup, MachinePart, Source, Table
 from rlvr.service.dashboard.pages import page_parts as parts
-from rlvr.service.dashboard.pages.page_parts import Page
 
 PATH = "/ui/machines"
 
 
-def machines(source: Source, parameters: Mapping[str, str]) -> Page:
+def machines(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     if not source.has_machines:
         return parts.not_found_page(source, "page", PATH)
     groups = [(group, _table(group) if group.parts else None) for group in source.machines()]
-    return Page(source, "Machines", "machines.html", {"groups": groups, "load": _load()}, "Machines")
+    return parts.Page(source, "Machines", "machines.html", {"groups": groups, "load": _load()}, "Machines")
 
 
 def _table(group: MachineGroup) -> Table:

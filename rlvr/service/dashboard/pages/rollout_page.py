@@ -11,7 +11,6 @@ from typing import Any
 
 from rlvr.service.dashboard.dashboard_data import AnswerDetail, AnswerRow, Cell, Query, Source, TokenPiece, TokenView
 from rlvr.service.dashboard.pages import page_parts as parts
-from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.pages.rollouts_page import RolloutFilters, read_filters
 
 DARKEST = 4.0  # nats: less likely tokens (2 %) have the full shade
@@ -20,7 +19,7 @@ SURE = math.log(0.9)  # more likely tokens are not listed as unlikely
 RATINGS = (("0", " wrong"), ("0.25", ""), ("0.5", " half"), ("0.75", ""), ("1", " right"))
 
 
-def rollout(source: Source, parameters: Mapping[str, str]) -> Page:
+def rollout(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     detail = source.detail(parameters.get("key", ""))
     if detail is None:
         return parts.not_found_page(source, source.answer_noun, parameters.get("key", ""))
@@ -49,7 +48,7 @@ def rollout(source: Source, parameters: Mapping[str, str]) -> Page:
         "rated": parameters.get("notice") or _describe_rating(detail),
         "group_title": "The same session" if source.noun == "session" else "The same group",
     }  # fmt: skip
-    return Page(source, f"{source.answer_noun.capitalize()} {row.key}", "rollout.html", data)
+    return parts.Page(source, f"{source.answer_noun.capitalize()} {row.key}", "rollout.html", data)
 
 
 def _list_nearby(source: Source, filters: RolloutFilters, group: list[AnswerRow], row: AnswerRow) -> dict[str, Any]:

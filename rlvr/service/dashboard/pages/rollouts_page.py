@@ -10,7 +10,6 @@ from typing import Any
 
 from rlvr.service.dashboard.dashboard_data import PAGE, Conditions, GroupPage, Query, Source, one_line, visible_text
 from rlvr.service.dashboard.pages import page_parts as parts
-from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.suspicions import KINDS
 
 PATH = "/ui/trajectories"
@@ -154,7 +153,7 @@ def _name_sorts(source: Source) -> dict[str, str]:
     return named
 
 
-def rollouts(source: Source, parameters: Mapping[str, str]) -> Page:
+def rollouts(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     filters = read_filters(source, parameters)
     page = source.groups(filters.query) if filters.is_grouped else source.answers(filters.query)
     answers, groups, rows, within = page.total, [], [], ""
@@ -173,7 +172,7 @@ def rollouts(source: Source, parameters: Mapping[str, str]) -> Page:
         "empty": f"No {source.answer_noun} matches." if filters.narrowing else f"No {source.answer_noun} yet.",
         "pager": parts.make_pager(PATH, filters.given, offset, shown, page.total, words),
     }  # fmt: skip
-    return Page(source, title, "rollouts.html", data, title)
+    return parts.Page(source, title, "rollouts.html", data, title)
 
 
 def latest_rollouts(source: Source, work: str) -> dict[str, Any]:

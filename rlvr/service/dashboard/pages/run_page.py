@@ -11,8 +11,6 @@ from rlvr.service.dashboard.heldout_changes import AFTER, BEFORE, HeldoutChanges
 from rlvr.service.dashboard.pages import heldout_pages as heldout
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.curve_parts import curve_section
-from rlvr.service.dashboard.pages.heldout_pages import Sides
-from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.pages.rollouts_page import latest_rollouts
 from rlvr.service.dashboard.run_charts import draw_charts, estimate, failing_groups, run_summary
 from rlvr.service.dashboard.run_differences import describe, flatten
@@ -35,14 +33,14 @@ EVIDENCE = {
 ABOUT_TASKS = ("unsolved_kind", "lost", "no_gain")  # findings that held-out tasks show
 
 
-def run_page(source: RunSource, parameters: Mapping[str, str], here: str = "") -> Page:
+def run_page(source: RunSource, parameters: Mapping[str, str], here: str = "") -> parts.Page:
     name, metric = parameters.get("work", ""), parameters.get("metric", "")
     run = source.run(name)
     if run is None:
         return parts.not_found_page(source, source.noun, name)
     work, view = run.work(), CurveView.of(parameters)
     path = parts.work_path(source, name)
-    sides: Sides = ((name, BEFORE), (name, AFTER))
+    sides: heldout.Sides = ((name, BEFORE), (name, AFTER))
     changes = source.changes(*sides)
     charts = draw_charts(run.chart_series(metric), view)
     data = {
@@ -53,10 +51,10 @@ def run_page(source: RunSource, parameters: Mapping[str, str], here: str = "") -
         "curves": curve_section(path, {}, charts, view, metric, run.metric_names()),
         "settings": _settings(run), "latest": latest_rollouts(source, name),
     }  # fmt: skip
-    return Page(source, work.name, "run.html", data, here)
+    return parts.Page(source, work.name, "run.html", data, here)
 
 
-def _result(run: RunReader, changes: HeldoutChanges | None, sides: Sides) -> dict[str, Any]:
+def _result(run: RunReader, changes: HeldoutChanges | None, sides: heldout.Sides) -> dict[str, Any]:
     """The result in one look: the sentence, what is behind it, the tables by level and kind, and further tables."""
     if changes is None:
         said, tables = _result_so_far(run)
@@ -100,7 +98,7 @@ def _prompts(run: RunReader, changes: HeldoutChanges) -> dict[str, str]:
     return {task: one_line(rows[0].get("prompt"), 80) for task, rows in found.items() if rows}
 
 
-def _find_evidence(run: RunReader, one: Note, path: str, sides: Sides | None) -> Cell | None:
+def _find_evidence(run: RunReader, one: Note, path: str, sides: heldout.Sides | None) -> Cell | None:
     """A link to what shows a finding of `rlvr doctor`."""
     metric = EVIDENCE.get(one.code, "")
     if one.code in ABOUT_TASKS and sides is not None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from rlvr.service.dashboard.dashboard_data import PAGE, Cell, Source, Table, as_list, finite_number, one_line
 from rlvr.service.dashboard.pages import page_parts as parts
-from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.session_rows import RESULTS, SESSION_SORTS, Rows
 from rlvr.service.dashboard.session_source import StoreSource, as_work
 from rlvr.store import Session
@@ -75,7 +74,7 @@ COLUMNS = {
 DEFAULT = ("result", "prompt", "iterations", "confidence", "seconds", "strategies", "created")
 
 
-def sessions_page(source: Source, parameters: Mapping[str, str]) -> Page:
+def sessions_page(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     if not isinstance(source, StoreSource):
         return parts.not_found_page(source, "page", PATH)
     given = {name: value for name in ("result", "task", "sort") if (value := parameters.get(name, "").strip())}
@@ -99,7 +98,7 @@ def sessions_page(source: Source, parameters: Mapping[str, str]) -> Page:
         "table": session_table(source, found, chosen or DEFAULT, links) if found else None,
         "pager": parts.make_pager(PATH, {**given, **columns}, offset, len(found), total, ("Previous", "Next")),
     }  # fmt: skip
-    return Page(source, "Sessions", "sessions.html", data, "Sessions")
+    return parts.Page(source, "Sessions", "sessions.html", data, "Sessions")
 
 
 def session_table(

@@ -8,7 +8,6 @@ from typing import Any
 
 from rlvr.service.dashboard.dashboard_data import Cell, Source, Table, finite_number
 from rlvr.service.dashboard.pages import page_parts as parts
-from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.pages.sessions_page import PATH as SESSIONS
 from rlvr.service.dashboard.pages.sessions_page import session_table
 from rlvr.service.dashboard.session_source import StoreSource
@@ -19,7 +18,7 @@ NEWEST = 12  # sessions below the strategies
 COLUMNS = ("result", "iterations", "learned", "created")
 
 
-def strategies_page(source: Source, parameters: Mapping[str, str]) -> Page:
+def strategies_page(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     if not isinstance(source, StoreSource):
         return parts.not_found_page(source, "page", PATH)
     policy, learned = source.strategies(), source.learning()
@@ -35,7 +34,7 @@ def strategies_page(source: Source, parameters: Mapping[str, str]) -> Page:
         "shown": shown, "tables": tables, "sessions": session_table(source, sessions, COLUMNS) if sessions else None,
         "every": parts.address(SESSIONS, result="done", **{f"c-{name}": "on" for name in COLUMNS}),
     }  # fmt: skip
-    return Page(source, "Strategies", "strategies.html", data, "Strategies")
+    return parts.Page(source, "Strategies", "strategies.html", data, "Strategies")
 
 
 def _table(title: str, table: StrategyTable, probabilities: Mapping[str, Any]) -> tuple[Table, str]:

@@ -10,7 +10,6 @@ from rlvr.service.dashboard.curve_view import CurveView, Series
 from rlvr.service.dashboard.dashboard_data import Cell, Chart, Source, Table, as_list, as_mapping, one_line
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.curve_parts import curve_section, link_files
-from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.run_charts import COMPARED, draw_charts, estimate, metric_chart
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.dashboard.study_reader import StudyReader, seed_bands, seed_dots
@@ -28,7 +27,7 @@ def list_studies(source: RunSource) -> list[tuple[str, str, str]]:
     return [(one.name, parts.address(study_path(one.name)), _describe(source, one)) for one in source.studies()]
 
 
-def study_page(source: Source, parameters: Mapping[str, str], here: str = "") -> Page:
+def study_page(source: Source, parameters: Mapping[str, str], here: str = "") -> parts.Page:
     if not isinstance(source, RunSource) or (study := source.study(parameters.get("study", ""))) is None:
         return parts.not_found_page(source, "study", parameters.get("study", ""))
     metric, view, path = parameters.get("metric", ""), CurveView.of(parameters), study_path(study.name)
@@ -40,7 +39,7 @@ def study_page(source: Source, parameters: Mapping[str, str], here: str = "") ->
         "seeds": link_files(draw_charts(seed_series(study), CurveView()), path),
         "curves": curve_section(path, {}, charts, view, metric, metrics), "runs": _runs(source, study),
     }  # fmt: skip
-    return Page(source, study.name, "study.html", data, here)
+    return parts.Page(source, study.name, "study.html", data, here)
 
 
 def study_series(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rlvr.service.dashboard.dashboard_data import PAGE, Source
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.curve_parts import link_files
-from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.pages.rollouts_page import latest_rollouts
 from rlvr.service.dashboard.pages.run_page import run_page
 from rlvr.service.dashboard.pages.sessions_page import DEFAULT, session_table
@@ -17,7 +15,7 @@ from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.dashboard.session_source import StoreSource
 
 
-def overview(source: Source, parameters: Mapping[str, str]) -> Page:
+def overview(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     offset = (parts.page_number(parameters) - 1) * PAGE
     works, total = source.works(offset)
     if isinstance(source, RunSource):
@@ -30,24 +28,15 @@ def overview(source: Source, parameters: Mapping[str, str]) -> Page:
         table = session_table(source, source.sessions("", "", "", offset)[0], DEFAULT)
     data = {
         "works": works, "count": f"{total:,} {source.noun}{'' if total == 1 else 's'}", "table": table,
-        "health": _read_health(source), "charts": link_files(source.charts(), "/"),
+        "health": source.health(), "charts": link_files(source.charts(), "/"),
         "studies": list_studies(source) if isinstance(source, RunSource) else [],
         "has_list": bool(works) or not isinstance(source, RunSource),
         "pager": parts.make_pager("/", {}, offset, len(works), total, parts.NEWEST_FIRST),
     }  # fmt: skip
-    return Page(source, "Overview", "overview.html", data, "Overview")
+    return parts.Page(source, "Overview", "overview.html", data, "Overview")
 
 
-def _read_health(source: Source) -> dict[str, Any] | None:
-    health = source.health()
-    if health is None:
-        return None
-    details = [str(health[key]) for key in ("name", "detail") if health.get(key)]
-    numbers = {str(name): str(value) for name, value in dict(health.get("figures") or {}).items()}
-    return {"state": str(health.get("state", "")), "details": details, "figures": numbers}
-
-
-def work_page(source: Source, parameters: Mapping[str, str], here: str = "") -> Page:
+def work_page(source: Source, parameters: Mapping[str, str], here: str = "") -> parts.Page:
     if isinstance(source, RunSource):
         return run_page(source, parameters, here)
     name = parameters.get("work", "")
@@ -58,4 +47,4 @@ def work_page(source: Source, parameters: Mapping[str, str], here: str = "") -> 
         "work": work, "notes": source.notes(name), "texts": source.texts(name), "latest": latest_rollouts(source, name),
         "charts": link_files(source.charts(name), parts.work_path(source, name)),
     }  # fmt: skip
-    return Page(source, work.name, "work.html", data, here)
+    return parts.Page(source, work.name, "work.html", data, here)
