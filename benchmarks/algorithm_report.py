@@ -1,14 +1,14 @@
 """The tables, conclusions and picture of `benchmarks.algorithm_study`, all computed from its `results.json`.
 
 The unit is a run. Gains and differences from the reference are paired by seed; p-values are of paired t tests,
-corrected by Holm for the number of variants of a task.
+corrected by Holm for all variants of all tasks.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -17,9 +17,9 @@ from typing import Any
 from benchmarks.algorithm_results import dump_results
 from rlvr.core.files import write_atomic
 from rlvr.core.types import mean
-from rlvr.study.seed_statistics import sign_flip_p_value, spread
-from rlvr.study.study_report import AFTER, BEFORE
-from rlvr.study.study_summary import describe_versions
+from rlvr.studies.seed_statistics import sign_flip_p_value, spread
+from rlvr.studies.study_report import AFTER, BEFORE
+from rlvr.studies.study_summary import describe_versions
 
 SHARES = (0.0, 1.0)
 SIGNIFICANT = 0.05
@@ -78,26 +78,38 @@ class VariantResult:
         return [MEASURES[measure](run) for run in self.finished]
 
 
-def compare_variants(task: Mapping[str, Any]) -> list[VariantResult]:
-    """The variants of a task of `results.json`; the first one is the reference."""
+def compare_variants(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, list[VariantResult]]:
+    """The variants of each task of `results.json`; the first one of a task is its reference.
+
+    p-values of a measure are corrected for the comparisons of all tasks together: a reader looks at all of them.
+    """
+    results = {name: _sort_runs(task) for name, task in tasks.items()}
+    for measure in MEASURES:
+        for name, task in tasks.items():
+            reference, *others = results[name]
+            reference.compared[measure] = PairedComparison()
+            for other in others:
+                is_comparable = _is_comparable(task, other.name, measure)
+                differences = _subtract(other, reference, measure) if is_comparable else []
+                other.compared[measure] = PairedComparison(differences)
+        correct_p_values(v.compared[measure] for variants in results.values() for v in variants)
+    return results
+
+
+def correct_p_values(comparisons: Iterable[PairedComparison]) -> None:
+    """Set the p-value of each comparison of at least two seeds: a paired t test, corrected by Holm for all of them."""
+    tested = [comparison for comparison in comparisons if len(comparison.differences) > 1]
+    p_values = adjust_holm([t_test_p_value(comparison.differences) for comparison in tested])
+    for comparison, p in zip(tested, p_values, strict=True):
+        comparison.p_value = p
+
+
+def _sort_runs(task: Mapping[str, Any]) -> list[VariantResult]:
     results = {name: VariantResult(name, [], []) for name in task["overrides"]}
     for run in task["runs"]:
         results[run["variant"]].runs.append(run)
         if run["state"] == "finished":
             results[run["variant"]].finished.append(run)
-    reference, *others = results.values()
-    for measure in MEASURES:
-        found = [
-            PairedComparison(_subtract(other, reference, measure) if _is_comparable(task, other.name, measure) else [])
-            for other in others
-        ]
-        tested = [comparison for comparison in found if len(comparison.differences) > 1]
-        p_values = adjust_holm([t_test_p_value(comparison.differences) for comparison in tested])
-        for comparison, p in zip(tested, p_values, strict=True):
-            comparison.p_value = p
-        reference.compared[measure] = PairedComparison()
-        for other, comparison in zip(others, found, strict=True):
-            other.compared[measure] = comparison
     return list(results.values())
 
 
@@ -129,18 +141,22 @@ def format_results(results: Mapping[str, Any]) -> str:
     seconds = sum(run["seconds"] for run in runs) + sum(sum(task["start_seconds"]) for task in tasks.values())
     time = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.1f} minutes"
     took = f"{len(runs)} runs, which took {time} one after another, their starts included."
-    return "\n\n".join([took, *(part for name, task in tasks.items() for part in _format_task(name, task))])
+    compared = compare_variants(tasks)
+    return "\n\n".join(
+        [took, *(part for name, task in tasks.items() for part in _format_task(name, task, compared[name]))]
+    )
 
 
-def _format_task(name: str, task: Mapping[str, Any]) -> Iterator[str]:
-    variants = compare_variants(task)
+def _format_task(name: str, task: Mapping[str, Any], variants: Sequence[VariantResult]) -> Iterator[str]:
     yield f"### {name}"
     shown = [variant for variant in variants if variant.finished]
     if not shown:
         yield "No run is finished."
         return
     starts = {run["seed"]: run for run in task["runs"] if run["state"] == "finished"}  # all runs of a seed start alike
-    before, at_k = (_rate(spread([run[key][0] for run in starts.values()], SHARES)) for key in ("pass@1", "pass@k"))
+    before, at_k = (
+        format_share(spread([run[key][0] for run in starts.values()], SHARES)) for key in ("pass@1", "pass@k")
+    )
     seconds = mean(task["start_seconds"]) if task["start_seconds"] else 0.0
     yield (
         f"{len(starts)} seed{'s' if len(starts) > 1 else ''}; every run learns from {task['completions']:,} "
@@ -160,11 +176,11 @@ def _table(task: Mapping[str, Any], reference: str, variants: Sequence[VariantRe
             [
                 f"`{variant.name}`",
                 str(len(variant.finished)),
-                _rate(variant.pass_rate),
-                _points(variant.gain),
-                _points(spread(variant.compared["pass@1"].differences)),
-                "" if p is None else _p_value(p),
-                _rate(variant.pass_at_k),
+                format_share(variant.pass_rate),
+                format_points(variant.gain),
+                format_points(spread(variant.compared["pass@1"].differences)),
+                "" if p is None else format_p_value(p),
+                format_share(variant.pass_at_k),
                 f"{mean(variant.values('entropy')):.3f}",
                 f"{median(run['seconds'] for run in variant.finished):.0f}",
                 f"{variant.diverged} of {len(variant.runs)}",
@@ -175,12 +191,12 @@ def _table(task: Mapping[str, Any], reference: str, variants: Sequence[VariantRe
 
 def format_differences(results: Mapping[str, Any], names: Sequence[str], measure: str = "pass@1") -> str:
     """A table of variants and tasks: what each differs from the reference by in a share of `MEASURES`, and its p."""
-    compared = [{v.name: v.compared for v in compare_variants(task)} for task in results["tasks"].values()]
+    compared = [{v.name: v.compared for v in task} for task in compare_variants(results["tasks"]).values()]
     lines = [["variant", *results["tasks"]], ["---"] + ["--:"] * len(compared)]
     for name in names:
         found = [variants[name][measure] if name in variants else PairedComparison() for variants in compared]
         cells = [
-            "" if one.p_value is None else f"{_points(spread(one.differences))}, p {_p_value(one.p_value)}"
+            "" if one.p_value is None else f"{format_points(spread(one.differences))}, p {format_p_value(one.p_value)}"
             for one in found
         ]
         lines.append([f"`{name}`", *cells])
@@ -202,25 +218,29 @@ def conclude(variants: Sequence[VariantResult], k: int) -> list[str]:
         (fell, "The pass rate fell (the interval is below 0)"),
     ):
         if names:
-            sentences.append(f"{text}: {_list(names)}.")
+            sentences.append(f"{text}: {list_names(names)}.")
     reference, *others = variants
     for measure, title in (("pass@1", " in pass@1"), ("pass@k", f" in pass@{k}"), ("entropy", " in entropy")):
         for word, sign in (("Above", 1), ("Below", -1)):
             compared = [(other.name, other.compared[measure]) for other in others]
             names = [name for name, found in compared if found.is_significant and sign * mean(found.differences) > 0]
             if names:
-                sentences.append(f"{word} `{reference.name}`{title} (corrected p below {SIGNIFICANT}): {_list(names)}.")
+                sentences.append(
+                    f"{word} `{reference.name}`{title} (corrected p below {SIGNIFICANT}): {list_names(names)}."
+                )
     rates = {other.name: found for other in others if (found := other.compared["pass@1"]).p_value is not None}
     same = [name for name, found in rates.items() if not any(found.differences)]
     if same:
-        sentences.append(f"Equal to `{reference.name}` in pass@1 for every seed: {_list(same)}.")
+        sentences.append(f"Equal to `{reference.name}` in pass@1 for every seed: {list_names(same)}.")
     if open_ones := [name for name, found in rates.items() if not found.is_significant and any(found.differences)]:
         count = max(len(found.differences) for found in rates.values())
-        sentences.append(f"Not told apart from `{reference.name}` in pass@1 with {count} seeds: {_list(open_ones)}.")
+        sentences.append(
+            f"Not told apart from `{reference.name}` in pass@1 with {count} seeds: {list_names(open_ones)}."
+        )
     sentences.extend(_compare_pairs({variant.name: variant for variant in measured}))
     still = [v.name for v in variants if v.finished and not any(run["has_moved"] for run in v.finished)]
     if still:
-        sentences.append(f"Made no step, the weights at the end are those of the start: {_list(still)}.")
+        sentences.append(f"Made no step, the weights at the end are those of the start: {list_names(still)}.")
     sentences.extend(_name_mixtures([run for variant in variants for run in variant.finished]))
     for variant in variants:
         for run in variant.runs:
@@ -234,8 +254,8 @@ def _compare_pairs(variants: Mapping[str, VariantResult]) -> Iterator[str]:
         if name in variants and other in variants:
             differences = _subtract(variants[name], variants[other], "pass@1")
             if len(differences) > 1:
-                p = t_test_p_value(differences)
-                yield f"`{name}` minus `{other}`: {_points(spread(differences))}, p {_p_value(p)} (of this pair alone)."
+                p = format_p_value(t_test_p_value(differences))
+                yield f"`{name}` minus `{other}`: {format_points(spread(differences))}, p {p} (of this pair alone)."
 
 
 def _name_mixtures(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -248,14 +268,14 @@ def _name_mixtures(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             if run["seed"] == seed:
                 begun.setdefault(run["pass@1"][0], []).append(run["variant"])
         if len(begun) > 1:
-            groups = "; ".join(f"{100 * rate:.1f} %: {_list(names)}" for rate, names in sorted(begun.items()))
+            groups = "; ".join(f"{100 * rate:.1f} %: {list_names(names)}" for rate, names in sorted(begun.items()))
             yield (
                 f"Seed {seed} began at several pass rates ({groups}): its start was made anew in between, or on "
                 "another machine. Delete the folders of these runs, and the same command makes them again."
             )
 
 
-def _p_value(p: float) -> str:
+def format_p_value(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
@@ -265,7 +285,7 @@ def _sign(interval: Mapping[str, Any] | None) -> int:
     return 1 if interval["low"] > 0 else -1 if interval["high"] < 0 else 0
 
 
-def _rate(result: Mapping[str, Any] | None) -> str:
+def format_share(result: Mapping[str, Any] | None) -> str:
     """`71.2 % [69.0, 73.4]`, without an interval for one seed."""
     if result is None:
         return ""
@@ -274,7 +294,7 @@ def _rate(result: Mapping[str, Any] | None) -> str:
     return f"{100 * result['mean']:.1f} % [{100 * result['low']:.1f}, {100 * result['high']:.1f}]"
 
 
-def _points(result: Mapping[str, Any] | None) -> str:
+def format_points(result: Mapping[str, Any] | None) -> str:
     """`+2.1 [-0.4, +4.6]`: percentage points."""
     if result is None:
         return ""
@@ -283,7 +303,7 @@ def _points(result: Mapping[str, Any] | None) -> str:
     return f"{100 * result['mean']:+.1f} [{100 * result['low']:+.1f}, {100 * result['high']:+.1f}]"
 
 
-def _list(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 

@@ -5,7 +5,7 @@
     {"variant": "grpo", "seed": 1, "state": "finished", "pass@1": [0.31, 0.72], "pass@k": [0.8, 0.97], ...}, ...]}}}
 
 Lists of two are before and after training; runs that have not ended are left out. The tables are computed from this
-file alone.
+file alone. `weights_sha256` names the weights that a run ended with; runs of older versions lack it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 from rlvr.core.files import read_json
 from rlvr.core.machine import describe_machine
-from rlvr.study.study_plan import StudyPlan, StudyRun
-from rlvr.study.study_summary import PACKAGES, is_finished, read_run
+from rlvr.studies.study_plan import StudyPlan, StudyRun
+from rlvr.studies.study_summary import PACKAGES, is_finished, read_run
 
 FORMAT = 1
 # Alarms of a policy that diverges. The other alarms mean that a run has little signal, or has converged.
@@ -63,6 +63,7 @@ def _describe_run(plan: StudyPlan, run: StudyRun, start: str | None) -> dict[str
         "pass@k": [_round(found["pass@k"][side]) for side in ("before", "after")],
         "entropy": _round(found["entropy"]),
         "seconds": _round(found["seconds"]),
+        "weights_sha256": found["weights_sha256"],
         "has_moved": found["weights_sha256"] != start,
         "is_diverged": (found["change"]["high"] or 0.0) < 0 or any(code in BROKEN for code in alarms),
         "alarms": alarms,

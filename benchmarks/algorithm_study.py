@@ -29,13 +29,14 @@ from rlvr.core.files import check_name
 from rlvr.core.registry import did_you_mean
 from rlvr.runs.assembly import assemble
 from rlvr.runs.user_messages import mask_secrets
-from rlvr.study.study_folder import open_study
-from rlvr.study.study_plan import StudyPlan, StudyVariant, build_plan, read_overrides, read_variables, split_values
-from rlvr.study.study_report import write_report
-from rlvr.study.study_runner import StudyRunner
-from rlvr.study.study_summary import is_finished, summarize
+from rlvr.studies.study_folder import open_study
+from rlvr.studies.study_plan import StudyPlan, StudyVariant, build_plan, read_overrides, read_variables, split_values
+from rlvr.studies.study_report import write_report
+from rlvr.studies.study_runner import StudyRunner
+from rlvr.studies.study_summary import is_finished, summarize
 from rlvr.tracking import RunConsole
 from rlvr.training.training_job import RunOptions
+from rlvr.training.training_options import TrainingOptions
 
 NAME = "algorithms"
 CONFIGS = "algorithms_study"
@@ -150,30 +151,36 @@ def _plan_task(
     sizes, turns = settings.training, assemble(settings).source.max_turns
     if sizes.steps == 0:
         raise ValueError("training.steps=0: nothing would be learned that could be compared; give at least 1")
-    # A loss with an unbounded ratio allows one update a batch, so it gets as many updates in more, smaller steps.
-    one_update = (
-        "training.num_substeps=1",
-        f"training.prompts_per_step={sizes.prompts_per_step // sizes.num_substeps}",
-        f"training.steps={sizes.steps * sizes.num_substeps}",
-    )
     drafts: list[StudyVariant] = []
     for name, overrides in list_variants().items():
         if name not in chosen or (name in OF_TURNS and turns == 1):
             continue
         if name in ALGORITHMS and ALGORITHMS[name].advantage.needs_roles:  # none of the tasks is a game of several
             continue
-        is_unbounded = name in ALGORITHMS and ALGORITHMS[name].loss.has_unbounded_ratio
-        more = one_update if is_unbounded and sizes.num_substeps > 1 else ()
-        drafts.append(StudyVariant(name, f"{name}_", (*overrides, *more), environment, {}))
-    start = build_plan(
-        seeds,
-        [*of_start, "training.mode=sft"],
-        [StudyVariant("", "", (), environment, {})],
-        f"{task}-start",
-        config_name=config_name,
-    )
+        drafts.append(StudyVariant(name, f"{name}_", (*overrides, *list_sizes(name, sizes)), environment, {}))
+    start = plan_start(task, seeds, of_start, environment)
     variants = build_plan(seeds, [*of_variants, "sft.steps=0"], drafts, task, config_name=config_name)
     return TaskPlan(task, start, replace(variants, start=start.folder))
+
+
+def list_sizes(name: str, sizes: TrainingOptions) -> tuple[str, ...]:
+    """The overrides that give a variant as many completions and updates as the others have.
+
+    A loss with an unbounded ratio allows one update a batch, so it gets as many updates in more, smaller steps.
+    """
+    if sizes.num_substeps == 1 or name not in ALGORITHMS or not ALGORITHMS[name].loss.has_unbounded_ratio:
+        return ()
+    return (
+        "training.num_substeps=1",
+        f"training.prompts_per_step={sizes.prompts_per_step // sizes.num_substeps}",
+        f"training.steps={sizes.steps * sizes.num_substeps}",
+    )
+
+
+def plan_start(task: str, seeds: tuple[int, ...], shared: Sequence[str], environment: dict[str, str]) -> StudyPlan:
+    """The study of the fine-tuning alone, one run for each seed."""
+    alone = [StudyVariant("", "", (), environment, {})]
+    return build_plan(seeds, [*shared, "training.mode=sft"], alone, f"{task}-start", config_name=f"{CONFIGS}/{task}")
 
 
 @contextmanager

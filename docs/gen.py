@@ -433,7 +433,7 @@ def api(dotted: str) -> str:
 
 def reasoning_gym_audit() -> str:
     """The table of `rlvr audit --env reasoning_gym`, from the file that its `--json` wrote."""
-    from rlvr.audit.gym_audit import KINDS, format_count
+    from rlvr.audits.gym_audit import KINDS, format_count
 
     report = json.loads((ROOT / "docs" / "audits" / "reasoning-gym.json").read_text(encoding="utf-8"))
     rates: list[list[str]] = []
@@ -461,9 +461,33 @@ def reasoning_gym_audit() -> str:
     return "\n\n".join(parts)
 
 
+def environment_ranking() -> str:
+    """What `rlvr env check` found in each environment: the file of `benchmarks.environment_ranking`."""
+    given = json.loads((ROOT / "docs" / "audits" / "environments.json").read_text(encoding="utf-8"))
+    rows = [[f"`{one['name']}`", one["version"], *_show_findings(one)] for one in given if not one["reason"]]
+    missing = [[f"`{one['name']}`", one["version"], _cell(one["reason"])] for one in given if one["reason"]]
+    clean = sum(not one["faults"] and not one["warnings"] for one in given if not one["reason"])
+    lead = f"{len(rows)} environments, of which {clean} have neither a fault nor a warning:"
+    parts = [lead, _table(["environment", "version", "faults", "warnings", "the worst finding"], rows)]
+    if missing:
+        parts += ["Not checked:", _table(["environment", "version", "reason"], missing)]
+    return "\n\n".join(parts)
+
+
+def _show_findings(one: dict[str, Any]) -> list[str]:
+    found = [*one["faults"].values(), *one["warnings"].values()]
+    return [*(", ".join(one[state]) for state in ("faults", "warnings")), _cell(found[0]) if found else ""]
+
+
+def _cell(text: str, most: int = 150) -> str:
+    """A text of a program in a cell of a table."""
+    text = " ".join(text.replace("|", "/").replace("`", "'").replace("<", "‹").replace(">", "›").split())
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def environment_checks() -> str:
     """The checks of `rlvr env check`."""
-    from rlvr.audit.environment.check_report import CHECKS
+    from rlvr.audits.environment.check_report import CHECKS
 
     rows = [
         [spec.group, f"`{name}`", spec.what, spec.how, spec.openenv and f"`{spec.openenv}`"]
@@ -477,6 +501,13 @@ def algorithms_study() -> str:
     from benchmarks.algorithm_report import format_results
 
     return format_results(_load_study())
+
+
+def algorithm_rates() -> str:
+    """The tables and conclusions of `python -m benchmarks.algorithm_rates`, from its committed results."""
+    from benchmarks.rates_report import format_rates, load_rates
+
+    return format_rates(load_rates(ROOT / "benchmarks" / "results" / "algorithm-rates" / "results.json"))
 
 
 def study_differences(of: str) -> str:
@@ -519,7 +550,8 @@ PARTS: dict[str, Callable[..., str]] = {
         results, algorithms, advantages, reductions, losses, preferences, gae, critic_loss, kl_penalty, options,
         capabilities, rewards, environments, settings, service_settings, engine_server_settings, spellings, sections,
         configs, foreign_words, refused_words, models, memory, known_models, published, cluster_settings,
-        reasoning_gym_audit, environment_checks, algorithms_study, study_differences, side_by_side, api,
+        reasoning_gym_audit, environment_checks, environment_ranking, algorithms_study, algorithm_rates,
+        study_differences, side_by_side, api,
     )
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ with their intervals come from `Loop`. The task: sums of two digits.
 """
 
 import argparse
+import sys
 
 import rlvr
 from rlvr.core import rng
@@ -79,4 +80,8 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--learning-rate", type=float, help="1e-3 with a model, 3e-3 without")
     given = parser.parse_args()
-    main(given.model, given.folder, given.steps, given.learning_rate or (1e-3 if given.model else 3e-3))
+    try:
+        main(given.model, given.folder, given.steps, given.learning_rate or (1e-3 if given.model else 3e-3))
+    except KeyboardInterrupt as stop:  # Ctrl-C: the exit code of the commands
+        print(stop, file=sys.stderr)
+        sys.exit(130)

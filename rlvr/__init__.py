@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         resolve_algorithm,
         save_checkpoint,
     )
+    from rlvr.audits.audit_reward import audit
+    from rlvr.audits.verify_rows import verify
     from rlvr.clients.local import LocalSamplingClient, LocalTrainingClient, ServiceClient
     from rlvr.clients.mock.mock_client import MockTrainingClient
     from rlvr.config.register import register
@@ -54,7 +56,9 @@ if TYPE_CHECKING:
     from rlvr.reward import register_reward, resolve_reward
     from rlvr.runs.library import Run, evaluate, load_run, train
     from rlvr.runs.own_loop import Loop, update
-    from rlvr.study.seed_curves import plot_seeds
+    from rlvr.service.background_server import serve
+    from rlvr.studies.python_study import Study, study
+    from rlvr.studies.seed_curves import plot_seeds
     from rlvr.training.callbacks import Callback, StopRun, register_callback
     from rlvr.training.toy_sampler import MockRolloutSampler
 
@@ -66,6 +70,8 @@ _HOMES = {
         "register_advantage", "register_algorithm", "register_decay", "register_reduction", "resolve_algorithm",
         "save_checkpoint",
     ),
+    "rlvr.audits.audit_reward": ("audit",),
+    "rlvr.audits.verify_rows": ("verify",),
     "rlvr.clients.local": ("LocalSamplingClient", "LocalTrainingClient", "ServiceClient"),
     "rlvr.clients.mock.mock_client": ("MockTrainingClient",),
     "rlvr.config.register": ("register",),
@@ -83,7 +89,9 @@ _HOMES = {
     "rlvr.reward": ("register_reward", "resolve_reward"),
     "rlvr.runs.library": ("Run", "evaluate", "load_run", "train"),
     "rlvr.runs.own_loop": ("Loop", "update"),
-    "rlvr.study.seed_curves": ("plot_seeds",),
+    "rlvr.service.background_server": ("serve",),
+    "rlvr.studies.python_study": ("Study", "study"),
+    "rlvr.studies.seed_curves": ("plot_seeds",),
     "rlvr.training.callbacks": ("Callback", "StopRun", "register_callback"),
     "rlvr.training.toy_sampler": ("MockRolloutSampler",),
 }  # fmt: skip
@@ -125,6 +133,7 @@ __all__ = [
     "StepResult",
     "StopReason",
     "StopRun",
+    "Study",
     "Task",
     "TaskSource",
     "TensorData",
@@ -132,6 +141,7 @@ __all__ = [
     "Trajectory",
     "TrajectoryBatch",
     "UpdateResult",
+    "audit",
     "build_model",
     "build_tokenizer",
     "evaluate",
@@ -152,8 +162,11 @@ __all__ = [
     "resolve_environment",
     "resolve_reward",
     "save_checkpoint",
+    "serve",
+    "study",
     "train",
     "update",
+    "verify",
 ]
 
 

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from rlvr.algorithms.losses import LOSSES, TokenLosses
+from rlvr.algorithms.losses import LOSSES, TokenLossAttribute
 from rlvr.algorithms.losses.loss import CROSS_ENTROPY_INPUT, DUAL_CLIP, KL_INPUTS, LossSpec
 from rlvr.core.messages import Datum
 
-LOSS_SPECS: Mapping[str, LossSpec] = TokenLosses("spec")
+LOSS_SPECS: Mapping[str, LossSpec] = TokenLossAttribute("spec")
 # Those that servers of the Tinker protocol know: never what a user registered, be it a subclass of one.
 PROTOCOL_LOSSES = frozenset(name for name in LOSSES if LOSSES.is_built_in(name) and LOSSES.find(name).is_in_protocol)
 # The loss of a critic, whose client has values instead of log-probs: V the critic's value, R `returns`, w `weights`.

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from rlvr.core.error_text import describe_raise
 from rlvr.core.messages import AdamParams, MuonParams
 from rlvr.core.protocols import Feature
 from rlvr.core.registry import Registry, load_path
@@ -122,8 +123,14 @@ class Optimizer(Variant):
         return self.make_params(adam, share)
 
     def _decay_at(self, progress: float) -> float:
-        """The share of the rate that is left; ValueError if a function of the user's gives no such number."""
-        share: Any = find_decay(self.decay)(progress)
+        """The share of the rate that is left; ValueError if a function of the user's raises or gives no such number."""
+        decay = find_decay(self.decay)
+        try:
+            share: Any = decay(progress)
+        except Exception as error:
+            raise ValueError(
+                f"decay={self.decay} raised {describe_raise(error)}, at progress {progress:g}; correct the function"
+            ) from error
         if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share < math.inf:
             raise ValueError(f"decay={self.decay}: it gave {share!r} at progress {progress:g}, expected a number >= 0")
         return share
@@ -133,7 +140,7 @@ class Optimizer(Variant):
         return 2 * weights
 
     def make_params(self, adam: AdamParams, share: float) -> AdamParams:
-        """The parameters of a step, from those of AdamW; `share` of each rate is in effect."""
+        """The parameters of a step, from those of AdamW. Warm-up and decay multiply each learning rate by `share`."""
         return adam
 
 

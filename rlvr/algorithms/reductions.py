@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from rlvr.algorithms.returns import name_rollout
+from rlvr.core.error_text import describe_raise
 from rlvr.core.registry import Registry, load_path
 from rlvr.core.types import Trajectory
 
@@ -98,7 +99,12 @@ def _adapt(name: str, function: OwnReduction) -> Reduction:
         lengths = dict.fromkeys(rollouts, 0)
         for rollout, t in zip(rollouts, trajectories, strict=True):
             lengths[rollout] += count(t)
-        weights = [float(weight) for weight in function(list(lengths.values()), max_tokens)]
+        try:
+            weights = [float(weight) for weight in function(list(lengths.values()), max_tokens)]
+        except Exception as error:
+            raise ValueError(
+                f"algorithm.reduction={name} raised {describe_raise(error)}; correct the function"
+            ) from error
         if len(weights) != len(lengths) or not all(math.isfinite(weight) and weight >= 0 for weight in weights):
             raise ValueError(
                 f"algorithm.reduction={name}: expected {len(lengths)} weights of at least 0, got {weights!r:.200}"

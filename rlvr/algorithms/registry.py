@@ -10,6 +10,7 @@ is `grpo_original`. `ppo` is `grpo` by another name, PPO's clip without a value 
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from rlvr.algorithms.advantages import (
@@ -38,7 +39,7 @@ from rlvr.algorithms.terms.distillation import Teacher
 from rlvr.algorithms.terms.observation import ObservationLoss
 from rlvr.algorithms.terms.self_distillation import SelfDistillation
 from rlvr.core.plugins import describe_plugins, load_plugins
-from rlvr.core.registry import did_you_mean, load_object
+from rlvr.core.registry import did_you_mean, load_object, note_own_name
 
 UNSUPPORTED = ("orpo", "simpo")  # not to be taken for a typing error
 
@@ -50,6 +51,8 @@ def register_algorithm(spec: Algorithm) -> Algorithm:
     if ALGORITHMS.get(spec.name, spec) != spec:
         raise ValueError(f"algorithm {spec.name!r} is registered already; choose another name")
     ALGORITHMS[spec.name] = spec
+    frame = inspect.currentframe()
+    note_own_name(spec.name, frame.f_back.f_globals.get("__name__") if frame and frame.f_back else None)
     return spec
 
 

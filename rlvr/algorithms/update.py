@@ -232,7 +232,9 @@ def update_streamed(
     if algorithm.for_tasks:
         raise ValueError("algorithm.for_tasks needs the whole batch at once; use update")
     if inputs.critic is not None:
-        raise ValueError(f"the critic of algorithm.advantage={algorithm.advantage.name} learns from the whole batch")
+        raise ValueError(
+            f"the critic of algorithm.advantage={algorithm.advantage.name} learns from the whole batch; use update"
+        )
     config = loss_config(algorithm, client, inputs.temperature)
     statistics, parts = UpdateStatistics(algorithm), iter(arriving)
     for _ in range(stream.substeps):

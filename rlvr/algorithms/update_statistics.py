@@ -231,7 +231,7 @@ class UpdateStatistics:
                 self._of_terms.setdefault(term.name, Differences()).add(values)
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of the update; only counts of work if there was no optimizer step."""
+        """The metrics of the update; without a step: counts of work, the critic's, what terms measured before."""
         done = {"updates": float(self.updates), "tokens_trained": float(self.tokens), **self.critic}
         if self.algorithm.loss.is_paired:
             done["equal_pairs"] = float(self.equal_pairs)

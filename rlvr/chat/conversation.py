@@ -229,10 +229,10 @@ class _History:
 
 
 class Conversation:
-    """The histories of one program: which messages were read and sampled as which ids.
+    """The tokens of one program's messages, so that a later request continues with the tokens that were sampled.
 
-    The calls of tools are numbered as they come. With `is_parallel` their ids follow from the tokens before them: some
-    templates show ids to the policy, and calls that come at the same time have no order.
+    Tool calls get their ids in the order in which they come. With `is_parallel` an id is a hash of the tokens before
+    the call: some templates show ids to the policy, and requests that come at the same time have no order.
     """
 
     def __init__(self, template: ChatTemplate, is_parallel: bool = False) -> None:
@@ -262,7 +262,7 @@ class Conversation:
         return self.template.encode(messages, tools)
 
     def read(self, call: ChatRequest, prompt: Sequence[int], sequence: SampledSequence) -> ChatAnswer:
-        """A completion as the program gets it."""
+        """The answer to a call that a sampled completion is, as the program gets it."""
 
         def write_id(number: int) -> str:
             if not self._is_parallel:
@@ -280,8 +280,7 @@ class Conversation:
         return ChatAnswer(message, finish, prompt, sequence.tokens, sequence.logprobs or (), texts, stop)
 
     def record(self, call: ChatRequest, answer: ChatAnswer) -> None:
-        """Keep what the policy said, so that a later call goes on from its ids. Of two equal messages the first
-        counts."""
+        """Keep the tokens of an answer, which a later call continues. Of two equal messages the first counts."""
         key = self._read_history(call).keys[-1]
         self._prompts.setdefault(key, answer.prompt_tokens)
         self._turns.setdefault(

@@ -62,7 +62,7 @@ class WordCallFormat:
     def __post_init__(self) -> None:
         for name in ("begin", "end", "result_begin", "result_end"):
             if not (isinstance(word := getattr(self, name), str) and word.strip()):
-                raise ValueError(f"tools: calls.{name}={word!r}, expected a word")
+                raise ValueError(f"tools: calls.{name}={word!r}, expected text that is not blank")
         if self.begin == self.end:
             raise ValueError(f"tools: calls.begin and calls.end are both {self.begin!r}; give two different words")
 

@@ -90,8 +90,10 @@ def _render_results(
     action: Sequence[int],
     called: str,
 ) -> str:
-    """The same for results of tools, where the template takes them only after a call (gpt-oss, MiniMax M2). LostTurn
-    for a template that does not write the call before them."""
+    """`render_after` for results of tools, if the template takes them only after a call (gpt-oss, MiniMax M2).
+
+    LostTurn for a template that does not write the call before them.
+    """
     function = {"name": called or "unknown", "arguments": {"turn": _TURN}}
     call = {"id": "call00001", "type": "function", "function": function}
     said = {"role": "assistant", "content": "", "tool_calls": [call]}

@@ -223,7 +223,7 @@ def report(folder: Path) -> str:
     if diagnosis.basis:
         lines += ["", f"what failing tasks have in common ({diagnosis.basis})"]
         lines += [format_groups(diagnosis) or "  nothing"]
-    return "\n".join([*lines, *_reasons(folder)])
+    return "\n".join([*lines, *_describe_verdicts(folder)])
 
 
 def _suggestion(folder: Path) -> str:
@@ -242,7 +242,7 @@ def _latest(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for row in rows for name, value in row.items()}
 
 
-def _reasons(folder: Path) -> Iterator[str]:
+def _describe_verdicts(folder: Path) -> Iterator[str]:
     """Verdicts on the stored completions by frequency, and the newest completion for each reason of failure."""
     files = sorted((folder / "rollouts").glob("rl-*.jsonl"))[-WINDOW:]
     counts: Counter[tuple[str, str, str]] = Counter()

@@ -32,7 +32,9 @@ def list_installs() -> None:
 
 @env_app.command("install")
 def install_kind(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="verifiers, openenv, inspect, textarena or gem.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="verifiers, openenv, inspect, textarena, gem or nemo_gym.")
+    ],
     packages: Annotated[
         list[str] | None,
         typer.Argument(
@@ -117,14 +119,14 @@ def check_env(
     """
     import json
 
-    from rlvr.audit.commands import parse_options, reward_options
-    from rlvr.audit.environment.environment_check import CheckOptions, check_environment, parse_range
+    from rlvr.audits.commands import parse_options, parse_range, reward_options
+    from rlvr.audits.environment.environment_check import CheckOptions, check_environment
     from rlvr.core.files import write_atomic
     from rlvr.tracking import readable_lines
 
     options = CheckOptions(
-        reward, reward_options(reward_option or []), tasks, samples, attack, model, parse_range(reward_range),
-        hang_seconds, allow=tuple(allow or ()),
+        reward, reward_options(reward_option or []), tasks, samples, attack, model,
+        parse_range("env check", reward_range), hang_seconds, allow=tuple(allow or ()),
     )  # fmt: skip
     report = check_environment(environment, parse_options("env check", words or []), options, print_message)
     if json_file is not None:
@@ -146,6 +148,10 @@ def export_env(
     tasks: Annotated[int, typer.Option("--tasks", help="The most tasks to train on, and held out.")] = 1_000,
     reward: Annotated[str | None, typer.Option("--reward", help="By default that of the environment.")] = None,
     reward_option: RewardOptions = None,
+    reward_range: Annotated[
+        str | None,
+        typer.Option("--reward-range", help="LOW,HIGH of a turn; default: what the environment or its reward says."),
+    ] = None,
 ) -> None:
     """Write an environment as a package or folder of another project.
 
@@ -153,13 +159,14 @@ def export_env(
 
     rlvr env export my_game:Game --to openenv --out my_game_server
     """
-    from rlvr.audit.commands import parse_options, reward_options
+    from rlvr.audits.commands import parse_options, parse_range, reward_options
     from rlvr.envs.ecosystems.export.environment_export import export_environment
     from rlvr.envs.ecosystems.export.exportable import ExportRequest
 
     request = ExportRequest(
-        name, parse_options("env export", options or []), reward, reward_options(reward_option or []), tasks
-    )
+        name, parse_options("env export", options or []), reward, reward_options(reward_option or []), tasks,
+        parse_range("env export", reward_range),
+    )  # fmt: skip
     folder = export_environment(request, target, out)
     print_message(f"written: {folder} (its README.md says how to use it)")
 
@@ -180,7 +187,7 @@ def serve_tasks(
 
     rlvr env serve rpn_arithmetic complexity=[1,2]
     """
-    from rlvr.audit.commands import parse_options, reward_options
+    from rlvr.audits.commands import parse_options, reward_options
     from rlvr.envs import resolve_environment
     from rlvr.envs.ecosystems.guest_process import GUESTS
     from rlvr.reward import resolve_reward

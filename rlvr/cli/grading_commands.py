@@ -27,7 +27,7 @@ def verify(
     ] = None,
     reward_option: RewardOptions = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Rows graded at once; default: one per core.")
+        int | None, typer.Option("--workers", min=1, help="Rows graded at once; default: one per core.")
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", help="Grade only the first N rows.")] = None,
     max_errors: MaxErrors = 0.0,
@@ -40,8 +40,8 @@ def verify(
     The exit code is 1 if a row is without a verdict (outcomes error, invalid; --max-errors allows a share of them), or
     fewer pass than --min-pass-rate.
     """
-    from rlvr.audit.commands import check_shares, reward_options
-    from rlvr.audit.grade_file import ProgressLine, RewardPool, grade_file
+    from rlvr.audits.commands import check_shares, reward_options
+    from rlvr.audits.grade_file import ProgressLine, RewardPool, grade_file
 
     check_shares("verify", max_errors=max_errors, min_pass_rate=min_pass_rate)
     grader = RewardPool(reward, reward_options(reward_option or []), workers)
@@ -89,13 +89,13 @@ def audit(
 ) -> None:
     """Measure a verifier: its error rates on labelled rows, and which attacks of the hack suite succeed.
 
-    rlvr audit --reward math --labelled builtin --against rlvr.audit.peers:math_verify
+    rlvr audit --reward math --labelled builtin --against rlvr.audits.peers:math_verify
 
     rlvr audit --reward code --attack --json audit.json      (exit code 1 if an attack succeeds)
 
     rlvr audit --env reasoning_gym --family countdown --json audit.json      (every family without --family)
     """
-    from rlvr.audit.commands import Audit, AuditLimits, reward_options
+    from rlvr.audits.commands import Audit, AuditLimits, reward_options
     from rlvr.tracking import readable_lines
 
     options = reward_options(reward_option or [])

@@ -232,12 +232,8 @@ def study(
             "`rlvr study algorithms` is no part of the package any more; in a clone of the repository, run "
             "`python -m benchmarks.algorithm_study` with the same words"
         )
-    from rlvr.core.cpu_budget import available_cores
-    from rlvr.study.study_folder import open_study
-    from rlvr.study.study_plan import read_plan
-    from rlvr.study.study_report import study_table, write_report
-    from rlvr.study.study_runner import StudyRunner
-    from rlvr.study.study_summary import summarize
+    from rlvr.studies.study_plan import read_plan
+    from rlvr.studies.study_runner import StudyInterruptedError, run_study
 
     warnings = dict[str, None]()  # each variant gives the same ones
     plan = read_plan(
@@ -251,34 +247,11 @@ def study(
     )
     for text in warnings:
         print_message(f"warning: {text}")
-    jobs = jobs or plan.jobs
-    with open_study(plan), be_quiet(quiet), _open_console(quiet, interval=30) as console:
-        console.plan(
-            {
-                "study": str(plan.folder),
-                "variants": "; ".join(variant.name for variant in plan.variants),
-                "runs": f"{len(plan.seeds)} seeds x {len(plan.variants)} variants, {jobs} at a time",
-            }
-        )
-        if jobs > 1 and jobs * plan.threads > available_cores():
-            console.warn(
-                f"--jobs {jobs} with {plan.threads} threads each share {available_cores()} cores; give a lower --jobs "
-                "or engine.threads"
-            )
-
-        def write() -> None:
-            write_report(plan.folder, summarize(plan))
-
-        runner = StudyRunner(plan, jobs, console, write)
-        runner.run()
-        summary = summarize(plan)
-        write_report(plan.folder, summary)
-        console.close()
-        console.note(mask_secrets(study_table(summary)))
-        console.note(f"table.md, summary.json, study.png, run folders and logs are in {plan.folder}")
-        if runner.stop_requests:
-            console.note("stopped; the same command goes on from here")
-            raise typer.Exit(130)
+    try:
+        with be_quiet(quiet):
+            summary = run_study(plan, jobs, _open_console(quiet, interval=30))
+    except StudyInterruptedError:
+        raise typer.Exit(130) from None
     if any(run["state"] != "finished" for run in summary["runs"]):
         raise typer.Exit(1)
 

@@ -138,8 +138,8 @@ class AtServer(ClientOptions):
     def check_model(self, model: ModelOptions) -> None:
         if not (model.name or model.start_from):
             raise ValueError(
-                f"client={self.name}: model.name is missing, the model's name at the server (or "
-                "model.start_from=tinker://...)"
+                f"client={self.name}: model.name is missing; give the model's name at the server, or "
+                "model.start_from=tinker://..."
             )
 
 

@@ -246,7 +246,7 @@ class EndpointSamplingClient:
         cost, began = Cost(), time.monotonic()
         stops = _stops(asked.stop)
         try:
-            reply = await self._connection.line().ask(self._request(text, asked, stops, index), cost)
+            reply = await self._connection.client().ask(self._request(text, asked, stops, index), cost)
         except ChatError as failure:
             error = describe_failure(failure)
             self._connection.status = EndpointStatus(time.time(), error)
@@ -295,29 +295,31 @@ class EndpointSamplingClient:
 
 
 class EndpointConnection:
-    """The connections, opened on the event loop of the caller (another one after a fork), and the last status."""
+    """The chat client of an endpoint, one for each event loop that calls (a forked process has another), and the last
+    status of the endpoint."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.status: EndpointStatus | None = None
-        self._line: tuple[asyncio.AbstractEventLoop, ChatClient] | None = None
+        self._loop_and_client: tuple[asyncio.AbstractEventLoop, ChatClient] | None = None
         self._lock = threading.Lock()
 
-    def line(self) -> ChatClient:
+    def client(self) -> ChatClient:
+        """The client for the running event loop; opened by the first call on a loop."""
         loop = asyncio.get_running_loop()
         with self._lock:
-            if self._line is None or self._line[0] is not loop:
-                self._line = loop, ChatClient(self.endpoint, remember_failure=False)
-            return self._line[1]
+            if self._loop_and_client is None or self._loop_and_client[0] is not loop:
+                self._loop_and_client = loop, ChatClient(self.endpoint, remember_failure=False)
+            return self._loop_and_client[1]
 
     async def ping(self) -> EndpointStatus:
-        failure = await self.line().ping()
+        failure = await self.client().ping()
         self.status = EndpointStatus(time.time(), failure and describe_failure(failure))
         return self.status
 
     def close(self) -> None:
         with self._lock:
-            held, self._line = self._line, None
+            held, self._loop_and_client = self._loop_and_client, None
         if held is not None and held[0].is_running():
             asyncio.run_coroutine_threadsafe(held[1].aclose(), held[0]).result(5)
 
@@ -332,7 +334,7 @@ def _stops(stop: Any) -> list[str]:
     given = [] if stop is None else [stop] if isinstance(stop, str) else list(stop)
     stops = [one if isinstance(one, str) else chr(one) for one in given if one is not None]
     if "" in stops:
-        raise ValueError("sample: an empty stop string would end every answer at once")
+        raise ValueError("sample: an empty stop string would end every answer at its first token; leave it out")
     return stops
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlvr.clients.client_spec import ClientRequest, ClientSpec
 from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
-from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.core.cpu_budget import spinning_warning
 from rlvr.core.protocols import TrainingClient
 from rlvr.core.weights_place import WeightsKind, WeightsPlace, list_expected
@@ -53,7 +53,7 @@ def _find_start(request: ClientRequest) -> WeightsPlace:
     if (place.folder / "value_head.safetensors").exists():
         raise ValueError(f"model.start_from={given!r}: it is a critic, which predicts values; give the policy's folder")
     if place.damage:
-        raise ValueError(f"model.start_from={given!r}: the checkpoint is damaged: {place.damage}")
+        raise ValueError(f"model.start_from={given!r}: the checkpoint is damaged: {place.damage}; give another one")
     return place
 
 

@@ -50,7 +50,8 @@ class SamplerOptions(Variant):
     def open_served(self, tokenizer: Any, warn: Callable[[str], None]) -> AbstractContextManager[SamplingClient]:
         """A sampler of the model that the servers were started with, until the block ends."""
         raise ValueError(
-            f"sampler.name={self.name} samples the weights of a training client alone; use sampler.name=vllm"
+            f"sampler.name={self.name} needs a training client to sample from, and there is none here; use "
+            "sampler.name=vllm"
         )
 
 

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from rlvr.algorithms.loss_specs import LOSS_SPECS, check_batch
-from rlvr.clients.registry import ClientRequest, ClientSpec
+from rlvr.clients.client_spec import ClientRequest, ClientSpec
 from rlvr.clients.tinker import (
     TinkerTrainingClient,
     build_at_server,

@@ -138,7 +138,7 @@ class EndpointTeacher:
 
     async def _ask(self, tokens: list[int]) -> list[tuple[str, float]]:
         """The text and the log-prob of every token; the first has 0."""
-        client = self._connection.line()
+        client = self._connection.client()
         request = {"prompt": tokens, "echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 1.0}
         where, count = client.where, len(tokens)
         try:

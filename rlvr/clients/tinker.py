@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from rlvr.algorithms.loss_specs import LOSS_SPECS, PROTOCOL_LOSSES, VALUE_LOSS, VALUE_SPEC
 from rlvr.algorithms.losses.loss import DUAL_CLIP
 from rlvr.clients.client_options import AtServer
+from rlvr.clients.client_spec import ClientRequest, ClientSpec
 from rlvr.clients.custom_loss import (
     build_named_loss,
     compute_custom_loss,
@@ -27,7 +28,6 @@ from rlvr.clients.custom_loss import (
     two_passes,
 )
 from rlvr.clients.local_engine import load_named_tokenizer
-from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.clients.tinker_sampler import TIMEOUT, TinkerSamplingClient
 from rlvr.clients.tinker_sdk import (
     RemoteFuture,

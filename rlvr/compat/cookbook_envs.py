@@ -60,7 +60,10 @@ class SourceDataset(RLDataset):
         if batch_size < 1 or group_size < 1:
             raise ValueError(f"batch_size={batch_size}, group_size={group_size}; expected at least 1 each")
         if len(source.levels) > 1:
-            raise ValueError(f"the task source has levels {', '.join(source.levels)}; make one of a single level")
+            raise ValueError(
+                f"the task source has the levels {', '.join(source.levels)}, and a dataset takes tasks of one; make "
+                "the source with one level by its options (complexity=[1], say)"
+            )
         self.source, self.tokenizer, self.seed, self.heldout = source, tokenizer, seed, heldout
         self.batch_size, self.group_size = batch_size, group_size
         if environment_weight is None and reward in (None, source.reward):
@@ -68,7 +71,7 @@ class SourceDataset(RLDataset):
         self.reward = resolve_reward(reward or source.reward).plus_environment(environment_weight)
         self._tasks = source.heldout(None) if heldout else None
         if batches is None and self._tasks is None and source.size is None:
-            raise ValueError("this task source has no size: say how many batches= make an epoch")
+            raise ValueError("this task source has no size; give batches=, the number of batches of an epoch")
         level = next(iter(source.levels))
         count = len(self._tasks) if self._tasks is not None else source.size(level) if source.size else 0
         self._batches = batches if batches is not None else math.ceil(count / batch_size)

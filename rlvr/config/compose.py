@@ -17,6 +17,8 @@ say of an unknown key, is `rlvr.config.validate`.
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -253,6 +255,13 @@ def _parse_value(text: str, override: str) -> Any:
     if opened or typed or text in ("null", "~", "Null", "NULL"):
         return value
     return text
+
+
+def to_word(key: str, value: Any) -> str:
+    """`key=value` as a command line has it, for a value of the caller's program: JSON is YAML."""
+    if isinstance(value, float) and math.isinf(value):
+        return f"{key}={'-' * (value < 0)}.inf"
+    return f"{key}={json.dumps(_escape(value), ensure_ascii=False)}"
 
 
 def _shorten(text: str) -> str:

@@ -17,7 +17,7 @@ DEEPEST = 50  # levels of mappings and lists
 VALUES, CHARACTERS = 100_000, 10_000_000  # of the whole config, when it is resolved
 _REFERENCE = 10  # following a reference takes as long as this many plain values
 TOO_DEEP = f"nested more than {DEEPEST} levels deep; no setting needs that"
-TOO_LARGE = f"more than {VALUES:,} values or {CHARACTERS:,} characters, its references followed"
+TOO_LARGE = f"more than {VALUES:,} values or {CHARACTERS:,} characters once its references (`${{name}}`) are resolved"
 
 _Place = tuple[str, ...]
 
@@ -47,7 +47,7 @@ def check_size(text: str) -> str:
             if anchor:
                 sizes[anchor] = total - before + 1
         if total > VALUES:
-            raise ValueError(f"more than {VALUES:,} values, its aliases followed")
+            raise ValueError(f"more than {VALUES:,} values once its aliases (`*name`) are expanded")
     return text
 
 

@@ -160,6 +160,8 @@ class RunConfig:
                 f"curriculum.replay={self.curriculum.replay:g} with training.schedule={self.training.order.name}: "
                 f"which tasks are unsolved would depend on time; use schedule={' or '.join(in_order)}"
             )
+        if self.training.mode == "rlvr":
+            self.training.order.check_run(self.training.steps, self.curriculum, self.evaluation.every)
         given: Any = self.client
         if isinstance(given, str):
             object.__setattr__(self, "client", make_client_section(given))

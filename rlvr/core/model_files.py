@@ -39,7 +39,7 @@ def find_broken_file(folder: Path) -> str:
 
 
 def find_broken_tokenizer(folder: Path) -> str:
-    """The same of the files that a tokenizer is made from; a folder may hold one without a model."""
+    """What is wrong with the files of a tokenizer, with the remedy; '' if they can be read, or are not there."""
     try:
         for name, what in TOKENIZER_FILES.items():
             if (folder / name).exists():

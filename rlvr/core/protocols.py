@@ -48,6 +48,7 @@ class Feature(str, Enum):
     STEPPERS = "optimizers besides AdamW"  # `AdamParams.stepper`
     OWN_LOSS = "a loss of the user's (`forward_backward_custom`)"
     CRITIC = "a critic (`create_critic`)"
+    INTERPOLATION = "steps from saved weights towards the present ones (`interpolate`)"
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class TrainingClient(Protocol):
     def forward(
         self, data: list[Datum], loss_fn: str = ..., loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
-        """The same without a gradient."""
+        """`forward_backward` without adding a gradient."""
         ...
 
     def forward_backward_custom(
@@ -205,6 +206,15 @@ class TrainingClient(Protocol):
 
     def close(self) -> None:
         """End the session at a server; elsewhere this does nothing."""
+        ...
+
+
+@runtime_checkable
+class InterpolatingClient(TrainingClient, Protocol):
+    """A training client with `Feature.INTERPOLATION`."""
+
+    def interpolate(self, path: str, share: float) -> Future[None]:
+        """Go from the weights saved at `path` that share of the way to the present ones, with a fresh optimizer."""
         ...
 
 
@@ -363,6 +373,8 @@ class TaskSource(Protocol):
     """The most tokens of a prompt that the model reads: of a longer one it reads the end. None: it reads all."""
     roles: Sequence[str] = ()
     """The roles that the policy plays, each with rewards of its own; () if an episode has one."""
+    writes_tasks: bool = False
+    """Whether the policy writes the tasks that it is trained on, in one of its roles; held-out ones are asked alone."""
     opponent: str = ""
     """A run, or one of its checkpoints, that plays the other roles, for `seat`; "" if there is none."""
     owns_prompts: bool = False

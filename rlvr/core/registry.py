@@ -26,6 +26,7 @@ from rlvr.core.plugins import describe_plugins, load_plugins
 T = TypeVar("T")
 GIVEN = "given"  # begins the path of an object that a program gave, and that no import leads to
 _given: dict[str, Any] = {}
+_own_names = set[str]()  # that the program itself registered, which no other process knows
 # The objects that have a path, by their identity, with the constants that they had then.
 _named: dict[int, tuple[Any, str, dict[str, Any]]] = {}
 
@@ -48,6 +49,7 @@ class Registry(Generic[T]):
                 f"give {_where(function)} another name"
             )
         self._entries[name] = (entry, function)
+        note_own_name(name, getattr(function, "__module__", None))
 
     def get(self, name: str) -> T:
         if name not in self._entries:
@@ -110,7 +112,7 @@ def load_object(kind: str, path: str) -> Any:
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            names = [n for n in vars(found) if not n.startswith("_")]
+            names = [name for name, one in vars(found).items() if name[0] != "_" and not isinstance(one, ModuleType)]
             raise ValueError(f"{kind} {path!r}: {module_name!r} has no {attribute!r}{did_you_mean(part, names)}")
         found = getattr(found, part)
     return found
@@ -148,6 +150,23 @@ def name_object(found: Any, use: Any = None, *, is_shared: bool = True) -> str:
     _given[path] = found if use is None else use
     _named[id(found)] = found, f"{GIVEN}:{path}", constants
     return f"{GIVEN}:{path}"
+
+
+def note_own_name(name: str, module: str | None) -> None:
+    """Remember the name of what the program that runs registered, which no import leads to."""
+    if module == "__main__":
+        _own_names.add(name)
+
+
+def find_own(value: Any) -> str:
+    """The first name in a value, mappings and lists included, that other processes cannot resolve; "" if there is none.
+
+    That is the path of an object that `name_object` named, or what a script or a notebook registered.
+    """
+    if isinstance(value, str):
+        return show_names(value) if value.startswith(f"{GIVEN}:") else value if value in _own_names else ""
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return next(filter(None, map(find_own, inner)), "")
 
 
 def show_names(text: str) -> str:
@@ -244,10 +263,11 @@ def _all_code(function: FunctionType) -> list[CodeType]:
 
 
 def _read_constants(found: Any) -> dict[str, Any]:
-    """What a program may change about a function that exists: the plain globals that it names, and the code of the
-    functions that it calls, with theirs. A global that the function assigns itself is its state."""
+    """What a program may change about a function that exists, or about the methods of a class or an object: the plain
+    globals that it names, and the code of the functions that it calls, with theirs. A global that the function assigns
+    itself is its state."""
     constants: dict[str, Any] = {}
-    functions = [found] if isinstance(found, FunctionType) else []
+    functions = _list_functions(found)
     for function in functions:
         code = _all_code(function)
         named = {name for part in code for name in part.co_names}
@@ -260,6 +280,18 @@ def _read_constants(found: Any) -> dict[str, Any]:
                 functions.append(value)
                 constants[name] = _Description().of(value.__code__)
     return constants
+
+
+def _list_functions(found: Any) -> list[FunctionType]:
+    """A function itself, or the methods of a class or of an object's class which the program wrote."""
+    if isinstance(found, (MethodType, partial, staticmethod, classmethod)):
+        found = found.func if isinstance(found, partial) else found.__func__
+    if isinstance(found, FunctionType):
+        return [found]
+    classes = (found if isinstance(found, type) else type(found)).__mro__
+    held = [value for kind in classes if not _find_import(kind) for value in vars(kind).values()]
+    held = [getattr(value, "fget", None) or getattr(value, "__func__", value) for value in held]
+    return [value for value in held if isinstance(value, FunctionType)]
 
 
 _OF_CLASSES = ("__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__", "__static_attributes__")

@@ -144,7 +144,7 @@ def exact_rank_p_value(ranks: np.ndarray, distance: int) -> float:
 
 
 def approximate_rank_p_value(ranks: np.ndarray, distance: int) -> float:
-    """The same with a normal sum of the negative ranks, given the binomial number of them.
+    """`exact_rank_p_value` by a normal approximation of the sum of the negative ranks, given their binomial number.
 
     Where many zeros have the small ranks the others hardly differ, and the sum clusters around each number's mean.
     """

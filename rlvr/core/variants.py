@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Optional, TypeVar, get_type_hints
 
 from rlvr.core.plugins import describe_plugins, load_plugins
-from rlvr.core.registry import check_kwargs, did_you_mean, load_object
+from rlvr.core.registry import check_kwargs, did_you_mean, load_object, note_own_name
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,7 @@ class Variants(Generic[V]):
                 f"{variant.__module__}:{variant.__qualname__} another name"
             )
         self._known[variant.name] = variant
+        note_own_name(variant.name, variant.__module__)
 
     def find(self, name: str) -> type[V]:
         """The variant of that name, or the class at `package.module:Class`."""

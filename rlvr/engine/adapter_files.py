@@ -87,7 +87,7 @@ def read_adapter(folder: Path, bank: LoraBank) -> tuple[LoraConfig, dict[str, Te
     Checksums and the hash in the folder, if any, must match. ValueError naming what does not fit.
     """
     if (folder / "checksums.json").exists() and (wrong := find_damage(folder)):
-        raise ValueError(f"adapter {folder} is damaged: {wrong}")
+        raise ValueError(f"adapter {folder} is damaged: {wrong}; give another one")
     if (folder / VALUE_HEAD_FILE).exists():
         raise ValueError(f"adapter {folder} is a critic's, which predicts values and no tokens; give the policy's")
     config = _read_config(folder)
@@ -115,7 +115,9 @@ def read_adapter(folder: Path, bank: LoraBank) -> tuple[LoraConfig, dict[str, Te
     if (folder / "policy.json").exists():
         counters = read_json(folder / "policy.json", "the counters of a policy", REMEDY)
         if counters.get("weights_sha256") != sha256:
-            raise ValueError(f"adapter {folder}: the weights do not have the hash recorded in policy.json")
+            raise ValueError(
+                f"adapter {folder}: the weights do not have the hash recorded in policy.json; give another one"
+            )
         fingerprint = name_weights(str(counters.get("name")), counters.get("version"), counters.get("edits"))
     return config, {key: value.to(bank.model.device) for key, value in weights.items()}, fingerprint
 

@@ -306,7 +306,7 @@ def _time_training(shape: ModelShape, work: StepWork, limits: EngineLimits, clus
 def count_exchanged(shape: ModelShape, size: int, *, trains_base: bool) -> int:
     """Bytes that FSDP moves for one micro-batch: blocks are gathered for the forward and for the backward pass,
     embedding and head once; gradients are reduce-scattered in float32. `size` is the bytes of a weight."""
-    once = shape.tables + shape.width
+    once = shape.embedding_weights + shape.width
     return (2 * shape.parameters - once) * size + (FP32 * shape.parameters if trains_base else 0)
 
 

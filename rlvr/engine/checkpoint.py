@@ -204,6 +204,25 @@ def load_policy(
         _load_optimizer(policy, state, steps)
 
 
+def interpolate_policy(folder: Path, policy: Policy, model: LanguageModel, share: float) -> None:
+    """Set the weights W of `policy` to S + `share` x (W - S), with S those saved in `folder`, and a fresh optimizer.
+
+    Computed in fp32; accumulated gradients are dropped. It counts as a step, since the weights need a new fingerprint.
+    """
+    saved, _ = _read(folder, policy, model)
+    policy.preserve_snapshots()
+    with torch.no_grad():
+        for key, p in policy.parameters.items():
+            master, start = policy.masters[key], take_part(saved[key], p).to(p.device, torch.float32)
+            master.copy_(start + share * (master - start))
+            local_part(p).copy_(master)
+    policy.clear_gradients()
+    policy.version += 1
+    policy.note_change()
+    policy._optimizer = None  # pyright: ignore[reportPrivateUsage]
+    policy.momenta = {}
+
+
 def load_adapter(folder: Path, policy: Policy) -> None:
     """Start a policy's adapter from one in peft's format; ValueError if their configs or layers differ."""
     if policy.lora is None:
@@ -247,7 +266,7 @@ def read_snapshot(folder: Path, policy: Policy, model: LanguageModel) -> Snapsho
 def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Read the weights, by name and as they were saved, and counters; ValueError naming what does not fit."""
     if wrong := find_damage(folder):
-        raise ValueError(f"checkpoint {folder} is damaged: {wrong}")
+        raise ValueError(f"checkpoint {folder} is damaged: {wrong}; give another one")
     if policy.is_critic != (folder / VALUE_HEAD_FILE).exists():
         given, own = ("a policy's", "a critic's") if policy.is_critic else ("a critic's", "a policy's")
         has = "no" if policy.is_critic else "a"
@@ -278,7 +297,9 @@ def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str,
         raise ValueError(f"checkpoint {folder} has lora {saved}, this policy has {_lora(policy)}; use the same")
     weights = {key: stored[key].detach() for key in policy.parameters}
     if tensors_sha256(weights) != counters["weights_sha256"]:
-        raise ValueError(f"checkpoint {folder}: the weights do not have the hash recorded in policy.json")
+        raise ValueError(
+            f"checkpoint {folder}: the weights do not have the hash recorded in policy.json; give another one"
+        )
     return weights, counters
 
 

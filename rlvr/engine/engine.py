@@ -189,8 +189,9 @@ class Engine:
     ) -> SamplingRequest:
         """Check a request and queue it; `advance` computes. Without a seed in the params each call samples anew.
 
-        Only the last `prompt_last` tokens of the prompt are scored, by default all but the first. In every place but
-        the first `prompt_alternatives` tokens are drawn, with replacement and at the temperature of the params.
+        Only the last `prompt_last` tokens of the prompt are scored, by default all but the first. `prompt_alternatives`
+        is how many tokens are drawn in each place of the prompt but the first, with replacement and at the temperature
+        of the params.
         `on_token` is called with every token when it is sampled, in the thread that advances the engine.
         """
         tokens = prompt.to_ints()
@@ -272,7 +273,7 @@ class Engine:
         stops = [params.stop] if isinstance(params.stop, str) else list(params.stop)
         strings = tuple(s for s in stops if isinstance(s, str))
         if "" in strings:
-            raise ValueError("sample: an empty stop string would end every answer at once")
+            raise ValueError("sample: an empty stop string would end every answer at its first token; leave it out")
         if wrong := [s for s in stops if not isinstance(s, (str, int))]:
             raise ValueError(f"sample: stop holds {wrong[0]!r:.80}, expected strings or token ids (whole numbers)")
         return frozenset(s for s in stops if isinstance(s, int)), strings

@@ -93,17 +93,16 @@ class KVLayer(CacheLayerMixin):
 
 
 class KVCache(Cache):
-    """Keys and values of the running rows. Grows by doubling, within `max_places`; shrinks only in `shrink`.
+    """Keys and values of the running rows. Grows by doubling, within `max_tokens`; shrinks only in `shrink`.
 
-    A place holds the keys and values of one token. `max_places` bounds rows x length plus shared prompts, unless the
-    rows need more; 0 means no bound.
+    `max_tokens` bounds rows x length plus shared prompts, unless the rows need more; 0 means no bound.
     """
 
     layers: Any  # of `KVLayer`, all with keys and values once there are any
 
-    def __init__(self, max_places: int = 0) -> None:
+    def __init__(self, max_tokens: int = 0) -> None:
         super().__init__(layers=[])
-        self.max_places = max_places
+        self.max_tokens = max_tokens
         self.length = 0  # of the longest row
         # Of the rows of one step: the first, all of them, where they write, and the longest.
         self.first = 0
@@ -115,9 +114,9 @@ class KVCache(Cache):
         self.shared: list[SharedPrompts] = []  # those of the running rows
 
     @property
-    def shared_places(self) -> int:
-        """The number of places that shared prompts take, apart from the places of the rows."""
-        return sum(prompts.places for prompts in self.shared)
+    def shared_tokens(self) -> int:
+        """The number of tokens of shared prompts, which are kept once and not in the rows."""
+        return sum(prompts.tokens for prompts in self.shared)
 
     def insert(
         self, prompts: KeyValues, new: Sequence[NewRow], *, capacity: int, length: int, share: bool = False
@@ -130,10 +129,10 @@ class KVCache(Cache):
         own = [i for i, row in enumerate(new) if row.prompt not in shared]
         lengths = {row.prompt: row.length for row in new}
         block = SharedPrompts(prompts, shared, [lengths[prompt] for prompt in shared]) if shared else None
-        shared_places = self.shared_places + (block.places if block else 0)
+        shared_tokens = self.shared_tokens + (block.tokens if block else 0)
         if not own:
             length -= max(lengths.values())
-        self._reserve(prompts, capacity, max(self.length, length, 1), shared_places)
+        self._reserve(prompts, capacity, max(self.length, length, 1), shared_tokens)
         if own:
             device, longest, first = prompts[0][0].device, max(new[i].length for i in own), len(self.slots)
             source = torch.tensor([new[i].prompt for i in own], device=device)
@@ -151,7 +150,7 @@ class KVCache(Cache):
         self._assign_shared_prompts()
 
     def _choose_shared(self, new: Sequence[NewRow], capacity: int) -> list[int]:
-        """The prompts to keep once: long ones with several rows, if all fits within `max_places`."""
+        """The prompts to keep once: long ones with several rows, if all fits within `max_tokens`."""
         slots = Counter[int]()
         for row in new:
             slots[row.prompt] += row.slots
@@ -160,11 +159,11 @@ class KVCache(Cache):
             for row in new
             if slots[row.prompt] >= MIN_ROWS and row.length >= MIN_TOKENS and len(self.shared) < MAX_SETS
         }
-        if shared and self.max_places:
+        if shared and self.max_tokens:
             shared_lengths = [row.length if row.prompt in shared else 0 for row in new]
             widest = max(row.reach - n for row, n in zip(new, shared_lengths, strict=True))
             widest = max(widest, *(slot.own_tokens for slot in self.slots), 0)
-            if capacity * widest + self.shared_places + len(shared) * max(shared_lengths) > self.max_places:
+            if capacity * widest + self.shared_tokens + len(shared) * max(shared_lengths) > self.max_tokens:
                 return []
         return sorted(shared)
 
@@ -183,9 +182,9 @@ class KVCache(Cache):
         """Update which rows each shared prompt has; drop those without any."""
         self.shared = assign_rows(self.slots)
 
-    def _reserve(self, like: KeyValues, rows: int, length: int, shared_places: int) -> None:
-        """Make room for `rows` rows of `length` (running and to come) beside the shared places."""
-        most = self.max_places - shared_places if self.max_places else math.inf
+    def _reserve(self, like: KeyValues, rows: int, length: int, shared_tokens: int) -> None:
+        """Make room for `rows` rows of `length` (running and to come) beside the shared prompts."""
+        most = self.max_tokens - shared_tokens if self.max_tokens else math.inf
         if rows <= self.shape[0] and length <= self.shape[1] and self.shape[0] * self.shape[1] <= most:
             return
         sizes = zip((rows, length), self.shape, strict=True)
@@ -242,7 +241,7 @@ class KVCache(Cache):
                 self._assign_shared_prompts()
 
     def swap(self, some: Sequence[int], others: Sequence[int]) -> None:
-        """Exchange the places of two equally long lists of rows."""
+        """Swap two equally long lists of rows."""
         device = self.layers[0].keys.device
         to, of = torch.tensor([*some, *others], device=device), torch.tensor([*others, *some], device=device)
         for layer in self.layers:
@@ -268,7 +267,7 @@ class KVCache(Cache):
         are_all = len(slots) == len(self.slots)
         self.length = self.step_length if are_all else max(self.length, self.step_length)
         like = [(layer.keys, layer.values) for layer in self.layers]
-        self._reserve(like, max(capacity, len(self.slots)), self.length, self.shared_places)
+        self._reserve(like, max(capacity, len(self.slots)), self.length, self.shared_tokens)
         shared = self.shared if are_all or not self.shared else assign_rows(slots)
         own_attention = model.can_share_prompts and prefers_products(model.device, model.dtype, self.step_length)
         adds_masks = model.adds_masks or bool(shared) or own_attention
@@ -309,11 +308,11 @@ def assign_rows(slots: Sequence[Slot]) -> list[SharedPrompts]:
     return shared
 
 
-def count_places(model: LanguageModel, share: float, held: int = 0) -> int:
-    """The places of a KV cache in a share of the free memory of the model's device, where `held` places are given back.
+def count_cache_tokens(model: LanguageModel, share: float, held: int = 0) -> int:
+    """How many tokens a KV cache holds in a share of the device's free memory, once `held` tokens are given back.
 
     Without such a limit long completions use up all memory. 0, unlimited, if the share is 0 or the model's config does
-    not give the size of a place.
+    not give the size of a token's keys and values.
     """
     if share == 0:
         return 0

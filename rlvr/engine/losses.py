@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from rlvr.algorithms.losses import TokenLosses
+from rlvr.algorithms.losses import TokenLossAttribute
 from rlvr.algorithms.losses.dro import find_pull_weights
 from rlvr.algorithms.losses.loss import CROSS_ENTROPY_INPUT, ENTROPY_INPUT, KL_INPUTS, LossSpec, exp_torch
 
@@ -51,7 +51,7 @@ def value(v: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N:
     return 0.5 * inputs["weights"] * torch.maximum((v - returns) ** 2, (clipped - returns) ** 2)
 
 
-TERMS: Mapping[str, LossFn] = TokenLosses("torch_terms")
+TERMS: Mapping[str, LossFn] = TokenLossAttribute("torch_terms")
 
 
 def find_gradient_tokens(inputs: dict[str, Tensor], spec: LossSpec) -> Tensor:

@@ -62,12 +62,12 @@ class ModelShape:
 
     @property
     def matrices(self) -> int:
-        """Weights of the linear layers of all blocks, which Muon steps."""
+        """The number of weights in the linear layers of all blocks, which Muon steps."""
         return self.layers * self._count_block(self.experts)
 
     @property
     def active_weights(self) -> int:
-        """Weights that a token is multiplied by: the linear layers of its experts, and the head."""
+        """The number of weights that a token is multiplied by: the linear layers of its experts, and the head."""
         return self.layers * self._count_block(self.active_experts) + self.vocabulary * self.width
 
     def _count_block(self, experts: int) -> int:
@@ -77,16 +77,16 @@ class ModelShape:
         return sum(sizes.values()) + experts * inner + router
 
     @property
-    def tables(self) -> int:
-        """Weights of the embedding and the head; a tied head counts once."""
+    def embedding_weights(self) -> int:
+        """The number of weights in the embedding and the head; a tied head counts once."""
         return self.vocabulary * self.width * (1 if self.is_tied else 2)
 
     @property
     def parameters(self) -> int:
-        """All weights."""
+        """The number of all weights."""
         biases = self.queries + 2 * self.keys if self.has_biases else 0
         norms = 2 * self.width + (2 * self.head if self.has_head_norms else 0)
-        return self.tables + self.matrices + self.layers * (biases + norms) + self.width
+        return self.embedding_weights + self.matrices + self.layers * (biases + norms) + self.width
 
     def count_adapter(self, lora: LoraConfig) -> int:
         """Weights of an adapter, without targets on all linear layers of the blocks."""
@@ -169,9 +169,9 @@ def estimate_memory(
     is_low = lora is None and size < FP32  # an adapter is fp32 itself
     moments = optimizer.count_states(trained, shape.matrices) + critic * ADAMW.count_states(trained, shape.matrices)
     at_once = min(max(rows, evaluated_rows), limits.max_rows)
-    places = at_once * row_tokens
+    cached_tokens = at_once * row_tokens
     if limits.cache_tokens:
-        places = min(places, max(limits.cache_tokens, row_tokens))
+        cached_tokens = min(cached_tokens, max(limits.cache_tokens, row_tokens))
     tokens = min(max(limits.micro_tokens, row_tokens), rows * row_tokens)
     block = _attention_block(limits, row_tokens)
     chunk = max(1, limits.logit_elements // shape.vocabulary)
@@ -180,7 +180,7 @@ def estimate_memory(
         adapter=trained * FP32 * (1 + critic) if lora else 0,
         state=FP32 * (moments + (trained * (1 + critic) if is_low else 0)),
         copies=copies * trained * (FP32 if lora else size),
-        cache=places * 2 * shape.keys * shape.layers * size,
+        cache=cached_tokens * 2 * shape.keys * shape.layers * size,
         # Each micro-batch's gradients have the weights' dtype and are then added to those of the masters.
         gradients=trained * (FP32 + (size if is_low else 0)),
         activations=-(-tokens // block) * block * _token_activations(shape, limits, size, row_tokens),
@@ -197,7 +197,7 @@ def count_gathered(shape: ModelShape, *, has_adapter: bool) -> int:
     """Weights that a rank of several holds whole at a time, and their gradients: embedding and head for a whole pass,
     two blocks while they compute. The base of an adapter has no gradients."""
     block = shape.matrices // shape.layers
-    return shape.tables + 2 * block + (0 if has_adapter else shape.tables + block)
+    return shape.embedding_weights + 2 * block + (0 if has_adapter else shape.embedding_weights + block)
 
 
 def _token_activations(shape: ModelShape, limits: EngineLimits, size: int, row_tokens: int) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 from rlvr.core import rng
 from rlvr.core.messages import NonFiniteError
 from rlvr.engine.engine_options import EngineLimits
-from rlvr.engine.kv_cache import KeyValues, KVCache, NewRow, count_places, last_hidden, prefill, recompute
+from rlvr.engine.kv_cache import KeyValues, KVCache, NewRow, count_cache_tokens, last_hidden, prefill, recompute
 from rlvr.engine.lora import LoraBank, use_weights
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.policy import Snapshot
@@ -55,10 +55,10 @@ class Sampler:
         scheduler, newcomers = self.scheduler, list[SampleRow]()
         if self.has_own_limit and not scheduler.rows:
             rows, length = self.cache.shape
-            self.cache.max_places = scheduler.cache_tokens = count_places(self.model, CACHE_SHARE, rows * length)
+            self.cache.max_tokens = scheduler.cache_tokens = count_cache_tokens(self.model, CACHE_SHARE, rows * length)
         requests = [row.request for row in scheduler.rows]
         try:
-            if newcomers := scheduler.admit(self.cache.shared_places, chosen):
+            if newcomers := scheduler.admit(self.cache.shared_tokens, chosen):
                 requests += [row.request for row in newcomers]
                 self._prefill(newcomers)
             elif scheduler.rows:
@@ -100,7 +100,7 @@ class Sampler:
             self.release()
 
     def _reset(self) -> None:
-        self.cache = KVCache(self.cache.max_places)
+        self.cache = KVCache(self.cache.max_tokens)
         self.prepacked.drop()
 
     @contextmanager
@@ -121,35 +121,37 @@ class Sampler:
                 yield head
 
     def _collect(self, chosen: Sequence[int]) -> range:
-        """Bring the rows at the places `chosen` to the front, or to the back if they are fewer than the others; returns
-        their places, which are those of all rows where none is chosen."""
+        """Move the rows at the indices `chosen` to the front, or to the back if they are fewer than the others.
+
+        Returns their new indices: those of all rows if none is chosen.
+        """
         count, chosen_rows = len(self.scheduler.rows), set(chosen)
         size = len(chosen) or count
-        places = range(size) if 2 * size > count else range(count - size, count)
-        outside = [i for i in chosen if i not in places]
+        indices = range(size) if 2 * size > count else range(count - size, count)
+        outside = [i for i in chosen if i not in indices]
         if outside:
-            others = [i for i in places if i not in chosen_rows]
+            others = [i for i in indices if i not in chosen_rows]
             self.scheduler.swap(outside, others)
             if self.model.can_cache:
                 self.cache.swap(outside, others)
-        return places
+        return indices
 
-    def _decode(self, places: range) -> None:
-        """Decode one token for the running rows at `places`."""
-        rows = [self.scheduler.rows[i] for i in places]
+    def _decode(self, indices: range) -> None:
+        """Decode one token for the running rows at `indices`."""
+        rows = [self.scheduler.rows[i] for i in indices]
         with self._weights(rows, [row.request.snapshot for row in rows], 0) as head:
             if self.model.can_cache:
                 last = torch.tensor([row.tokens[-1] for row in rows])
                 at = torch.tensor([row.length - 1 for row in rows])
                 capacity = self.scheduler.running_completions
-                hidden_RD = self.cache.decode(self.model, last, at, capacity, places.start)
+                hidden_RD = self.cache.decode(self.model, last, at, capacity, indices.start)
             else:
                 texts = [row.request.prompt + row.tokens for row in rows]
                 hidden_RD = last_hidden(recompute(self.model, texts), texts)
             forks = [(i, row) for i, row in self._sample_tokens(rows, head(hidden_RD)) if not row.is_finished]
         if forks:
             if self.model.can_cache:
-                self.cache.fork([places[i] for i, _ in forks])
+                self.cache.fork([indices[i] for i, _ in forks])
             self.scheduler.rows += [row for _, row in forks]
         self._retire()
 

@@ -53,8 +53,9 @@ class SampledToken(NamedTuple):
 class SamplingRequest:
     """One `sample` call: `count` completions of one prompt under one snapshot, of at most `budget` tokens each.
 
-    Of the prompt the last `scored_tokens` are scored; `alternatives` tokens are drawn in each of its places.
-    `on_token` is called with every token, in the thread that samples: it must return at once and raise nothing.
+    Of the prompt the last `scored_tokens` are scored; `alternatives` tokens are drawn in each place of the
+    prompt but the first. `on_token` is called with every token, in the thread that samples: it must return
+    at once and raise nothing.
     """
 
     prompt: list[int]
@@ -162,12 +163,12 @@ class Scheduler:
         return sum(len(row.completions) for row in self.rows)
 
     def admit(
-        self, shared_places: int = 0, chosen: Callable[[SamplingRequest], bool] = lambda _: True
+        self, shared_tokens: int = 0, chosen: Callable[[SamplingRequest], bool] = lambda _: True
     ) -> list[SampleRow]:
         """Take new rows from the queue, one for each `chosen` request, with as many completions as fit.
 
         The limits: `max_rows`; `prefill_tokens` (padded); `cache_tokens`, counted as if each completion had a row of
-        the greatest reach, beside the `shared_places` of shared prompts; and one set of weights. Where a request has a
+        the greatest reach, beside the `shared_tokens` of shared prompts; and one set of weights. Where a request has a
         share (`one_request`), those without a row come first.
         """
         admitted: list[SampleRow] = []
@@ -197,7 +198,7 @@ class Scheduler:
             take = min(free, request.count - request.started, left)
             reach = max(reach, request.reach)
             if self.cache_tokens:
-                take = min(take, (self.cache_tokens - shared_places) // reach - (self.max_rows - free))
+                take = min(take, (self.cache_tokens - shared_tokens) // reach - (self.max_rows - free))
                 if take < 1:
                     if self.rows or admitted:
                         break
@@ -218,9 +219,9 @@ class Scheduler:
         """How many more rows a request may have by its share, `one_request`, of all."""
         if self.one_request == 1:
             return request.count
-        places = min(self.max_rows, self.cache_tokens // reach) if self.cache_tokens else self.max_rows
+        most = min(self.max_rows, self.cache_tokens // reach) if self.cache_tokens else self.max_rows
         has = sum(len(row.completions) for row in self.rows if row.request is request) if request.started else 0
-        return max(1, int(places * self.one_request)) - has
+        return max(1, int(most * self.one_request)) - has
 
     def record(
         self, rows: Sequence[SampleRow], tokens: Sequence[int], logprobs: Sequence[float], tokenizer: Any
@@ -290,7 +291,7 @@ class Scheduler:
         return sources, targets
 
     def swap(self, some: Sequence[int], others: Sequence[int]) -> None:
-        """Exchange the places of two equally long lists of running rows."""
+        """Swap two equally long lists of running rows."""
         for i, j in zip(some, others, strict=True):
             self.rows[i], self.rows[j] = self.rows[j], self.rows[i]
 

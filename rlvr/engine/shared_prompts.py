@@ -40,7 +40,7 @@ class SharedPrompts:
             (k[:, :, :longest], v[:, :, :longest]) if at is None else (k[at, :, :longest], v[at, :, :longest])
             for k, v in prefilled
         ]
-        self.places = len(self.layers[0][0]) * longest  # tokens whose keys and values are kept
+        self.tokens = len(self.layers[0][0]) * longest  # tokens whose keys and values are kept
         self.mask_G11L: Tensor | None = None
         if min(lengths) < longest:
             beyond_GL = torch.arange(longest) >= torch.tensor(lengths)[:, None]
@@ -90,7 +90,8 @@ def fused_attention(
 def product_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, logs: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """The same by batched products, faster for few queries over each key. Without `logs` the second tensor is empty."""
+    """`fused_attention` by batched products: faster for few queries over each key. Without `logs` the second tensor is
+    empty."""
     (B, H, Q, D), L = query.shape, key.shape[2]
     scores = query.new_zeros(1, 1, 1) if mask is None else mask.expand(B, H, Q, L).reshape(B * H, Q, L)
     keys, values = key.reshape(B * H, L, D), value.reshape(B * H, L, -1)

@@ -13,11 +13,13 @@ from rlvr.envs import seeds as seeds
 from rlvr.envs import small_tasks as small_tasks
 from rlvr.envs import sorting as sorting
 from rlvr.envs import toy as toy
+from rlvr.envs.adversarial_tests import adversarial_source as adversarial_source
 from rlvr.envs.agent import agent_source as agent_source
 from rlvr.envs.games import game_source as game_source
 from rlvr.envs.games import take_away as take_away
 from rlvr.envs.gym import gym_source as gym_source
 from rlvr.envs.gym import hidden_rule as hidden_rule
+from rlvr.envs.learned_verifier import verdict_source as verdict_source
 from rlvr.envs.prompt import PromptEnv, encode_prompt
 from rlvr.envs.propose import propose_source as propose_source
 from rlvr.envs.registry import known_environments, register_environment, resolve_environment

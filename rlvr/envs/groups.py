@@ -96,7 +96,7 @@ class Episode:
 
 
 class RecordedEnv:
-    """An environment of the cookbook's contract as `rlvr.core.protocols.Env`; it keeps its own `Episode`."""
+    """Wraps an environment written for the Tinker cookbook as an `Env`, and records its `Episode`."""
 
     def __init__(self, env: Any) -> None:
         self.env = env

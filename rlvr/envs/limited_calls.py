@@ -40,7 +40,7 @@ async def run_in_thread(function: Callable[[], T], seconds: float | None, *keeps
 
 
 async def run_ending_call(function: Callable[[], T], seconds: float | None, *keeps: type[Exception]) -> T:
-    """The same for a function that ends by itself soon after its time: a late one does not count as stuck."""
+    """`run_in_thread` for a function that ends by itself soon after its time: a late one does not count as stuck."""
     return await _run(function, seconds, keeps, may_hang=False)
 
 

@@ -1,6 +1,6 @@
 """Finds evaluation prompts that nearly equal a training prompt: the evaluation would measure memory.
 
-Prompts are compared as words in lower case, numbers and operators included, other punctuation left out. Two are near
+Prompts are compared as words in lower case, with numbers, operators and signs (#), without punctuation. Two are near
 duplicates if the second has at least `SHARE` of the first's sequences of `LENGTH` words; shorter prompts have to be
 equal. Sequences that stand in very many training prompts are a template's and do not count. Left out on purpose:
 paraphrases, which no words betray.
@@ -19,7 +19,7 @@ from rlvr.core.types import Task
 LENGTH, SHARE = 8, 0.8
 MOST_HELDOUT, MOST_WORDS = 2_000, 2_000_000  # held-out prompts, and words of these and of training prompts
 _TEMPLATE = 10, 0.01  # a sequence in more training prompts than this number and this share is a template's
-_WORD = re.compile(r"\w+|[+\-*/=<>^%]")
+_WORD = re.compile(r"\w+|[+\-*/=<>^%#&|~@]")
 
 
 class NearDuplicate(NamedTuple):

@@ -144,6 +144,8 @@ class SmallTasks(RowSource):
     held out, the families in turn.
     """
 
+    reward_range = (0.0, 1.0)
+
     def __init__(
         self,
         families: Sequence[str] | None = None,

@@ -69,6 +69,12 @@ class ReportedReward:
 OnReward = Callable[[ReportedReward], None]
 
 
+def _no_answer(id: str, param: str) -> DialectError:
+    return DialectError(
+        f"this rollout has no answer with the id {id!r:.80}; give the id of one of its answers", param, 404
+    )
+
+
 class OpenRollout:
     """One rollout. `token` is unguessable: who knows it may call."""
 
@@ -94,7 +100,7 @@ class OpenRollout:
             if call.previous is not None:
                 before = self._answered.get(call.previous)
                 if before is None:
-                    raise DialectError(f"no answer {call.previous!r:.80} was given here", "previous_response_id", 404)
+                    raise _no_answer(call.previous, "previous_response_id")
                 call = call.continue_from(*before)
             pending = PendingCall(call, dialect, f"{self._name}-{self._count:05d}", request)
             self._count += 1
@@ -109,7 +115,7 @@ class OpenRollout:
             if self._is_closed:
                 raise DialectError(_OVER, status=410)
             if given.call and given.call not in self._ids:
-                raise DialectError(f"no answer {given.call!r:.80} was given here", "call", 404)
+                raise _no_answer(given.call, "call")
         self._on_reward(given)
 
     def hold(self, size: int) -> None:

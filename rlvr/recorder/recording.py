@@ -115,8 +115,11 @@ def make_call(
 
 @dataclass
 class RecordedRollout:
-    """The calls of one rollout, and the reward that was reported for it, if one was. `call_rewards` are those of
-    branches, by the id of a call of each: of several in a branch that of the latest call counts."""
+    """The calls of one rollout, and the reward that was reported for it, if one was.
+
+    `call_rewards` are rewards of branches, by the id of a call. If several calls of a branch have a reward, that of
+    the latest call counts.
+    """
 
     id: str
     group: str = ""

@@ -14,15 +14,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from rlvr.core.registry import GIVEN
 from rlvr.core.types import Outcome, Score
-from rlvr.reward.registry import Reward, WaitsFor, register_reward, resolve_reward
+from rlvr.reward.registry import Reward, WaitsFor, number_name, register_reward, resolve_reward
 from rlvr.reward.reward_options import check_choice, is_list, is_number
 from rlvr.reward.signatures import Case
 
 
 @dataclass(frozen=True)
 class WeightedReward:
-    """A reward and its weight. `label` is its name in parts and messages: `name#2` for the second of a name."""
+    """A reward and its weight. `label` is its name in parts and messages: `name#2` for the second of a name, `name_2`
+    of functions that a program gave."""
 
     label: str
     weight: float
@@ -55,7 +57,10 @@ def resolve_weighted(what: str, rewards: Any) -> list[WeightedReward]:
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
         twins = sum(one.reward.name == reward.name for one in resolved)
-        resolved.append(WeightedReward(f"{reward.name}#{twins + 1}" if twins else reward.name, float(weight), reward))
+        label = f"{reward.name}#{twins + 1}" if twins else reward.name
+        if not isinstance(part["name"], str) or part["name"].startswith(f"{GIVEN}:"):
+            label = number_name(reward.name, [one.label for one in resolved])
+        resolved.append(WeightedReward(label, float(weight), reward))
     if not 0 < math.fsum(one.weight for one in resolved) < math.inf:
         raise ValueError(f"{what}: the weights sum to 0, or to no finite number; at least one must count")
     return resolved

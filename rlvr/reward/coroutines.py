@@ -104,15 +104,16 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def start_coroutine(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-    """Start a coroutine on that loop without waiting for it; the future can be read or cancelled from any thread.
+    """Start a coroutine on the event loop of async rewards, without waiting for it.
 
-    Only for coroutines that never block and raise plain exceptions: requests to an endpoint.
+    The future can be read or cancelled from any thread. Only for coroutines that never block and raise plain
+    exceptions: requests to an endpoint.
     """
     return asyncio.run_coroutine_threadsafe(coroutine, _reward_loop().loop)
 
 
 def in_loop_thread() -> bool:
-    """Whether this is that loop's thread, which must not wait for its own work."""
+    """Whether this is the thread of the event loop of async rewards, which must not wait for its own work."""
     return _current is not None and threading.current_thread() is _current.thread
 
 

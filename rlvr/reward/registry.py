@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from typing import Any, Literal, TypeVar, overload
 
 from rlvr.core.cancellation import raise_if_cancelled
-from rlvr.core.registry import Registry, check_kwargs, load_path, named_parameters, takes_any
+from rlvr.core.registry import Registry, check_kwargs, load_path, named_parameters, show_names, takes_any
 from rlvr.core.types import Outcome, Score, Trajectory
 from rlvr.reward.adapters import TrlReward, VerlReward
 from rlvr.reward.signatures import ACCEPTED, CallStyle, Case, InvalidReturn, Signature, check_argument_types, to_score
@@ -47,6 +48,7 @@ class RewardSpec:
       loops call such a reward from several threads at once, a group a call, while other groups are still sampled, so
       a verdict must depend on its own answer alone.
     - `weights`: with which weights its value is the sum of the `parts` of a score, by the part's name.
+    - `reward_range`: the least and the most that it gives, where that is known.
     """
 
     function: Callable[..., Any]
@@ -60,6 +62,7 @@ class RewardSpec:
     verifiable: bool = False
     waits_for: WaitsFor | Callable[[Any], WaitsFor] = ""
     weights: Callable[[Any], dict[str, float]] | None = None
+    reward_range: tuple[float, float] | Callable[[Any], tuple[float, float]] | None = None
 
 
 _rewards: Registry[RewardSpec] = Registry("reward")
@@ -96,8 +99,14 @@ def resolve_reward(name: str | Callable[..., Any], /, **kwargs: Any) -> Reward:
             f"reward {function!r} is of type {type(function).__name__}; expected a function, a path "
             f"'package.module:function' or a name: {', '.join(_rewards.names())}"
         )
-    label = name if isinstance(name, str) else getattr(function, "__name__", type(function).__name__)
+    label = show_names(name) if isinstance(name, str) else getattr(function, "__name__", type(function).__name__)
     return Reward(label, _rewards.entry_of(function) or RewardSpec(function), kwargs)
+
+
+def number_name(name: str, taken: Collection[str]) -> str:
+    """The name of a program's own function, or `name_2`, `name_3`, ... where another one has it."""
+    names = chain([name], (f"{name}_{number}" for number in count(2)))
+    return next(free for free in names if free not in taken)
 
 
 def reward_spec(name: str) -> RewardSpec:
@@ -172,6 +181,12 @@ class Reward:
         if self.environment_weight == 0:
             return f"{self.name} (verifier); the environment's own does not count"
         return f"{self.name} (verifier) + {self.environment_weight:g} x environment"
+
+    @property
+    def reward_range(self) -> tuple[float, float] | None:
+        """The least and the most that it gives with its options; None: not known."""
+        given = self.spec.reward_range
+        return given(self._options) if callable(given) else given
 
     @property
     def __name__(self) -> str:
@@ -250,14 +265,14 @@ class Reward:
                 raise_if_cancelled()  # outside the guard: a cancelled step stops here
                 scores.append(self._try_score(lambda case=case: self.judge(case)))
             return scores
-        cases = [self._with_own_meta(case) for case in cases]
+        cases = [self._with_copied_meta(case) for case in cases]
         values: list[Any] = []
         failure = self._try_score(lambda: values.extend(self._signature.call_many(cases, self._options)))
         if failure.outcome is Outcome.ERROR:
             return [failure] * len(cases)
         return [self._try_score(lambda value=value: value) for value in values]
 
-    def _with_own_meta(self, case: Case) -> Case:
+    def _with_copied_meta(self, case: Case) -> Case:
         """The case for a function of the user's with a copy of its task's meta: it may change it."""
         if not case.meta or str(getattr(self.spec.function, "__module__", "")).startswith("rlvr."):
             return case
@@ -268,7 +283,7 @@ class Reward:
 
     def judge(self, case: Case) -> Score:
         """The `Score` of one case; raises what the function raises."""
-        case = self._with_own_meta(case)
+        case = self._with_copied_meta(case)
         if self._signature.batched:
             return to_score(self._signature.call_many([case], self._options)[0], self.spec.passed_at)
         return to_score(self._signature.call_one(case, self._options), self.spec.passed_at)

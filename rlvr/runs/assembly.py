@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr.algorithms import Algorithm
+from rlvr.clients.client_spec import ClientRequest, ClientSpec
 from rlvr.clients.local_engine import build_sampler
-from rlvr.clients.registry import ClientRequest, ClientSpec, resolve_client
+from rlvr.clients.registry import resolve_client
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import CoreShares, available_cores, set_default_workers, split_by_settings
 from rlvr.core.protocols import TaskSource, TrainingClient
 from rlvr.core.ray_cluster import LOCAL
+from rlvr.core.registry import GIVEN
 from rlvr.envs import resolve_environment
 from rlvr.reward import Reward, resolve_reward
+from rlvr.reward.registry import number_name
 from rlvr.training.initial_weights import resolve_start
 
 if TYPE_CHECKING:
@@ -115,7 +118,8 @@ def assemble(config: RunConfig, source: TaskSource | None = None) -> Assembly:
     if source is None:
         source = resolve_environment(config.env.name, **config.env.kwargs)
     resolve_client(config.client.name).check(client_request(config, source))
-    return Assembly(config, source, _bind_reward(config, source), _bind_watched(config), config.algorithm.resolve())
+    reward = _bind_reward(config, source)
+    return Assembly(config, source, reward, _bind_watched(config, reward), config.algorithm.resolve())
 
 
 def client_request(config: RunConfig, source: TaskSource) -> ClientRequest:
@@ -139,11 +143,18 @@ def _bind_reward(config: RunConfig, source: TaskSource) -> Reward:
     return reward.plus_environment(weight)
 
 
-def _bind_watched(config: RunConfig) -> list[Reward]:
+def _bind_watched(config: RunConfig, reward: Reward) -> list[Reward]:
+    """The verifiers that watch; functions of a program have other names than the reward and each other."""
     names = config.reward.watch
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise ValueError(f"reward.watch: {twice[0]!r} is named twice; leave one out")
-    return [resolve_reward(name) for name in names]
+    bound: list[Reward] = []
+    for name in names:
+        one = resolve_reward(name)
+        if name.startswith(f"{GIVEN}:"):
+            one = replace(one, name=number_name(one.name, [other.name for other in (reward, *bound)]))
+        bound.append(one)
+    return bound
 
 
 def has_interim(config: RunConfig) -> bool:

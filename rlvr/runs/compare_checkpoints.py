@@ -112,7 +112,7 @@ def _choose_tasks(config: RunConfig, source: TaskSource, tasks: int | None, left
         reported, _ = heldout_split(source, config.evaluation, has_interim=has_interim(config))
         found = [task for task in reported if task.id not in left_out][: tasks or TASKS]
     if not found:
-        raise ValueError("compare: no task is there to complete; give prompts=[...]")
+        raise ValueError("compare: there are no held-out tasks to complete; give prompts=[...]")
     return found
 
 

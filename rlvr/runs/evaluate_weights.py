@@ -121,7 +121,7 @@ def evaluate_saved(place: Path, overrides: Sequence[str] | Mapping[str, Any], co
             raise ValueError(f"{folder} has no checkpoint yet; train it first, or give one of its checkpoints")
         place = checkpoint
     elif wrong := find_damage(place):
-        raise ValueError(f"checkpoint {place} is damaged or missing: {wrong}")
+        raise ValueError(f"checkpoint {place} is damaged or missing: {wrong}; give another one")
     assembly = assemble(config)
     assembly.start_rewards()
     sampler = open_to_train(assembly, place, folder / CHECKPOINTS).create_sampling_client()

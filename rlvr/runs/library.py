@@ -28,7 +28,7 @@ from rlvr.runs.compare_checkpoints import LAST, START, compare_checkpoints
 from rlvr.runs.evaluate_weights import evaluate_weights
 from rlvr.runs.export_weights import ExportForm, export_weights
 from rlvr.runs.own_loop import LOOP_SETTINGS
-from rlvr.runs.program_settings import ARGUMENTS, name_arguments, read_data, read_model, settings_of
+from rlvr.runs.program_settings import ARGUMENTS, name_arguments, name_options, read_data, read_model, settings_of
 from rlvr.runs.train import train_config
 from rlvr.runs.user_messages import be_quiet, print_message
 from rlvr.tracking import RunConsole, evaluation_table
@@ -143,7 +143,7 @@ class Run:
         `settings` are those of `evaluate`: `compare(seed=2)`. A notebook shows the result as a table.
         """
         self._refuse_own_loop("compare", "rlvr.evaluate(checkpoint, data, reward) on both checkpoints")
-        with _name_caller("Run.compare"), be_quiet(quiet), QuietConsole() if quiet else RunConsole() as console:
+        with name_caller("Run.compare"), be_quiet(quiet), QuietConsole() if quiet else RunConsole() as console:
             limit_spinning()
             values = settings_of(self.folder.parent, function="compare", samples=samples, **settings)
             del values["run.root"]
@@ -181,7 +181,7 @@ class Run:
     def resume(self, *, quiet: bool = False) -> Run:
         """Go on with it. A finished run stays as it is."""
         self._refuse_own_loop("resume", "the program that made it, which goes on where it stopped")
-        with _name_caller("rlvr.load_run"), be_quiet(quiet):
+        with name_caller("rlvr.load_run"), be_quiet(quiet):
             given = {"run.root": str(self.folder.parent), "run.name": self.folder.name, "run.resume": True}
             loaded = load(None, str(self.folder / SETTINGS), given)
             train_config(loaded, build_config(loaded), QuietConsole() if quiet else RunConsole())
@@ -320,9 +320,9 @@ def train(
     KeyboardInterrupt when it is stopped by Ctrl-C: what was done is kept. ValueError for what cannot be trained.
     """
     limit_spinning()
-    with _name_caller("rlvr.train", ARGUMENTS), be_quiet(quiet):
+    with name_caller("rlvr.train", ARGUMENTS), be_quiet(quiet):
         values = settings_of(Path(root), model, data, reward, heldout, **settings)
-        name, file = _find_config(config, values)
+        name, file = find_config(config, values)
         if "run.name" not in values:
             told = {key: value for key, value in values.items() if key != "callbacks"}  # they change nothing
             digest = hashlib.sha256(json.dumps([name, told], sort_keys=True, default=str).encode()).hexdigest()
@@ -357,7 +357,7 @@ def evaluate(
             f"evaluate: unknown argument {unknown[0]!r}{did_you_mean(unknown[0], EvaluateArguments.__annotations__)}; "
             f"arguments are weights, data, reward, config, like, {', '.join(EvaluateArguments.__annotations__)}"
         )
-    with _name_caller("rlvr.evaluate", EvaluateArguments.__annotations__), be_quiet(quiet):
+    with name_caller("rlvr.evaluate", EvaluateArguments.__annotations__), be_quiet(quiet):
         values = settings_of(Path(root), None, data, reward, function="evaluate", **settings)
         if values.get("env.name") == "dataset" and "env.kwargs.heldout_path" not in values:
             values["env.kwargs.heldout_fraction"] = 1
@@ -365,7 +365,7 @@ def evaluate(
         if not isinstance(place, (str, Path)):
             place = read_model(place, values, Path(root))["model.name"]
         del values["run.root"]
-        name, file = _find_config(config, values)
+        name, file = find_config(config, values)
         run = Path(like.folder if isinstance(like, Run) else like) if like is not None else None
         with QuietConsole() if quiet else RunConsole() as console:
             result = evaluate_weights(str(place), values, console, config_name=name, config_path=file, like=run)
@@ -382,28 +382,33 @@ def load_run(folder: str | Path) -> Run:
     place = Path(folder).expanduser()
     if (place / LOOP_SETTINGS).exists():
         return Run(place)
+    if (place / "study.json").exists():
+        raise ValueError(f"load_run: {place} is the folder of a study; give one of its runs, or call rlvr.Study")
     if (run := find_run(place)) is None:
         raise ValueError(f"load_run: no run is in {place} (no {SETTINGS}){find_near_folder(place)}; give a run folder")
     return Run(run)
 
 
 @contextmanager
-def _name_caller(function: str, arguments: Iterable[str] = ()) -> Iterator[None]:
+def name_caller(
+    function: str, arguments: Iterable[str] = (), options: Mapping[str, str] | None = None
+) -> Iterator[None]:
     """Messages say that settings come from this call, and not from a command line, and name the `arguments` that stand
-    for the keys in them."""
+    for the keys in them. `options` as in `name_options`, where functions of a command are called; none where None."""
     if is_in_notebook():
         warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm, for widgets that nothing here draws
     token = CALLER.set(f"{function}(...)")
     try:
         yield
     except (ValueError, TrainingStoppedError) as error:
-        error.args = (show_names(name_arguments(str(error), arguments)),)
+        text = show_names(name_arguments(str(error), arguments))
+        error.args = (text if options is None else name_options(text, options),)
         raise
     finally:
         CALLER.reset(token)
 
 
-def _find_config(config: str | Path | None, values: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def find_config(config: str | Path | None, values: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """(name, file) of the config that arguments override: of `dataset` where rows are given, and no other."""
     if config is None:
         is_rows = "dataset" in (values.get("env.name"), values.get("env.kwargs.inner"))  # an agent may play the rows

@@ -30,7 +30,8 @@ from rlvr.algorithms.update import Passes, UpdateInputs
 from rlvr.algorithms.update import update as update_in_full
 from rlvr.algorithms.update_statistics import UpdateStatistics
 from rlvr.clients.client_options import ModelOptions
-from rlvr.clients.registry import ClientRequest, close_client, make_options, resolve_client
+from rlvr.clients.client_spec import ClientRequest
+from rlvr.clients.registry import close_client, make_options, resolve_client
 from rlvr.config.choices import ClientSection
 from rlvr.core import rng
 from rlvr.core.cpu_budget import available_cores, limit_spinning, split_by_settings
@@ -404,7 +405,7 @@ def _plain_json(what: str, given: Any) -> dict[str, Any]:
 
 
 def _lists(value: Any) -> Any:
-    """The same with lists for tuples."""
+    """`value` with lists for tuples."""
     if isinstance(value, Mapping):
         return {key: _lists(one) for key, one in value.items()}
     return [_lists(one) for one in value] if isinstance(value, (list, tuple)) else value

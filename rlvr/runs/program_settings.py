@@ -94,7 +94,7 @@ def settings_of(
     of_objects, given = dict[str, Any](), dict[str, Any]()
     agent = settings.pop("agent", None)
     for name, value in settings.items():
-        for key, inner, is_default in _flatten(_find_key(name, function), value):
+        for key, inner, is_default in flatten(_find_key(name, function), value):
             held = of_objects if is_default else given
             if held is given and key in given and given[key] != inner:
                 raise ValueError(f"{function}: {key} is given twice, as {given[key]!r} and {inner!r}; leave one out")
@@ -109,7 +109,7 @@ def settings_of(
         if data is not None:
             values |= read_data(data, heldout, root, reward is not None)
         elif heldout is not None:
-            raise _error("heldout without data; give both, or data alone, of which a tenth is held out")
+            raise argument_error("heldout without data; give both, or data alone, of which a tenth is held out")
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
         raise ValueError(
             f"{function}: root={str(root)!r}: {error.strerror} ({error.filename}); give another root"
@@ -117,7 +117,7 @@ def settings_of(
     if agent is not None:
         values = _give_to_agent(values, agent)
     if reward is not None:
-        values |= _read_reward(reward)
+        values |= read_reward(reward)
     return values
 
 
@@ -126,7 +126,7 @@ def _give_to_agent(values: dict[str, Any], agent: Any) -> dict[str, Any]:
     of a command, or the options of the environment `agent`."""
     inner = values.get("env.name")
     if inner is None:
-        raise _error("agent without data; give the tasks that it plays: rows, a file or an environment")
+        raise argument_error("agent without data; give the tasks that it plays: rows, a file or an environment")
     if isinstance(agent, str):
         options: dict[str, Any] = {"url" if "://" in agent else "function": agent}
     elif isinstance(agent, Mapping):
@@ -136,17 +136,17 @@ def _give_to_agent(values: dict[str, Any], agent: Any) -> dict[str, Any]:
     elif callable(agent):
         options = {"function": agent}
     else:
-        raise _error(
+        raise argument_error(
             f"agent is of type {type(agent).__name__}; expected a function, a command (a list of words), an address "
             "(http://...), or a mapping of the options of the environment agent"
         )
     others = {key: value for key, value in values.items() if not key.startswith("env.")}
     of_inner = {key.removeprefix("env.kwargs."): v for key, v in values.items() if key.startswith("env.kwargs.")}
-    named = {key: value for key, value, _ in _flatten("env.kwargs", options)}
+    named = {key: value for key, value, _ in flatten("env.kwargs", options)}
     return {**others, "env.name": "agent", "env.kwargs.inner": inner, "env.kwargs.inner_kwargs": of_inner, **named}
 
 
-def _error(text: str) -> ValueError:
+def argument_error(text: str) -> ValueError:
     """The error of a mistake in a call, which begins with the name of the function that was called."""
     found = re.fullmatch(r"(?:rlvr|Run)\.(\w+)\(\.\.\.\)", CALLER.get())
     return ValueError(f"{found[1] if found else 'train'}: {text}")
@@ -157,6 +157,19 @@ def name_arguments(message: str, known: Iterable[str]) -> str:
     named = {key: name for name, key in ARGUMENTS.items() if name in known}
     said = [key for key in named if re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.]*\w)", message)]
     return message + "".join(f" ({key} is the argument {named[key]})" for key in said)
+
+
+def name_options(text: str, names: Mapping[str, str]) -> str:
+    """The text with the options of a command as arguments of a function: `--max-errors 2` is `max_errors=2`.
+
+    `names` has the arguments that are called otherwise, by the option.
+    """
+    option = r"--([a-z][a-z-]*)(?: (?=[A-Z0-9'\"]))?"
+    return re.sub(option, lambda found: _name_option(found, names), text)
+
+
+def _name_option(found: re.Match[str], names: Mapping[str, str]) -> str:
+    return names.get(found[1], found[1].replace("-", "_")) + "=" * found[0].endswith(" ")
 
 
 def _find_key(name: str, function: str) -> str:
@@ -175,14 +188,14 @@ def _find_key(name: str, function: str) -> str:
     )
 
 
-def _flatten(key: str, value: Any, is_object: bool = False) -> Iterator[tuple[str, Any, bool]]:
+def flatten(key: str, value: Any, is_object: bool = False) -> Iterator[tuple[str, Any, bool]]:
     """(dotted key, plain value, whether it is the default of an object) of an argument."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if key.endswith("kwargs"):
                 yield f"{key}.{name}", _name_inner(inner, key), False
             else:
-                yield from _flatten(f"{key}.{name}", inner, is_object)
+                yield from flatten(f"{key}.{name}", inner, is_object)
     elif isinstance(value, Algorithm):
         yield f"{key}.name", name_object(value), False
     elif isinstance(value, Variant):
@@ -192,7 +205,7 @@ def _flatten(key: str, value: Any, is_object: bool = False) -> Iterator[tuple[st
             yield f"{key}.kwargs.{name}" if is_own else f"{key}.{name}", _name_inner(inner, key), is_default
     elif is_dataclass(value) and not isinstance(value, type):
         for name, inner, is_default in _list_fields(value):
-            for place, plain, inner_default in _flatten(f"{key}.{name}", inner, True):
+            for place, plain, inner_default in flatten(f"{key}.{name}", inner, True):
                 yield place, plain, is_default or inner_default
     elif key in ("callbacks", "imports") and not isinstance(value, (list, tuple)):
         yield key, [_plain(value, key)], False
@@ -215,7 +228,7 @@ def _name_inner(value: Any, key: str) -> Any:
 
 def _plain_entry(item: Any, key: str) -> Any:
     if isinstance(item, Variant):
-        return {name.lstrip("."): value for name, value, is_default in _flatten("", item) if not is_default}
+        return {name.lstrip("."): value for name, value, is_default in flatten("", item) if not is_default}
     return _plain(item, key)
 
 
@@ -230,13 +243,13 @@ def _plain(value: Any, key: str) -> Any:
     if isinstance(value, Reward):
         return {"name": _name_reward(value), "kwargs": value.kwargs}
     if hasattr(value, "save_pretrained"):
-        raise _error(f"{key} is an object; give the folder of it (after `save_pretrained`), or its name")
+        raise argument_error(f"{key} is an object; give the folder of it (after `save_pretrained`), or its name")
     if callable(value):
         return name_object(value)
     if hasattr(value, "item") and not hasattr(value, "__len__"):  # a number of numpy
         value = value.item()
     if value is not None and not isinstance(value, (bool, int, float, str, Mapping, list)):
-        raise _error(
+        raise argument_error(
             f"{key} is of type {type(value).__name__}; expected text, a number, a mapping, or an object with "
             "options of that kind"
         )
@@ -263,23 +276,35 @@ def _list_fields(value: Any) -> Iterator[tuple[str, Any, bool]]:
 
 
 def read_model(model: Any, values: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    """The keys of a model as `rlvr.train` takes it; of a run its model, and that training starts from its weights."""
     if isinstance(model, (str, Path)):
         return {"model.name": str(model)}
+    if hasattr(model, "is_own_loop"):  # a Run
+        if model.is_own_loop:
+            raise argument_error(f"model is {model.folder}, a loop of your own; give one of its checkpoints")
+        given = {key.split(".")[1] for key in values if key.startswith("model.")}
+        of_run = model.settings["model"]
+        kept = {f"model.{name}": value for name, value in of_run.items() if value is not None and name not in given}
+        return {**kept, "model.start_from": str(model.folder)}
     if isinstance(model, Mapping) or hasattr(model, "to_diff_dict"):  # a configuration: random weights
         config = dict(model) if isinstance(model, Mapping) else {**model.to_diff_dict(), "model_type": model.model_type}
         if "model_type" not in config:
-            raise _error("model is a mapping without model_type; give a configuration of transformers")
+            raise argument_error("model is a mapping without model_type; give a configuration of transformers")
         adapter = {} if any(key.startswith("model.lora") for key in values) else {"model.lora": None}
         return {"model.name": None, "model.config": config, **adapter}
     if hasattr(model, "peft_config"):
-        raise _error("model is wrapped by peft; give the base model and lora={'rank': 32}, or model.merge_and_unload()")
+        raise argument_error(
+            "model is wrapped by peft; give the base model and lora={'rank': 32}, or model.merge_and_unload()"
+        )
     if not (hasattr(model, "save_pretrained") and hasattr(model, "state_dict")):
-        raise _error(
+        raise argument_error(
             f"model is of type {type(model).__name__}; expected a name or folder, a transformers model, or a "
             "configuration (a mapping with model_type)"
         )
     if empty := next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None):
-        raise _error(f"model has no weights ({empty} is on the device meta); load them, or give its configuration")
+        raise argument_error(
+            f"model has no weights ({empty} is on the device meta); load them, or give its configuration"
+        )
     return {"model.name": str(_save_model(model, values.get("model.tokenizer"), root))}
 
 
@@ -321,7 +346,7 @@ def read_data(data: Any, heldout: Any, root: Path, has_reward: bool) -> dict[str
         try:
             options_of(str(data))  # looks among the names of plug-ins too
         except ValueError as error:
-            raise _error(
+            raise argument_error(
                 f"data={str(data)!r} is no file or folder here and no environment; give a path, rows, OWNER/NAME of a "
                 f"data set of the hub, or an environment ({error})"
             ) from None
@@ -329,12 +354,12 @@ def read_data(data: Any, heldout: Any, root: Path, has_reward: bool) -> dict[str
     elif hasattr(data, "train") and hasattr(data, "heldout"):
         section = {"env.name": name_object(data, lambda: data)}
     elif isinstance(data, Mapping) and data and set(data) <= {"name", "kwargs"}:
-        section = {key: value for key, value, _ in _flatten("env", data)}
+        section = {key: value for key, value, _ in flatten("env", data)}
     else:
         if isinstance(data, Mapping):
             splits: Mapping[str, Any] = data
             if "train" not in splits or (unknown := set(splits) - {"train", *_HELDOUT}):
-                raise _error(
+                raise argument_error(
                     f"data has the parts {', '.join(map(repr, splits)) or 'none'}"
                     f"{f', of which {sorted(unknown)[0]!r} is unknown' if 'train' in splits else ''}; expected 'train' "
                     f"and perhaps one of {', '.join(_HELDOUT)}"
@@ -353,19 +378,7 @@ def read_data(data: Any, heldout: Any, root: Path, has_reward: bool) -> dict[str
 
 def _write_rows(data: Any, what: str, root: Path) -> tuple[Path, bool]:
     """The JSON-lines file of some rows, named by a hash of them, and whether one has a column that is an answer."""
-    if hasattr(data, "to_dicts"):  # polars
-        data = data.to_dicts()
-    elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
-        data = data.to_dict("records")
-    if not isinstance(data, Iterable) or isinstance(data, Mapping):
-        raise _error(
-            f"{what} is of type {type(data).__name__}; expected rows (a list, a generator, a "
-            "datasets.Dataset, a DataFrame), a file, or an environment"
-        )
-    rows = [{"prompt": row} if isinstance(row, str) else row for row in data]
-    lines = [_write_row(row, f"row {number} of {what}") for number, row in enumerate(rows, 1)]
-    if not lines:
-        raise _error(f"{what} has no rows; a generator gives them once: make it anew for each call")
+    rows, lines = _list_lines(data, what)
     text = "".join(lines)
     file = root / INPUTS / f"rows-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
     if not file.exists():
@@ -374,16 +387,42 @@ def _write_rows(data: Any, what: str, root: Path) -> tuple[Path, bool]:
     return file, any(find_value(row, name) is not None for row in rows for name in (*ANSWERS, "messages"))
 
 
-def _write_row(row: Any, where: str) -> str:
+def list_rows(data: Any, what: str, column: str) -> list[dict[str, Any]]:
+    """The rows of a list, a generator, a data set or a DataFrame, as a file of JSON lines would hold them.
+
+    A row that is text has it in `column`. ValueError, which calls the rows `what`, for what is no rows.
+    """
+    return [json.loads(line) for line in _list_lines(data, what, column)[1]]
+
+
+def _list_lines(data: Any, what: str, column: str = "prompt") -> tuple[list[Any], list[str]]:
+    """(the rows, each as a line of JSON)."""
+    if hasattr(data, "to_dicts"):  # polars
+        data = data.to_dicts()
+    elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
+        data = data.to_dict("records")
+    if not isinstance(data, Iterable) or isinstance(data, (str, Mapping)):
+        raise argument_error(
+            f"{what} is of type {type(data).__name__}; expected rows (a list, a generator, a "
+            "datasets.Dataset, a DataFrame), a file, or an environment"
+        )
+    rows = [{column: row} if isinstance(row, str) else row for row in data]
+    lines = [_write_row(row, f"row {number} of {what}", column) for number, row in enumerate(rows, 1)]
+    if not lines:
+        raise argument_error(f"{what} has no rows; a generator gives them once: make it anew for each call")
+    return rows, lines
+
+
+def _write_row(row: Any, where: str, column: str) -> str:
     if not isinstance(row, Mapping):
-        raise _error(
-            f"{where} is of type {type(row).__name__}, expected a mapping of columns, or text, which is a prompt"
+        raise argument_error(
+            f"{where} is of type {type(row).__name__}, expected a mapping of columns, or text, which is a {column}"
         )
     try:
         line = json.dumps({name: _without_nan(value) for name, value in row.items()}, default=_to_json) + "\n"
         json.dumps(json.loads(line), ensure_ascii=False).encode()
     except (TypeError, ValueError) as error:
-        raise _error(f"{where}: {error}; expected text, numbers, lists and mappings") from None
+        raise argument_error(f"{where}: {error}; expected text, numbers, lists and mappings") from None
     return line
 
 
@@ -401,9 +440,10 @@ def _to_json(value: Any) -> Any:
     raise TypeError(f"a value of type {type(value).__name__} cannot be written as JSON")
 
 
-def _read_reward(reward: Any) -> dict[str, Any]:
+def read_reward(reward: Any) -> dict[str, Any]:
+    """The section `reward` of a function, a name, an object, or a list of these."""
     if isinstance(reward, Mapping):
-        return {key: value for key, value, _ in _flatten("reward", reward)}
+        return {key: value for key, value, _ in flatten("reward", reward)}
     if isinstance(reward, tuple) and len(reward) == 2 and isinstance(reward[1], Real):
         reward = [reward]
     if isinstance(reward, (list, tuple)):
@@ -416,7 +456,7 @@ def _read_part(part: Any) -> dict[str, Any]:
     """A part of a composite reward: a reward, or a pair of one and its weight."""
     reward, weight = part if isinstance(part, tuple) and len(part) == 2 else (part, 1.0)
     if not isinstance(weight, Real):
-        raise _error(f"a reward has the weight {weight!r}, expected a number: [(accuracy, 1), (form, 0.2)]")
+        raise argument_error(f"a reward has the weight {weight!r}, expected a number: [(accuracy, 1), (form, 0.2)]")
     kwargs = reward.kwargs if isinstance(reward, Reward) else {}
     return {"name": _name_reward(reward), "weight": float(weight), **({"kwargs": kwargs} if kwargs else {})}
 
@@ -427,14 +467,17 @@ def _name_reward(reward: Any) -> str:
     if isinstance(reward, Reward):
         return reward.name if reward.spec.function is None or ":" in reward.name else _name_of_spec(reward)
     if isinstance(reward, type):
-        raise _error(f"the reward {reward.__name__} is a class; give an object of it: {reward.__name__}()")
+        raise argument_error(f"the reward {reward.__name__} is a class; give an object of it: {reward.__name__}()")
     if not callable(reward):
-        raise _error(f"a reward is of type {type(reward).__name__}; expected a function, a name, or a list of them")
+        raise argument_error(
+            f"a reward is of type {type(reward).__name__}; expected a function, a name, or a list of them"
+        )
     return name_object(reward)
 
 
 def _name_of_spec(reward: Reward) -> str:
-    """The name of a registered reward, else the path of its function."""
-    from rlvr.reward.registry import known_rewards
+    """The name of a registered reward, else the path of its function, which may be called as one."""
+    from rlvr.reward.registry import known_rewards, reward_spec
 
-    return reward.name if reward.name in known_rewards() else name_object(reward.spec.function)
+    is_registered = reward.name in known_rewards() and reward_spec(reward.name) is reward.spec
+    return reward.name if is_registered else name_object(reward.spec.function)

@@ -54,7 +54,7 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
     environment = {
         key: value for key, value in journal.environment_values(loaded.values, loaded.raw) if key not in where
     }
-    sources = _hash_custom_functions(config)
+    sources = hash_custom_functions(config)
     if source is not None and (tasks := hash_tasks(source)):
         sources[f"the rows of env.name={config.env.name}"] = [tasks]
     # Trackers and callbacks change nothing that is computed: they may be turned on for the rest of a run.
@@ -171,14 +171,22 @@ def prompt_options(config: RunConfig, folder: Path) -> PromptOptions:
     return config.prompt if "prompt" in read(folder / SETTINGS) else READ_AS_TEXT
 
 
-def _hash_custom_functions(config: RunConfig) -> dict[str, list[str]]:
-    """The SHA-256 of each file in which a loss, a reduction or a decay of the user's is written: a resumed run must
-    compute the same. A program's own functions are told apart by their names, but not what a loss of it is made of."""
+def hash_custom_functions(config: RunConfig) -> dict[str, list[str]]:
+    """The SHA-256 of each file in which an advantage, a loss, a reduction or a decay of the user's is written.
+
+    A resumed run must compute the same. A program's own are told apart by their names, but not what a loss of it is
+    made of.
+    """
     if config.training.mode != "rlvr":
         return {}
     algorithm, hashes = config.algorithm.resolve(), dict[str, list[str]]()
     paths = {"algorithm.loss": algorithm.loss.name, "algorithm.reduction": algorithm.reduction}
-    optimizers = {"training.optimizer": config.training.optimizer, "sft.optimizer": config.sft.optimizer}
+    paths["algorithm.advantage"] = config.algorithm.advantage.name or ""
+    optimizers = {
+        "training.optimizer": config.training.optimizer,
+        "training.critic.optimizer": config.training.critic.optimizer,
+        "sft.optimizer": config.sft.optimizer,
+    }
     paths |= {f"{key}.decay": getattr(one.variant, "decay", "") for key, one in optimizers.items()}
     for key, path in paths.items():
         if ":" not in path or (key != "algorithm.loss" and path.startswith(f"{GIVEN}:")):

@@ -167,6 +167,11 @@ def _check_optimizers(assembly: Assembly) -> None:
             f"training.num_minibatches={minibatches}: client={config.client.name} takes one "
             "forward-backward call for each optimizer step; leave it out"
         )
+    if config.training.mode == "rlvr" and not client.features.issuperset(config.training.order.needs):
+        raise ValueError(
+            f"training.schedule={config.training.order.name} is not supported by client={config.client.name}: it needs "
+            f"{' and '.join(one.value for one in config.training.order.needs)}; use schedule=sync, or client=local"
+        )
     of_client = {key: one for key, one in optimizers.items() if not client.features.issuperset(one.needs)}
     of_weights = {key: one for key, one in optimizers.items() if config.model.lora and one.needs_matrices}
     for wrong in filter(None, (of_client, of_weights)):
@@ -361,7 +366,7 @@ def _say_remedies(config: RunConfig, prompt: int) -> str:
 
 
 def describe_ranks(estimate: MemoryEstimate, shape: ModelShape, config: RunConfig, size: int) -> str:
-    """The same for a client of several processes: what a rank holds, and the driver."""
+    """The memory estimate for a client of several processes: what each rank and the driver hold."""
     cut, whole = estimate.weights, estimate.adapter
     of_trained = estimate.state + estimate.gradients
     cut, whole = (cut, whole + of_trained) if config.model.lora else (cut + of_trained, whole)

@@ -89,7 +89,7 @@ def _train(assembly: Assembly, folder: Path, console: RunConsole) -> dict[str, A
         except (TrainingInterruptedError, KeyboardInterrupt):
             console.close()  # shows the last step first
             console.note(f"stopped; the same command goes on from here ({folder})")
-            raise RunInterruptedError from None
+            raise RunInterruptedError(f"the run is stopped; the same call goes on from here ({folder})") from None
         except TrainingStoppedError as error:
             journal.write("stopped", reason=str(error)[:_MOST])
             raise

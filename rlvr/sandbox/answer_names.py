@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 from rlvr.sandbox.codec import MODULES
-from rlvr.sandbox.setup_parts import nodes, used_names, walk
+from rlvr.sandbox.setup_parts import nodes, parse_beside_threads, used_names, walk
 
 REMEDY = "define or import it there, or list it under answer_names if answers have to define it"
 NO_LIBRARY = "the sandbox has the standard library only: use unittest, or try and except"
@@ -185,7 +185,7 @@ def bound_inside(trees: Sequence[ast.Module]) -> set[str]:
 def defined_names(solution: str) -> frozenset[str]:
     """The names that a reference solution defines or imports; empty if that does not show."""
     try:
-        tree = ast.parse(solution)
+        tree = parse_beside_threads(solution)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return frozenset()
     found = bound_inside([tree])

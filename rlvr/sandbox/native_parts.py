@@ -121,10 +121,10 @@ def meets(node: ast.AST, objects: set[str], made: set[str]) -> bool:
 
 
 def find_native_functions(trees: list[ast.Module], free: set[str], tainted: set[str], deciding: set[str]) -> set[str]:
-    """Functions of a test, without assertions, that run as a whole: in a thread, or in an event loop of the answer.
+    """The functions of a test that run as a whole in the answer's process: in a thread or in its event loop.
 
-    They are passed to what makes threads, or as coroutines to a function of the answer or of `asyncio`. One that a
-    thread calls with values of the test stays here, and so do these values.
+    They have no assertions, and are passed to what makes threads, or as coroutines to a function of the answer or of
+    `asyncio`. A function that a thread calls with values of the test stays in the test's process, as these values do.
     """
     everything = [node for tree in trees for node in nodes(tree)]
     functions = {

@@ -53,7 +53,7 @@ from rlvr.sandbox.value_flow import (
     find_tainted,
     has_assertion,
     reads_attributes,
-    works_with_objects,
+    uses_answer_objects,
 )
 
 PURE = (
@@ -127,9 +127,9 @@ class StatementTest:
 class Plan:
     """How to run a verification's tests.
 
-    `setup`: what of it runs here; `setup_asks`: that calls the answer. `needs_fork`: the checker must not run it in its
-    own process. `uses_objects`: by their own text, the tests work with objects of the answer. `reads_attributes`: they
-    read attributes of these. `make_statements` makes
+    `setup`: what of it runs here; `setup_asks`: that calls the answer, or defines what runs beside it.
+    `needs_fork`: the checker must not run it in its own process. `uses_objects`: by their own text, the tests work with
+    objects of the answer. `reads_attributes`: they read attributes of these. `make_statements` makes
     the tests as statements, for answers whose values are no plain data; `make_own_part` makes what of the setup and of
     the tests does not depend on the answer, empty if that takes no time. `self_report` says that the tests only ask the
     answer about itself, where that is accepted.
@@ -233,7 +233,7 @@ def make_plan(
                 f"the test compares an object of the answer with one of its own class {name!r}: use plain data"
             )
     is_plain = not binds and ast.Attribute not in kinds and all(name.islower() for name in scope)
-    uses_objects = not is_plain and works_with_objects(everything, scope | classes, tainted)
+    uses_objects = not is_plain and uses_answer_objects(everything, scope | classes, tainted)
     self_report = find_self_reports(trees, free, tainted)
     if self_report and not self_reports:
         raise BadTest(
@@ -274,7 +274,7 @@ def make_plan(
         plans,
         lambda: [state(place) for place in range(len(trees))],
         code,
-        parts.needs_answer,
+        parts.needs_answer or not native.isdisjoint(bound_names(parts.here)),
         uses_objects,
         not is_plain and reads_attributes(everything, tainted),
         not is_plain and captures_output(everything),
@@ -388,7 +388,7 @@ class CallExtractor(ast.NodeTransformer):
         self.modules: set[str] = set()
 
     def visit_message(self, node: ast.expr) -> ast.expr:
-        """Visit a message, which may hold no call: it is evaluated only if the test failed."""
+        """Visit the message of an assert. NotSplit if it calls the answer: only a failed one is evaluated."""
         self.late += 1
         return self.visit(node)
 

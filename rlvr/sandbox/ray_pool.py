@@ -316,7 +316,10 @@ class RayPool:
 
     def _accept(self, worker: RemoteWorker, data: bytes, machine: str) -> None:
         if (tier := _read_tier(data, machine)) != self.tier:
-            raise RayError(f"the worker on {machine} has the tier {tier}, the others {self.tier}")
+            raise RayError(
+                f"the worker on {machine} runs in the tier {tier}, the others in {self.tier}; give tiers with one that "
+                "works on all machines"
+            )
         self._free.append(worker)
 
     def _give_up(self, one: RemoteVerification, why: str) -> None:

@@ -19,6 +19,7 @@ SOCKET = "/run/recorder"
 # Not /dev/zero: a shared mapping of it is memory that no limit counts.
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 OPEN = ("/tmp", "/dev/shm")  # writable for every user
+IMAGE_HIDES = ("/dev", "/proc", "/run", "/sys", "/tmp")  # of an image: a sandbox has its own, or none
 ETC = {
     "passwd": "root:x:0:0::/:/bin/false\nagent:x:1:1::/tmp:/bin/sh\n",
     "group": "root:x:0:\nagent:x:1:\n",
@@ -57,24 +58,52 @@ def mount_writable(root: str, places: Sequence[str], size: int) -> None:
         mounts.mount(part, root + place, "", mounts.BIND)
 
 
+def list_image(image: str, own: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """What stands at the top of a root folder, by its place: (folders and files, what links lead to). Not the places of
+    which a sandbox has its `own`. A link is made anew: in the sandbox it leads into the image, whatever it says."""
+    hidden = {*IMAGE_HIDES, *(f"/{place.split('/')[1]}" for place in own)}
+    found: dict[str, str] = {}
+    links: dict[str, str] = {}
+    for name in os.listdir(image):
+        place, path = f"/{name}", f"{image}/{name}"
+        mode = os.lstat(path).st_mode
+        if place in hidden:
+            continue
+        if stat.S_ISLNK(mode):
+            links[place] = os.readlink(path)
+        elif stat.S_ISDIR(mode) or stat.S_ISREG(mode):
+            found[place] = path
+    return found, links
+
+
 def build(
-    readable: Sequence[str], recorder: str, scratch: int, writable: Sequence[str] = (), private: Sequence[str] = ()
+    readable: Sequence[str],
+    recorder: str,
+    scratch: int,
+    writable: Sequence[str] = (),
+    private: Sequence[str] = (),
+    image: str = "",
 ) -> None:
     """Make it the root of this mount namespace, with `recorder` (a Unix socket, or "") at `SOCKET`. The places
-    `writable` share the bytes of `/tmp`; `private` ones, of pid 1's user, have as many of their own."""
+    `writable` share the bytes of `/tmp`; `private` ones, of pid 1's user, have as many of their own. `image` is a root
+    folder with the programs, if not the system's own among `readable`."""
     root = next(path for path in ("/mnt", "/tmp", "/dev") if os.path.isdir(path))
     mounts.mount("none", "/", "", mounts.REC | mounts.PRIVATE)
-    places = {path: path for path in (*readable, *DEVICES)}
+    found, links = list_image(image, (*writable, *private)) if image else ({}, {})
+    places = {**found, **{path: path for path in (*readable, *DEVICES)}}
     if recorder:
         places[SOCKET] = recorder
     # Opened first: the new root may hide them.
-    sources = {place: os.open(path, os.O_PATH | os.O_CLOEXEC) for place, path in places.items()}
+    flags = {place: os.O_NOFOLLOW if place in found else 0 for place in places}
+    sources = {place: os.open(path, os.O_PATH | os.O_CLOEXEC | flags[place]) for place, path in places.items()}
     mounts.mount("tmpfs", root, "tmpfs", mounts.NOSUID | mounts.NODEV, "size=1m,nr_inodes=4k,mode=755")
     for name in ("tmp", "proc"):
         os.makedirs(f"{root}/{name}")
     if private:
         mount_writable(root, private, scratch)
     mount_writable(root, (*OPEN, *writable), scratch)
+    for place, target in links.items():
+        os.symlink(target, root + place)
     for place, source in sources.items():
         bind(source, root + place, place in DEVICES)
     for name, text in ETC.items():
@@ -84,9 +113,9 @@ def build(
             os.write(descriptor, text.encode())
             os.close(descriptor)
     os.symlink("/proc/self/fd", f"{root}/dev/fd")
-    flags = mounts.RDONLY | mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
+    proc = mounts.RDONLY | mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
     with suppress(OSError):  # refused where the outer /proc is masked, as in a container: there is none then
-        mounts.mount("proc", f"{root}/proc", "proc", flags, "subset=pid")
+        mounts.mount("proc", f"{root}/proc", "proc", proc, "subset=pid")
     mounts.mount("none", root, "", mounts.REMOUNT | mounts.BIND | mounts.RDONLY | mounts.NOSUID | mounts.NODEV)
     os.chdir(root)
     number = ctypes.c_long(mounts.PIVOT_ROOT[os.uname().machine])

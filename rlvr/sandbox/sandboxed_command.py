@@ -245,7 +245,9 @@ def run_session(config: dict[str, Any], channel: socket.socket, second: bool) ->
     A message that has `files` empties the private places first, which no process can see then, and writes them there.
     """
     listen().close()
-    sandbox_root.build(config["readable"], "", config["scratch"], config["writable"], config["private"])
+    sandbox_root.build(
+        config["readable"], "", config["scratch"], config["writable"], config["private"], config["image"]
+    )
     user = mounts.SECOND if second else None
     for place in config["writable"]:
         take_over(place, user)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 
 BUILTINS = frozenset(dir(builtins))
@@ -25,6 +26,16 @@ PARTS = {  # by kind of node: the fields that may hold nodes
     if isinstance(kind, type) and issubclass(kind, ast.AST)
 }
 UNPARSED = (SyntaxError, ValueError, RecursionError)
+_TRIES = 100  # to parse while other threads do
+
+
+def parse_beside_threads(text: str) -> ast.Module:
+    """`ast.parse` where other threads of the process may parse too: CPython before 3.11.9 and 3.12.3 then raises
+    SystemError at times (https://github.com/python/cpython/issues/106905), whatever the text is."""
+    for _ in range(_TRIES):
+        with suppress(SystemError):
+            return ast.parse(text)
+    return ast.parse(text)
 
 
 class Setup:
@@ -208,7 +219,7 @@ def answer_statements(tree: ast.Module) -> list[ast.stmt]:
 def for_answer(setup: str) -> str:
     """The part of a setup for the answer's process; empty if it does not parse, which the checker reports."""
     try:
-        return ast.unparse(module(answer_statements(ast.parse(setup))))
+        return ast.unparse(module(answer_statements(parse_beside_threads(setup))))
     except UNPARSED:
         return ""
 

@@ -311,7 +311,7 @@ def check_sandbox(tiers: Sequence[str], workers: int | None, limits: Limits, all
     if isinstance(tiers, str) or unknown or not (tiers or allow_unsafe):
         raise ValueError(f"tiers={tiers!r}: give some of {TIERS}, in the order in which to try them")
     if workers is not None and workers < 1:
-        raise ValueError(f"workers={workers}: at least 1 is needed; None means the cores that are left")
+        raise ValueError(f"workers={workers}: at least 1 is needed; None starts one for each free core")
     for name, least in (("memory", 64 << 20), ("source", 1), ("output", 1), ("scratch", 4096), ("files", 1)):
         if getattr(limits, name) < least:
             raise ValueError(f"limits.{name}={getattr(limits, name)}: at least {least} is needed")

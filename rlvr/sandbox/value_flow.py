@@ -1,7 +1,7 @@
 """Which names of a test may hold values of the answer, and what the test does with them, told from its text alone.
 
 `find_tainted` follows assignments, loops, calls; `find_held` finds the containers that an answer may keep;
-`works_with_objects` says whether the test uses more than plain data. None of it looks at an answer, so no answer can
+`uses_answer_objects` says whether the test uses more than plain data. None of it looks at an answer, so no answer can
 change how its test is judged.
 Standard library only.
 """
@@ -418,7 +418,7 @@ def reads_attributes(trees: list[ast.Module], tainted: set[str]) -> bool:
     return any(node.attr not in OF_DATA and used_names(node.value) & tainted for node in attributes)
 
 
-def works_with_objects(trees: list[ast.Module], free: set[str], tainted: set[str]) -> bool:
+def uses_answer_objects(trees: list[ast.Module], free: set[str], tainted: set[str]) -> bool:
     """Whether tests use objects of the answer by their own text: attributes and methods, contexts, classes.
 
     It decides what an operation on an opaque object may reveal, so it must not depend on the answer. A capitalized name

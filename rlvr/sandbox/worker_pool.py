@@ -33,7 +33,9 @@ class VerificationPool(Protocol):
     closed: bool
 
     @property
-    def running(self) -> int: ...
+    def running(self) -> int:
+        """How many verifications run now."""
+        ...
 
     def submit(self, jobs: Sequence[VerificationJob]) -> list[Any]: ...
 

@@ -9,9 +9,10 @@ Settings are checked before the port answers. A model is loaded after that; /hea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from socket import socket
+from typing import TYPE_CHECKING, Any
 
 from rlvr.core.gc_pause import paused_collection
 from rlvr.core.plugins import import_modules
@@ -20,7 +21,7 @@ from rlvr.service.http.app import create_app
 from rlvr.service.settings import Settings
 from rlvr.web.auth import ApiKeys
 from rlvr.web.logs import get_logger, start_logging, write_as_json
-from rlvr.web.server import bind_socket, check_exposure, run_server, server_url
+from rlvr.web.server import BackgroundServer, bind_socket, check_exposure, run_server, server_url
 
 if TYPE_CHECKING:
     from rlvr.service.http.runtime import Service
@@ -31,9 +32,8 @@ PRUNE_SECONDS = 3_600.0
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM: sessions then finish the iteration they are at and are marked interrupted."""
-    keys = ApiKeys.load(settings.keys_file)
-    check_exposure(settings.host, keys)
-    with bind_socket(settings.host, settings.port) as listening:
+    keys, listening = open_socket(settings)
+    with listening:
         if start_logging(settings.log, settings.log_format):
             say = write_as_json
         with paused_collection():
@@ -48,19 +48,48 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
                 service.loop.call_soon_threadsafe(service.begin_stop)
 
         try:
-            run_server(
-                create_app(service, lambda app: lifespan(service, say)),
-                listening,
-                on_ready=announce,
-                on_stop=begin_stop,
-                server_header=False,
-                lifespan="on",
-                ws="none",
-                timeout_graceful_shutdown=int(settings.limits.grace_seconds) + 5,
-            )
+            app, options = build_app(service, say)
+            run_server(app, listening, on_ready=announce, on_stop=begin_stop, **options)
             say("stopped")
         finally:
             service.store.close()
+
+
+@contextmanager
+def open_service(
+    settings: Settings, say: Callable[[str], None]
+) -> Iterator[tuple[BackgroundServer, Callable[[], None], str]]:
+    """Serve in the block: the server, what ends the requests that wait, and the address. The log is the caller's."""
+    keys, listening = open_socket(settings)
+    with listening:
+        with paused_collection():
+            service = build(settings, keys, listening.getsockname()[1])
+        try:
+            app, options = build_app(service, say)
+            with BackgroundServer(app, listening, **options) as server:
+                for line in startup_lines(service, server_url(listening)):
+                    say(line)
+                yield server, service.begin_stop, server_url(listening)
+        finally:
+            service.store.close()
+
+
+def open_socket(settings: Settings) -> tuple[ApiKeys, socket]:
+    """The keys, and the socket that listens; ValueError if other machines could reach it and there are no keys."""
+    keys = ApiKeys.load(settings.keys_file)
+    check_exposure(settings.host, keys)
+    return keys, bind_socket(settings.host, settings.port)
+
+
+def build_app(service: Service, say: Callable[[str], None]) -> tuple[Any, dict[str, Any]]:
+    """The application, and the options of uvicorn for it."""
+    options = {
+        "server_header": False,
+        "lifespan": "on",
+        "ws": "none",
+        "timeout_graceful_shutdown": int(service.settings.limits.grace_seconds) + 5,
+    }
+    return create_app(service, lambda app: lifespan(service, say)), options
 
 
 def build(settings: Settings, keys: ApiKeys, port: int) -> Service:

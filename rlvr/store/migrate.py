@@ -30,7 +30,10 @@ _version = sa.Table(VERSION_TABLE, sa.MetaData(), sa.Column("version_num", sa.St
 
 
 def prepare(database: Database) -> None:
-    """ValueError for a database of a newer version or of something else."""
+    """Create the tables in an empty database, or migrate those of an older version.
+
+    ValueError for a database of a newer version or of something else.
+    """
     with database.read() as connection:
         if _read_version(connection, database.where) == HEAD:
             return  # the usual start: nothing is locked

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,27 @@ class ServeOptions:
 
 def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; when this returns every training run is on disk."""
+
+    def log() -> None:
+        start_logging(options.log_level, "json", file=log_file(options))
+
+    with open_server(options, say, log) as (server, begin_stop, _):
+        server.wait(begin_stop)
+        say("stopping: the current request is finished, then every training run is written to disk")
+
+
+def log_file(options: ServeOptions) -> Path:
+    return options.log or options.state / "server.log"
+
+
+@contextmanager
+def open_server(
+    options: ServeOptions, say: Callable[[str], None], log: Callable[[], object]
+) -> Iterator[tuple[BackgroundServer, Callable[[], None], str]]:
+    """Load the models and serve in the block: the server, what ends the requests that wait, and the address.
+
+    `log` begins the log, once the options are found to be right. At the end every training run is written to disk.
+    """
     try:
         import uvicorn  # noqa: F401 - report a missing package before anything is loaded
 
@@ -81,7 +103,7 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
             raise ValueError(
                 f"--state {options.state}: this folder cannot be made ({error.strerror}); give another one"
             ) from error
-        start_logging(options.log_level, "json", file=options.log or options.state / "server.log")
+        log()
         middleware = TinkerMiddleware(keys, limits, options.settings.wire)
 
         def report(progress: str) -> None:
@@ -95,8 +117,7 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
                 server.call_soon(middleware.open, app)
                 for line in startup_lines(options, backend, keys, url):
                     say(line)
-                server.wait(middleware.polls.close)
-                say("stopping: the current request is finished, then every training run is written to disk")
+                yield server, middleware.polls.close, url
             finally:
                 server.stop()
                 backend.close()
@@ -230,7 +251,7 @@ def load_engines(named: dict[str, str], options: ServeOptions, report: Callable[
         import torch
 
         from rlvr.engine.engine import Engine
-        from rlvr.engine.kv_cache import count_places
+        from rlvr.engine.kv_cache import count_cache_tokens
         from rlvr.engine.tokenizer import load_tokenizer, silence_transformers
     except ModuleNotFoundError as error:
         raise _missing(error) from error
@@ -262,7 +283,7 @@ def load_engines(named: dict[str, str], options: ServeOptions, report: Callable[
         models[place] = load()
     engines: dict[str, Any] = {}
     for place, model in models.items():
-        room = limits.cache_tokens or count_places(model, share / len(models))
+        room = limits.cache_tokens or count_cache_tokens(model, share / len(models))
         engine_limits = replace(limits, cache_tokens=room)
         trainers = start_trainers(builds[place](), model, engine_limits, options) if place in builds else None
         engines[place] = Engine(model, engine_limits, trainers)

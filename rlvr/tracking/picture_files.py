@@ -57,7 +57,7 @@ def begin_figure(title: str, height: float = 4.5, *, has_axes: bool = True) -> t
 
 
 def clean_axes(axes: Any) -> Any:
-    """The same axes with a light grid, and without a frame."""
+    """Give axes a light grid and no frame; returns them."""
     axes.grid(True, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -161,7 +161,7 @@ class Callbacks:
         self.failure = before
 
     def raise_failure(self) -> None:
-        """Raise what a callback did wrong, if one did."""
+        """Raise the error of a callback that failed, if one did."""
         if self.failure:
             raise self.failure
 

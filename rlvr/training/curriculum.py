@@ -275,6 +275,7 @@ class Curriculum:
         self.source, self.options, self.seed = source, options, seed
         self.drawn = dict.fromkeys(source.levels, 0)
         self.pass_rate = dict.fromkeys(source.levels, 0.5)
+        self.level: str | None = None  # that every task is drawn from; None: as the weights say
         self.memory: dict[str, list[float]] = {}  # what the way of choosing keeps of each level
         self.unsolved: dict[str, tuple[str, int]] = {}  # task id: (level, index), the one that waits longest first
         self.hints = Counter[tuple[str, int]]()  # (level, index): how many steps long its hint is; one for each id
@@ -319,7 +320,9 @@ class Curriculum:
                 if (id := next(waiting, None)) is not None:
                     chosen.append(self.unsolved.pop(id))
                     continue
-            level = levels[rng.choice(weights, key, position)] if len(levels) > 1 else levels[0]
+            level = self.level
+            if level is None:
+                level = levels[rng.choice(weights, key, position)] if len(levels) > 1 else levels[0]
             chosen.append((level, self.drawn[level]))
             self.drawn[level] += 1
         return chosen

@@ -31,7 +31,9 @@ from rlvr.training.metric_values import (
 )
 from rlvr.training.proposal_findings import find_proposal_faults
 from rlvr.training.stall import CEILING, TREND, has_no_signal, is_flat, is_near_best
+from rlvr.training.tester_findings import find_tester_faults
 from rlvr.training.update_findings import START, find_update_faults
+from rlvr.training.verdict_findings import find_verdict_faults
 
 SOLVED = 0.95  # pass rate from which little is left to learn
 HARD = 0.1  # pass rate up to which groups without signal mean that tasks are too hard
@@ -47,6 +49,8 @@ EXPLAINED = {
     "demonstrations_refused": ("nothing_passes", "too_hard", "no_update", "entropy_gone", "flat"),
     "nothing_passes": ("too_hard", "no_update", "flat"),
     "proposals_refused": ("idle_role", "too_hard", "one_reward", "equal_groups", "no_update", "entropy_gone", "flat"),
+    "verdicts_unreadable": ("verifier_collapsed", "too_hard", "one_reward", "equal_groups", "no_update", "flat"),
+    "verifier_collapsed": ("too_easy", "too_hard", "one_reward", "equal_groups", "no_update", "entropy_gone", "flat"),
     "no_calls": ("no_answer", "one_reward", "no_update", "entropy_gone", "flat"),
     "one_reward": ("no_update", "entropy_gone", "flat"),
     "solved": ("large_update",),
@@ -78,7 +82,9 @@ def findings(rows: Rows, groups: Sequence[FailureGroup] = (), form: AnswerForm |
         *_demonstrations(sft, rows),
         *_in_causal_order(list(_answers(recent)), list(_groups(recent, rows)), recent),
         *find_proposal_faults(rows),
+        *find_tester_faults(rows),
         *find_update_faults(rows),
+        *find_verdict_faults(rows),
         *_trend(rows),
     ]
     explained = {code for finding in results for code in EXPLAINED.get(finding.code, ())}
@@ -111,7 +117,7 @@ def _kinds(groups: Sequence[FailureGroup]) -> Iterator[Finding]:
         count = "one kind of task is" if len(kinds) == 1 else f"{len(kinds)} kinds of task are"
         how = "never" if all(kind.rate <= NEVER for kind in kinds) else "rarely"
         rates = ", ".join(f"{kind.name} passes {format_percent(kind.rate)}" for kind in kinds)
-        by_level = all(kind.property == "level" for kind in kinds)
+        by_level = all(kind.shared_property == "level" for kind in kinds)
         more = "draw that level more often (curriculum.by=schedule; by=pass_rate gives it the least weight)"
         yield Finding(
             "problem",

@@ -66,7 +66,7 @@ class FailureGroup:
         return self.rate <= UNSOLVED and self.others >= SOLVED_ELSEWHERE and not is_rising
 
     @property
-    def property(self) -> str:
+    def shared_property(self) -> str:
         """What the tasks have in common: "level", "length", "word", or else a property that their source names."""
         if self.name.endswith(" in the prompt"):
             return "word"

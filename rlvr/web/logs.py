@@ -17,6 +17,8 @@ import logging
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -170,10 +172,8 @@ def start_logging(text: str = "info", form: str = "auto", stream: Any = None, fi
     console.setFormatter(ConsoleLines() if is_text else JsonLines())
     handlers: list[logging.Handler] = [console]
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
         console.setLevel(logging.WARNING)
-        handlers.append(RotatingFileHandler(file, maxBytes=64 << 20, backupCount=3, encoding="utf-8"))
-        handlers[-1].setFormatter(JsonLines())
+        handlers.append(_open_file(file))
     root = logging.getLogger()
     root.handlers[:] = handlers
     root.setLevel(level)
@@ -182,3 +182,30 @@ def start_logging(text: str = "info", form: str = "auto", stream: Any = None, fi
     for name, part_level in parts.items():
         logging.getLogger(name).setLevel(part_level)
     return not is_text
+
+
+@contextmanager
+def log_to_file(text: str, file: Path) -> Iterator[None]:
+    """Write what our loggers say in the block to a file. The log of the program that it is part of stays its own."""
+    level, parts = parse_filter(text)
+    ours, handler = logging.getLogger("rlvr"), _open_file(file)
+    before = {name: logging.getLogger(name).level for name in ("rlvr", *parts)}
+    for name, part_level in {"rlvr": level, **parts}.items():
+        logging.getLogger(name).setLevel(part_level)
+    propagates, ours.propagate = ours.propagate, False
+    ours.addHandler(handler)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+        handler.close()
+        ours.propagate = propagates
+        for name, old_level in before.items():
+            logging.getLogger(name).setLevel(old_level)
+
+
+def _open_file(file: Path) -> logging.Handler:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handler = RotatingFileHandler(file, maxBytes=64 << 20, backupCount=3, encoding="utf-8")
+    handler.setFormatter(JsonLines())
+    return handler

@@ -283,7 +283,8 @@ class Middleware:
                 detail = f"host {host[:100]!r}: a server without API keys answers on {served} only"
                 raise self.error(403, "wrong_host", detail)
             if origin is not None and not self.is_own_origin(origin, headers):
-                raise self.error(403, "wrong_origin", f"a web page of {origin[:100]!r} may not use this server")
+                detail = f"origin {origin[:100]!r}: a server without API keys answers its own web pages only"
+                raise self.error(403, "wrong_origin", detail)
         if not state["owner"] and not self.is_open(path):
             fault = "unknown API key" if self.key_of(headers) else "the API key is missing"
             raise self.error(401, "no_key", f"{fault}: {self.key_hint}")

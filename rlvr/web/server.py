@@ -150,7 +150,7 @@ class BackgroundServer:
                 await super().startup(sockets)
                 started.set()
 
-        self._server = LoopServer(server_config(app, lifespan="off", **options))
+        self._server = LoopServer(server_config(app, **{"lifespan": "off", **options}))
         run = partial(self._server.run, sockets=[listening])
         self._thread = threading.Thread(target=run, name="http", daemon=True)
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rlvr
+from rlvr.algorithms.advantages import Advantage, RunningBaseline
 from rlvr.algorithms.optimizers import AdamW, register_decay
 from rlvr.algorithms.reductions import REDUCTIONS, find_reduction, register_reduction
+from rlvr.cli.main import run as run_command
+from rlvr.config import load
+from rlvr.config.build_config import build_config
 from rlvr.core.types import Trajectory
+from rlvr.runs.run_folder import hash_custom_functions
 
 HERE = "tests.algorithms.test_own_functions"
 
@@ -94,10 +100,11 @@ def test_a_decay_of_one_s_own_follows_the_warm_up_and_keeps_the_final_rate() -> 
 
 @pytest.fixture
 def train(tmp_path: Path) -> Iterator[Callable[..., rlvr.Run]]:
-    def run(name: str, **given: Any) -> rlvr.Run:
+    def run(name: str | None, **given: Any) -> rlvr.Run:
+        given = {"reward": f"{HERE}:is_long", **given, **({"name": name} if name else {})}
         return rlvr.train(
-            data="toy", reward="tests.algorithms.test_own_functions:is_long", client="mock", steps=4, max_tokens=5,
-            group_size=4, prompts_per_step=2, evaluation={"tasks": 2, "samples": 2}, root=tmp_path, name=name,
+            data="toy", client="mock", steps=4, max_tokens=5,
+            group_size=4, prompts_per_step=2, evaluation={"tasks": 2, "samples": 2}, root=tmp_path,
             quiet=True, **given,
         )  # fmt: skip
 
@@ -121,6 +128,20 @@ def test_a_run_takes_both_as_functions_and_has_the_bits_of_the_built_in_ones(tra
 
 
 CHANGING = """
+from dataclasses import dataclass
+
+from rlvr.algorithms.advantages import Advantage
+
+
+@dataclass(frozen=True)
+class Scaled(Advantage):
+    name = "scaled"
+
+    def estimate(self, trajectories, baseline):
+        for trajectory in trajectories:
+            trajectory.advantage = trajectory.reward or 0.0 - 1 / 2
+
+
 def weigh(lengths, max_tokens):
     return [1 / sum(lengths)] * len(lengths)
 
@@ -139,6 +160,7 @@ def test_a_run_does_not_go_on_with_a_changed_function(
     for given, key in (
         ({"algorithm": {"reduction": "changing_functions:weigh"}}, "algorithm.reduction"),
         ({"optimizer": {"decay": "changing_functions:fall"}}, "training.optimizer.decay"),
+        ({"advantage": "changing_functions:Scaled"}, "algorithm.advantage"),
     ):
         source.write_text(CHANGING)
         done = train(key, **given)
@@ -147,3 +169,50 @@ def test_a_run_does_not_go_on_with_a_changed_function(
             train(key, **given)
         source.write_text(CHANGING)
         assert train(key, **given).summary["weights_sha256"] == done.summary["weights_sha256"]
+    words = ["training.critic.optimizer.decay=changing_functions:fall", "algorithm=ppo_critic"]
+    hashed = hash_custom_functions(build_config(load("arithmetic", None, words)))
+    assert list(hashed) == ["the source of training.critic.optimizer.decay (changing_functions.py)"]
+
+
+SCALE = 1.0
+
+
+def test_a_changed_constant_of_an_advantage_or_of_a_reward_object_makes_another_run(
+    train: Callable[..., rlvr.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclass(frozen=True)
+    class Scaled(Advantage):
+        name = "own_scaled"
+
+        def estimate(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+            for trajectory in trajectories:
+                trajectory.advantage = SCALE * ((trajectory.reward or 0.0) - 0.5)
+
+    class Long:
+        def __call__(self, prompt: str, response: str, meta: Any) -> float:
+            return SCALE * is_long(prompt, response, meta)
+
+    for given in ({"advantage": Scaled()}, {"reward": Long()}):
+        first = train(None, **given)
+        assert train(None, **given).folder == first.folder
+        monkeypatch.setattr(sys.modules[__name__], "SCALE", 2.0)
+        assert train(None, **given).folder != first.folder
+        monkeypatch.undo()
+
+
+def break_off(*arguments: Any) -> Any:
+    raise KeyError("rate")
+
+
+@pytest.mark.parametrize("given", [{"optimizer": {"decay": break_off}}, {"algorithm": {"reduction": break_off}}])
+def test_a_function_that_raises_is_named_with_its_line(train: Callable[..., rlvr.Run], given: dict[str, Any]) -> None:
+    line = break_off.__code__.co_firstlineno + 1
+    with pytest.raises(ValueError, match=rf"break_off raised KeyError: 'rate', in break_off at .*\.py:{line}"):
+        train("a", **given)
+
+
+def test_rlvr_config_names_a_decay_that_raises(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["client=mock", "env.name=toy", "reward.type=length", f"training.optimizer.decay={__name__}:break_off"]
+    assert run_command(["config", "--config-name=arithmetic", *words]) == 2
+    said = capsys.readouterr().err
+    assert "break_off raised KeyError: 'rate', in break_off at" in said and "Traceback" not in said

@@ -12,8 +12,8 @@ from PIL import Image
 from benchmarks.algorithm_report import compare_variants, conclude, format_results, write_results
 from benchmarks.algorithm_results import describe_task, dump_results, load_results, make_results
 from rlvr.core.machine import describe_code
-from rlvr.study.run_log import begin_attempt, record_failure
-from rlvr.study.study_folder import log_file
+from rlvr.studies.run_log import begin_attempt, record_failure
+from rlvr.studies.study_folder import log_file
 from tests.kit.study_runs import MOCK, make_runs, planned
 
 
@@ -79,12 +79,12 @@ def test_the_table_has_means_and_intervals_over_seeds_paired_with_the_reference(
 
 def test_differences_that_are_equal_but_for_rounding_have_no_tiny_p() -> None:
     """.5 - .6, .6 - .7 and .8 - .9 differ in their last bits; sign flips give 1/4, times three tests."""
-    dpo = next(result for result in compare_variants(STUDY["tasks"]["arithmetic"]) if result.name == "dpo")
+    dpo = next(result for result in compare_variants(STUDY["tasks"])["arithmetic"] if result.name == "dpo")
     assert dpo.compared["pass@1"].p_value == pytest.approx(0.75)
 
 
 def test_conclusions_say_what_the_intervals_allow() -> None:
-    assert conclude(compare_variants(STUDY["tasks"]["arithmetic"]), 8) == [
+    assert conclude(compare_variants(STUDY["tasks"])["arithmetic"], 8) == [
         "The pass rate rose (the interval of the gain is above 0): `grpo`, `raft`, `dpo`, `ppo`.",
         "No clear change of the pass rate (the interval holds 0): `equal_rewards`.",
         "Equal to `grpo` in pass@1 for every seed: `ppo`.",
@@ -102,7 +102,7 @@ def test_a_clear_difference_and_a_failure_are_named() -> None:
         a_run("dpo", 1, 0.3, 0.6),
         {"variant": "dpo", "seed": 2, "state": "failed", "reason": "not finite", "is_diverged": True},
     )
-    said = conclude(compare_variants(study["tasks"]["arithmetic"]), 8)
+    said = conclude(compare_variants(study["tasks"])["arithmetic"], 8)
     assert "Below `grpo` in pass@1 (corrected p below 0.05): `raft`." in said
     assert "The pass rate fell (the interval is below 0): `raft`." in said
     assert "`dpo`, seed 2, failed: not finite" in said
@@ -118,7 +118,7 @@ def test_a_pair_is_compared_beside_the_reference() -> None:
         *(a_run("dr_grpo", seed, 0.3, after) for seed, after in ((1, 0.7), (2, 0.7), (3, 0.8))),
         *(a_run("noise_20", seed, 0.3, after) for seed, after in ((1, 0.6), (2, 0.5), (3, 0.5))),
     )
-    said = conclude(compare_variants(study["tasks"]["arithmetic"]), 8)
+    said = conclude(compare_variants(study["tasks"])["arithmetic"], 8)
     assert "`noise_20` minus `dr_grpo`: -20.0 [-44.8, +4.8], p 0.074 (of this pair alone)." in said
     assert not any("noise_20_corrected" in sentence for sentence in said)
 
@@ -131,7 +131,7 @@ def test_variety_is_compared_as_the_pass_rate_is() -> None:
             for seed, entropy in ((1, 0.3), (2, 0.301), (3, 0.299))
         ),
     )
-    said = conclude(compare_variants(study["tasks"]["arithmetic"]), 8)
+    said = conclude(compare_variants(study["tasks"])["arithmetic"], 8)
     assert "Above `grpo` in entropy (corrected p below 0.05): `clip_cov`." in said
     assert "Equal to `grpo` in pass@1 for every seed: `clip_cov`." in said
     assert not any("in pass@8" in sentence for sentence in said)  # equal differences of three seeds: p = 1/4
@@ -144,7 +144,9 @@ def test_the_entropy_of_another_temperature_is_not_compared() -> None:
     )
     task = study["tasks"]["arithmetic"]
     task["overrides"]["a"] = ["training.temperature_end=0.7"]
-    assert "Below `grpo` in entropy (corrected p below 0.05): `b`." in conclude(compare_variants(task), 8)
+    assert "Below `grpo` in entropy (corrected p below 0.05): `b`." in conclude(
+        compare_variants(study["tasks"])["arithmetic"], 8
+    )
 
 
 def test_runs_that_are_no_fair_comparison_are_named() -> None:
@@ -155,14 +157,14 @@ def test_runs_that_are_no_fair_comparison_are_named() -> None:
         a_run("dpo", 1, 0.25, 0.7, code="0.2 (b)"),
         a_run("grpo", 2, 0.2, 0.7, code="0.2 (a)"),
     )
-    said = " ".join(conclude(compare_variants(study["tasks"]["arithmetic"]), 8))
+    said = " ".join(conclude(compare_variants(study["tasks"])["arithmetic"], 8))
     assert "several versions of rlvr (0.2 (a), 0.2 (b), unknown)" in said
     assert "Seed 1 began at several pass rates (25.0 %: `dpo`; 30.0 %: `grpo`, `raft`)" in said
     assert "Seed 2 began" not in said
 
 
 def test_one_seed_concludes_nothing() -> None:
-    said = conclude(compare_variants(a_study(a_run("grpo", 1, 0.3, 0.7))["tasks"]["arithmetic"]), 8)
+    said = conclude(compare_variants(a_study(a_run("grpo", 1, 0.3, 0.7))["tasks"])["arithmetic"], 8)
     assert said == ["One seed has no interval, so nothing can be concluded yet."]
 
 
@@ -181,7 +183,7 @@ def test_what_a_run_left_says_whether_it_moved_and_whether_it_fell_apart(
 
     def describe(alarm: str = "stall", **changed: Any) -> dict[str, Any]:
         summary.write_text(json.dumps({**written, **changed}))
-        monkeypatch.setattr("rlvr.study.study_summary.find_alarms", lambda folder, rows: [{"code": alarm}])
+        monkeypatch.setattr("rlvr.studies.study_summary.find_alarms", lambda folder, rows: [{"code": alarm}])
         [found] = describe_task(start, plan)["runs"]
         return found
 

@@ -14,7 +14,7 @@ from rlvr.algorithms.registry import ALGORITHMS
 from rlvr.cli.main import run
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.study.study_folder import SPECIFICATION
+from rlvr.studies.study_folder import SPECIFICATION
 
 
 @pytest.fixture(autouse=True)

@@ -6,16 +6,9 @@ from typing import Any
 
 import pytest
 
+from rlvr.clients.client_spec import ClientSpec
 from rlvr.clients.mock.mock_client import MOCK, MockTrainingClient
-from rlvr.clients.registry import (
-    CLIENTS,
-    ClientSpec,
-    check_client,
-    close_client,
-    known_clients,
-    register_client,
-    resolve_client,
-)
+from rlvr.clients.registry import CLIENTS, check_client, close_client, known_clients, register_client, resolve_client
 from rlvr.clients.tinker import TinkerTrainingClient
 from rlvr.core.protocols import TrainingClient
 

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from benchmarks.algorithm_report import adjust_holm, t_test_p_value
-from rlvr.study.seed_statistics import compare_pairs, sign_flip_p_value, spread
+from rlvr.studies.seed_statistics import compare_pairs, sign_flip_p_value, spread
 
 
 def test_the_interval_is_student_s_by_hand() -> None:

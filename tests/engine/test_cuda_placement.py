@@ -202,7 +202,7 @@ def test_without_a_limit_the_cache_takes_a_share_of_the_free_memory(fresh: Calla
         gpu.free_bytes = 1 << 30  # it is read anew where nothing runs
         snapshot = engine.policies["p"].snapshot()
         engine.sample(snapshot, ModelInput(PROMPTS[0]), 20, params(0, 20)).result()
-        assert engine._sampler.cache.max_places > 300
+        assert engine._sampler.cache.max_tokens > 300
 
 
 def test_training_gets_the_memory_of_the_cache(client: Callable[..., Any], fresh: Callable[..., Any]) -> None:

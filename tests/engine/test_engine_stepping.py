@@ -217,7 +217,7 @@ def test_prompts_kept_for_several_rows_count_as_places_of_the_cache(fresh: Calla
         cache = engine._sampler.cache
         rows, length = cache.shape
         shared.add(len(cache.shared))
-        assert rows * length + cache.shared_places <= most or len(cache.slots) <= 1
+        assert rows * length + cache.shared_tokens <= most or len(cache.slots) <= 1
         assert rows >= engine._sampler.scheduler.running_completions, "who parts finds room"
     assert 1 in shared, "where there is room, prompts are kept for their rows"
     futures = [other.sample(same, *a) for a in asked]
@@ -240,7 +240,7 @@ def test_earlier_requests_do_not_change_a_bit(most: int, fresh: Callable[..., An
         while not engine.idle:
             engine.advance()
             cache = engine._sampler.cache
-            assert cache.shape[0] * cache.shape[1] + cache.shared_places <= most
+            assert cache.shape[0] * cache.shape[1] + cache.shared_tokens <= most
         found.append(request.response().sequences)
     assert found[0] == found[1] == found[2]
 

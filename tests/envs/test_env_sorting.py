@@ -34,3 +34,25 @@ def test_the_sorted_digits_pass_and_others_earn_their_share() -> None:
 def test_a_number_of_digits_out_of_range_is_refused(digits: Any) -> None:
     with pytest.raises(ValueError, match=r"digits=.*expected a whole number from 2 to 6"):
         resolve_environment("sorting", digits=digits)
+
+
+def test_families_sort_by_orders_of_their_own_and_share_their_prompts() -> None:
+    """Family 0 is the usual order. Of another one the answers to all pairs are one order of the ten digits."""
+    source: Any = resolve_environment("sorting", digits=2, orders=[0, 7])
+    usual: Any = resolve_environment("sorting", digits=2)
+    assert source.levels == ("0", "7") and source.size("7") == usual.size("") == source.size("0")
+    tasks = source.heldout(None)
+    answers = {(task.level, str(task.prompt)): task.meta["answer"] for task in tasks}
+    held = {str(task.prompt): task.meta["answer"] for task in usual.heldout(None)}
+    assert {prompt: answer for (level, prompt), answer in answers.items() if level == "0"} == held
+    tasks += [source.train(0, index, "7") for index in range(source.size("7"))]
+    pairs = {tuple(task.meta["answer"].split()) for task in tasks if task.level == "7"}
+    wins = {digit: sum(first == digit != second for first, second in pairs) for digit in "0123456789"}
+    assert sorted(wins.values()) == list(range(10))  # each digit before as many others as no other one is
+    assert sorted(wins, key=wins.__getitem__, reverse=True) != list("0123456789")
+
+
+@pytest.mark.parametrize("orders", [[], [1, 1], 3, [-1], [True, 2], ["a"]])
+def test_orders_that_are_no_list_of_numbers_are_refused(orders: Any) -> None:
+    with pytest.raises(ValueError, match=r"sorting: orders=.*expected"):
+        resolve_environment("sorting", orders=orders)

@@ -239,7 +239,7 @@ def test_a_malformed_call_beside_a_good_one_is_answered_too(rows: str) -> None:
         ({"call_seconds": "5"}, "call_seconds='5'"),
         ({"most_characters": 2.5}, "most_characters=2.5"),
         ({"calls": {"begin": "<c>", "end": "<c>"}}, "two different words"),
-        ({"calls": {"begin": 5}}, "expected a word"),
+        ({"calls": {"begin": 5}}, "expected text that is not blank"),
         ({"tools": []}, "at least one"),
         ({"tools": "python"}, r"tools='python' is of type str; expected a list, such as \[python\], each entry a name"),
         ({"tools": 7}, "tools=7 is of type int; expected a list"),
@@ -255,7 +255,7 @@ def test_a_malformed_call_beside_a_good_one_is_answered_too(rows: str) -> None:
         ({"max_turns": 1}, "max_turns"),
         ({"seconds": 0}, "above 0"),
         ({"calls": {"begn": "<c>"}}, "did you mean 'begin'"),
-        ({"calls": {"begin": " "}}, "expected a word"),
+        ({"calls": {"begin": " "}}, "expected text that is not blank"),
         ({"inner": "refine", "inner_kwargs": {"inner": "rpn_arithmetic"}}, "episodes of its own"),
     ],
 )

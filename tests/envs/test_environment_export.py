@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.core.messages import SamplingParams
@@ -175,6 +176,33 @@ def test_packages_hold_the_tasks_and_the_code(target: str) -> None:
         assert episode.begin() == "guess"
         said = [episode.step(turn) for turn in turns]
         assert [one.reward for one in said] == rewards and [one.done for one in said] == [False, True][-len(said) :]
+
+
+def test_the_range_of_the_rewards_is_in_the_package_of_openenv() -> None:
+    """As the class, the verifier or the request says; a reward out of it is refused before anything is written."""
+    Path("export_ranged.py").write_text(GAME.replace("max_turns = 2", "max_turns = 2\n    reward_range = (-0.25, 1)"))
+    Path("export_unranged.py").write_text(GAME)
+
+    def read(name: str, reward_range: tuple[float, float] | None = None) -> Any:
+        request = ExportRequest(name, tasks=3, reward_range=reward_range)
+        root = export_environment(request, "openenv", f"made_{len(list(Path().iterdir()))}")
+        assert TaskPackage.load(root / "tasks").recipe.reward_range == (reward_range and list(reward_range)) or not (
+            reward_range
+        )
+        return yaml.safe_load((root / "openenv.yaml").read_text()).get("validation")
+
+    given = read("export_ranged:Game")
+    assert given["reward"] == {"range": [-0.25, 1.0], "oracle_tolerance": 0.0, "floor_margin": 0.125}
+    assert given["capabilities"]["declared_task_count"] == {"train": 3, "test": 3}
+    assert given["resources"]["episode_timeout_s"] == 90 and given["types"] == {"tags": ["multi-turn"]}
+    assert read("rpn_arithmetic")["reward"]["range"] == [0.0, 1.0], "what the reward `combined` says"
+    assert read("export_unranged:Game") is None
+    assert read("export_unranged:Game", (-1.0, 1.0))["reward"]["range"] == [-1.0, 1.0]
+    before = sorted(Path().iterdir())
+    for wrong, words in (((0.0, 1.0), "out of its reward_range .*--reward-range"), ((1.0, 0.0), "lower number first")):
+        with pytest.raises(ValueError, match=words):
+            read("export_unranged:Game", wrong)
+    assert sorted(Path().iterdir()) == before
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ TEXT.model_max_length = 4_000
 GAME = """
 class Game:
     max_turns = 2
+    reward_range = (-0.25, 1)
 
     def reset(self, seed):
         self.hidden = 1 + seed % 3
@@ -140,6 +141,18 @@ def test_vf_eval_runs_on_a_served_policy(tmp_path: Path) -> None:
         assert all(worst <= reward <= 1.0 for reward in rewards)
 
 
+def check_validation(python: str, root: str, url: str) -> None:
+    """OpenEnv's own validator: of the folder, of the server, and its graders of an episode that it played there."""
+    program = str(Path(python).with_name("openenv"))
+    for words in ([root, "--level", "static"], ["--url", url]):
+        done = subprocess.run([program, "validate", *words], capture_output=True, text=True)
+        assert done.returncode == 0 and "Verdict: PASS" in done.stdout, done.stdout + done.stderr
+    script = str(ROOT / "tests/kit/ecosystems/openenv_validation.py")
+    done = subprocess.run([python, script, root, url, "1"], capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    assert len(found) == 4 and {status for status, _ in found.values()} == {"pass"}, found
+
+
 def test_servers_of_openenv_are_played_as_the_original() -> None:
     python = find_interpreter("openenv")
     started: list[tuple[subprocess.Popen[bytes], str]] = []
@@ -162,6 +175,8 @@ def test_servers_of_openenv_are_played_as_the_original() -> None:
         sums, game = (resolve_environment(f"openenv:{url}") for _, url in started)
         assert [task.id for task in sums.heldout(2)] == ["test-0", "test-1"]
         check_round_trip(sums, game)
+        for root, (_, url) in zip(("sums_openenv", "game_openenv"), started, strict=True):
+            check_validation(python, root, url)
     finally:
         for process, _ in started:
             process.terminate()

@@ -16,7 +16,7 @@ import pytest
 from rlvr.cli.main import run
 from rlvr.envs.ecosystems import guest_process
 from rlvr.envs.ecosystems.guest_process import GuestError, GuestProcess
-from rlvr.envs.ecosystems.installs import INSTALLS, find_python, list_commands, locate
+from rlvr.envs.ecosystems.installs import INSTALLS, find_conflicts, find_python, list_commands, locate
 
 SCRIPT = str(Path(__file__).parents[1] / "kit/ecosystems/small_guest.py")
 
@@ -112,6 +112,20 @@ def test_a_missing_interpreter_is_named_with_the_command(tmp_path: Path, monkeyp
     with pytest.raises(ValueError, match="python='/no/such' is no program"):
         find_python("verifiers", "/no/such")
     assert os.path.samefile(find_python("verifiers", sys.executable), sys.executable)
+
+
+def test_packages_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
+    """An interpreter whose packages were installed one after the other, the second with what the first cannot have."""
+    folder = tmp_path / "verifiers-0.4.0"
+    subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(folder)], check=True)
+    (packages,) = folder.glob("lib/python3.*/site-packages")
+    for name, needs in (("taskset-a", "Requires-Dist: taskset-b<2"), ("taskset-b", "")):
+        place = packages / f"{name.replace('-', '_')}-2.0.dist-info"
+        place.mkdir()
+        (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.0\n{needs}\n")
+        (place / "INSTALLER").write_text("pip")
+    said = find_conflicts(folder)
+    assert "taskset-a" in said and "taskset-b" in said, said
 
 
 def test_the_commands_of_an_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

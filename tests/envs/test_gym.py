@@ -100,6 +100,16 @@ def test_what_is_no_step_is_an_error_and_no_zero(tmp_path: Path, given: str, wor
     assert re.search(words, verdict.detail or "")
 
 
+def test_a_reward_out_of_the_declared_range_is_an_error_and_no_zero() -> None:
+    made = source("Ranged")
+    assert made.reward_range == (0.0, 1.0)
+    rewards = [play(made, said)[0].reward for said in ("1", "0.5", "1.5", "-1")]
+    assert rewards == [1.0, 0.5, None, None]
+    assert "reward_range [0, 1]" in (play(made, "2")[0].scores["environment"].detail or "")
+    with pytest.raises(ValueError, match="expected the lower number first"):
+        source("RangedWrong")
+
+
 def test_an_observation_that_is_no_text_is_written_as_json(tmp_path: Path) -> None:
     (t,) = play(strange(tmp_path, "object"), "hello")
     assert t.reward == 1.0 and ": Say something." in TEXT.decode(t.prompt_tokens)

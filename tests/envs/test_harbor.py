@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +190,75 @@ def test_tasks_that_need_more_are_named_with_the_reason(tmp_path: Path) -> None:
         assert re.search(f"{name}: [^;]*{re.escape(words)}", said), name
     ids = {made.train(0, n, "").id for n in range(made.size(""))} | {task.id for task in made.heldout(None)}
     assert ids == {f"good{number}" for number in range(4)} and len(made.heldout(None)) >= 1
+
+
+def make_image(folder: Path) -> Path:
+    """A root folder with bash, cat, what they need, and a program and files of its own; links that lead out of it."""
+    for program in ("/bin/bash", "/bin/cat"):
+        said = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+        for path in (program, *re.findall(r"(/\S+) \(0x", said)):
+            place = folder / path.lstrip("/")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, place)
+    (folder / "usr/local/bin").mkdir(parents=True)
+    (folder / "usr/local/bin/greet").write_text("#!/bin/bash\necho of the image > out.txt\n")
+    (folder / "usr/local/bin/greet").chmod(0o755)
+    for place, text in (("app/made.txt", "built"), ("opt/tool/data", "data"), ("etc/motd", "hello")):
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).write_text(text)
+    (folder / "outside").symlink_to("/etc/hostname")
+    return folder
+
+
+BUILT = """
+FROM mine:1 AS base
+RUN make everything
+ENV PATH=/opt/tool:$PATH
+COPY data/ ./data/
+COPY --from=base /x /usr/x
+"""
+
+
+def test_a_task_that_needs_an_image_runs_in_a_root_folder_of_the_user(tmp_path: Path) -> None:
+    """Inside the same walls: the system's programs and files are not there, the image's are, and stay as they are."""
+    image = make_image(tmp_path / "image")
+    test = TEST.replace("$(cat /tests/expected.txt)", "of the image")
+    folder = write_task(tmp_path / "tasks", environment__Dockerfile=BUILT, tests__test_sh=test)
+    with pytest.raises(ValueError, match=r"no plain base image .*env\.kwargs\.image=FOLDER"):
+        source(folder)
+    look = "cat made.txt data/hint.txt /opt/tool/data /etc/motd; [[ $PATH == /opt/tool:* ]] && echo paths"
+    commands = (
+        look, "greet; echo changed > made.txt; cat made.txt", "echo x > /opt/tool/data; echo x > /etc/motd",
+        "[[ -e /usr/bin/python3 ]] || echo no python; cat /outside; cat /tests/expected.txt",
+    )  # fmt: skip
+    (t,) = play(folder, *commands, image=str(image))
+    assert t.reward == 1.0
+    for words in ("builta hintdatahello", "paths", "changed", "no python", "Read-only file system"):
+        assert words in t.response, (words, t.response)
+    hostname = Path("/etc/hostname").read_text().strip()
+    assert hostname not in t.response and SECRET not in t.response
+    assert (image / "app/made.txt").read_text() == "built" and (image / "opt/tool/data").read_text() == "data"
+    (t,) = play(folder, "cat made.txt", image=str(image))
+    assert t.reward == 0.0 and "built" in t.response, "the next episode begins with the image again"
+
+
+def test_an_image_that_cannot_be_used_is_named_before_anything_runs(tmp_path: Path) -> None:
+    image = make_image(tmp_path / "images/good")
+    for name in ("good", "lost"):
+        write_task(tmp_path / "tasks", name, environment__Dockerfile=BUILT)
+    made = source(tmp_path / "tasks", image=str(tmp_path / "images/{task}"))
+    assert made.left_out == {"lost": f"there is no root folder {tmp_path / 'images/lost'}"}
+    (image / "bin/bash").unlink()
+    for change, words in (
+        (lambda: None, "cannot be used"),
+        (lambda: (image / "app/link").symlink_to("/etc"), r"a link where commands write \(/app/link\)"),
+        (lambda: shutil.rmtree(image), "there is no folder"),
+    ):
+        change()
+        with pytest.raises(ValueError, match=words):
+            source(tmp_path / "tasks/good", image=str(image))
+    with pytest.raises(ValueError, match="which the policy could read"):
+        source(tmp_path / "tasks/good", image="/")
 
 
 def test_a_dockerfile_says_where_files_go(tmp_path: Path) -> None:

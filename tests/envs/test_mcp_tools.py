@@ -71,7 +71,7 @@ def test_a_call_is_answered_by_the_server(box: Toolbox, name: str, arguments: An
     [
         ("multiply", {"a": "six"}, "valid integer"),
         ("multiply", {}, "Field required"),
-        ("multiply", ["1", "2", "3"], "multiply takes a, b; 3 arguments came"),
+        ("multiply", ["1", "2", "3"], "multiply takes a, b; 3 arguments were given"),
         ("fail", {"what": "hope"}, "Error executing tool fail"),
         ("multipli", {"a": 6}, "did you mean 'multiply'"),
     ],

@@ -64,3 +64,11 @@ def test_a_message_of_the_user_nearly_repeats_its_text() -> None:
     assert [near.train.id for near in find_near_duplicates([chat], tasks("t", "3 + 5 ="))] == ["t0"]
     parts: Any = [{"role": "user", "content": [{"type": "text", "text": "3 + 5 ="}]}]  # from a source of one's own
     assert find_near_duplicates([Task("h0", parts)], tasks("t", "3 + 5 =")) == []
+
+
+def test_signs_are_words_too() -> None:
+    """Programs of the tokens A#, #A, B# and #B differ where their letters are the same."""
+    texts = ["#A B# A# #B B# A# #B A#", "A# #B A# B# #B A# B# A#"]
+    one, other = (Task(text, text) for text in texts)
+    assert [text.replace("#", "") for text in texts] == ["A B A B B A B A"] * 2
+    assert not find_near_duplicates([one], [other]) and find_near_duplicates([one], [one])

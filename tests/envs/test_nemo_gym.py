@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -31,9 +31,11 @@ class Server(BaseHTTPRequestHandler):
     """A resources server whose sessions are cookies, and whose verifier compares with `expected` of the row."""
 
     sessions = 0
+    before: ClassVar[list[Any]] = []  # of the last response
 
     def do_GET(self) -> None:
-        self._answer({"paths": {"/seed_session": {}, "/verify": {}}} if self.path == "/openapi.json" else {})
+        paths = {"/seed_session": {}, "/verify": {}, "/add": {}}
+        self._answer({"paths": paths} if self.path == "/openapi.json" else {})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -41,8 +43,15 @@ class Server(BaseHTTPRequestHandler):
             Server.sessions += 1
             self._answer({}, cookie=f"session=number{Server.sessions}; path=/; httponly; samesite=lax")
             return
+        if self.path == "/add":
+            if not isinstance(body.get("number"), int):
+                self.send_error(422, "number must be an integer")
+            else:
+                self._answer({"sum": 40 + body["number"]})
+            return
         assert self.path == "/verify" and re.fullmatch(r"session=number\d+", self.headers["Cookie"])
-        (message,) = body["response"]["output"]
+        *before, message = body["response"]["output"]
+        Server.before = before
         text = message["content"][0]["text"]
         if text == "break":
             self.send_error(500, "it broke")
@@ -89,10 +98,11 @@ def source(url: str, **options: Any) -> Any:
     return apply_prompt_options(resolve_environment(f"nemo_gym:{url}", **options), TEXT, PromptOptions())
 
 
-def play(made: Any, turn: str, size: int = 1) -> list[Trajectory]:
+def play(made: Any, *turns: str, size: int = 1) -> list[Trajectory]:
     groups = open_groups(made, [made.train(0, 0, "")], size, TEXT, "g")
-    said = [*TEXT.encode(turn, add_special_tokens=False), TEXT.eos_token_id]
-    played = rollout(groups, ScriptedSamplingClient(TEXT, lambda i: said), SamplingParams(max_tokens=900), seed=1)
+    said = [[*TEXT.encode(turn, add_special_tokens=False), TEXT.eos_token_id] for turn in turns]
+    sampler = ScriptedSamplingClient(TEXT, lambda i: said[(i // size) % len(said)])
+    played = rollout(groups, sampler, SamplingParams(max_tokens=900), seed=1)
     score(played, resolve_reward(made.reward).plus_environment(made.environment_weight))
     return played
 
@@ -113,7 +123,7 @@ def test_the_server_verifies_what_the_policy_says(tmp_path: Path, url: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("said", "words"), [("break", "500"), ("nan", "expected a finite number"), ("none", "reward=None")]
+    ("said", "words"), [("break", "500"), ("nan", "NaN, which is no number"), ("none", "reward=None")]
 )
 def test_what_fails_is_an_error_and_no_zero(tmp_path: Path, url: str, said: str, words: str) -> None:
     (t,) = play(source(url, rows=write_rows(tmp_path / "a.jsonl", "a?", "b?", "c?")), said)
@@ -123,16 +133,48 @@ def test_what_fails_is_an_error_and_no_zero(tmp_path: Path, url: str, said: str,
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"input": "a?", "tools": [{"name": "f"}]}, "it has tools"),
+        ({"input": "a?", "tools": [{"type": "web_search"}]}, "tool None, expected functions"),
+        ({"input": "a?", "tools": [{"name": "verify"}]}, "tool 'verify', expected functions"),
+        ({"input": "a?", "tools": [{"name": "fly"}]}, "none of the tools fly of the rows"),
         ({"input": []}, "expected responses_create_params with input"),
         ([{"type": "function_call_output", "output": "x"}], "expected messages with a role and text"),
     ],
 )
-def test_rows_of_several_turns_are_refused(tmp_path: Path, url: str, given: Any, words: str) -> None:
+def test_rows_that_cannot_be_played_are_refused(tmp_path: Path, url: str, given: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        source(url, rows=write_rows(tmp_path / "a.jsonl", given))
+        source(url, rows=write_rows(tmp_path / "a.jsonl", given, "b?"))
+
+
+ADD = {
+    "type": "function",
+    "name": "add",
+    "parameters": {"type": "object", "properties": {"number": {"type": "integer"}}},
+}
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def test_tools_of_a_row_are_called_at_the_server(tmp_path: Path, url: str) -> None:
+    """What was said and called comes to the verifier in its order; rows without tools are of one turn."""
+    rows = write_rows(tmp_path / "a.jsonl", {"input": "40 and 2?", "tools": [ADD]})
+    held = write_rows(tmp_path / "b.jsonl", "6 times 7?")
+    made = source(url, rows=rows, heldout_rows=held)
+    (t,) = play(made, f"I add.{call('add', number=2)}", call("add", number="x"), "42")
+    assert t.reward == 1.0 and t.metadata["tool_calls"] == 2.0 and t.metadata["tool_errors"] == 1.0
+    assert '"add"' in TEXT.decode(t.prompt_tokens) and '{"sum": 42}' in t.response and "422" in t.response
+    message, first, result, second, problem = Server.before
+    assert message["content"][0]["text"].strip() == "I add." and json.loads(first["arguments"]) == {"number": 2}
+    assert [one["type"] for one in Server.before[1:]] == ["function_call", "function_call_output"] * 2
+    assert result["call_id"] == first["call_id"] != second["call_id"] == problem["call_id"]
+    assert json.loads(result["output"]) == {"sum": 42} and "422" in problem["output"]
+    groups = open_groups(made, made.heldout(1), 1, TEXT, "g")
+    said = [*TEXT.encode("42", add_special_tokens=False), TEXT.eos_token_id]
+    (t,) = rollout(groups, ScriptedSamplingClient(TEXT, lambda i: said), SamplingParams(max_tokens=900), seed=1)
+    assert t.metadata["turns"] == 1.0 and Server.before == []
 
 
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is the server running"):
+    with pytest.raises(ValueError, match="is the server of the environment running"):
         source("http://127.0.0.1:9", rows=write_rows(tmp_path / "a.jsonl", "a?"))

@@ -20,6 +20,7 @@ pytest.importorskip("websockets", reason="websockets is not installed")
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.core.messages import SamplingParams
 from rlvr.core.types import Trajectory
+from rlvr.envs.ecosystems.openenv import choose_action, list_choices
 from rlvr.envs.prompt import PromptOptions
 from rlvr.envs.prompted_source import apply_prompt_options
 from rlvr.envs.registry import resolve_environment
@@ -140,6 +141,22 @@ def test_an_environment_of_tools_is_played_by_calls() -> None:
         assert '"press"' in TEXT.decode(t.prompt_tokens)
         (t,) = play(made, use("x"), use(4), "open")
         assert t.reward == 0.0 and "valid integer" in t.response and t.metadata["tool_errors"] == 1.0
+
+
+def test_the_field_of_an_action_is_found_by_the_schema() -> None:
+    """As pydantic writes it: text, or the one field that is needed, also where it refers to a list of choices."""
+    text, number = {"type": "string"}, {"type": "integer"}
+    moves = {"$defs": {"Move": {"enum": ["UP", "DOWN"], "type": "string"}}}
+    for schema, field, choices in (
+        ({"properties": {"message": text, "metadata": {"type": "object"}}}, "message", []),
+        ({"properties": {"why": text, "column": number}, "required": ["column"]}, "column", []),
+        ({**moves, "properties": {"move": {"$ref": "#/$defs/Move"}}, "required": ["move"]}, "move", ["UP", "DOWN"]),
+    ):
+        action = choose_action(schema, "http://x")
+        assert action == {field: "{text}"} and list_choices(schema, action) == choices
+    for schema in ({"properties": {"a": number, "b": number}, "required": ["a", "b"]}, {"properties": {}}):
+        with pytest.raises(ValueError, match=r"env\.kwargs\.action="):
+            choose_action(schema, "http://x")
 
 
 def test_an_action_of_several_fields_is_asked_for(count: str) -> None:

@@ -64,7 +64,7 @@ def test_a_call_gets_its_result(name: str, arguments: Any, result: str) -> None:
         ("add", {}, "add takes a, b; a: Field required"),
         ("add", {"a": "two"}, "a: Input should be a valid integer"),
         ("add", {"a": 1, "c": 2}, "c: Extra inputs are not permitted"),
-        ("add", ["1", "2", "3"], "add takes a, b; 3 arguments came"),
+        ("add", ["1", "2", "3"], "add takes a, b; 3 arguments were given"),
         ("shout", {"text": ""}, "at least 1 character"),
         ("fail", {"what": "bread"}, "LookupError: no bread here"),
         ("sleep", {"seconds": 1.0}, "sleep took longer than 0.3 s"),

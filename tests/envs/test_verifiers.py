@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import threading
 import time
@@ -105,6 +106,43 @@ def test_the_reward_and_metrics_are_those_of_verifiers() -> None:
         sampled = [t for t, mask in zip(played.response_tokens, played.action_mask, strict=True) if mask]
         assert TEXT.decode(sampled, skip_special_tokens=True) == said
         assert TEXT.decode(played.prompt_tokens).count(task.prompt) == 1
+
+
+SERVE = """
+import sys
+from verifiers.v1.serve import serve_env
+from verifiers.v1.utils.loaders import resolve_env_config
+role = {"harness": {"id": "rlvr_chat"}, "runtime": {"type": "subprocess"}}
+config = resolve_env_config({"taskset": {"id": "give-letter"}, "agent": role})
+serve_env(max_workers=1, address=sys.argv[1], config=config)
+"""
+
+
+def test_the_environment_server_of_verifiers_plays_the_episodes(folder: Path) -> None:
+    """Rows, rewards and errors are those of episodes in our process; a server that ends is an error of its episodes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(GUESTS)])}
+    process = subprocess.Popen([find_python("verifiers"), "-c", SERVE, address], env=env)
+    try:
+        for _ in range(20):  # its imports take seconds
+            try:
+                source = letters(server=address, budget={"seconds": 20.0})
+                break
+            except ValueError as error:
+                assert "no environment server of verifiers answers" in str(error) and process.poll() is None
+        task = source.heldout(1)[0]
+        right = task.prompt.split()[1]
+        for said, expected in ((right, 1.25), ("xyz", 0.0)):
+            (played,), (own,) = play(source, [said], [task]), play(letters(), [said], [task])
+            assert played.reward == own.reward == pytest.approx(expected)
+            assert played.response_tokens == own.response_tokens and played.metadata.keys() == own.metadata.keys()
+            assert played.metadata["agent/length"] == len(said) and played.metadata["agent/turns"] == 1
+    finally:
+        process.terminate()
+        process.wait()
+    assert "no environment server of verifiers answers" in fail(source, "a")
 
 
 def test_a_game_of_several_turns_with_tasks_without_end() -> None:

@@ -271,6 +271,13 @@ class Paraphrased(Sums):
         return [replace(t, id=f"{t.id}-b", prompt=str(t.prompt).replace("boxes?", "together?")) for t in tasks][:count]
 
 
+class ParaphrasedOtherwise(Paraphrased):
+    """The same where the word changes the answer: no fault."""
+
+    def heldout(self, count: int | None) -> list[Task]:
+        return [replace(task, meta={"answer": f"0{task.meta['answer']}"}) for task in super().heldout(count)]
+
+
 @breaks("near_duplicates")
 class Repeated(Sums):
     """Rows that stand in the file several times."""

@@ -71,6 +71,7 @@ SMALLER = {
     "tool_use": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0"],
     "algorithms_study/arithmetic": [*WARM_UP, *STEPS, *LOOKS],
     "reasoning_gym": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0", "evaluation.interim_tasks=4"],
+    "families": ["training.schedule.inner_steps=2", *STEPS, *LOOKS],
     "refine": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0", "evaluation.interim_tasks=4"],
     **{
         name: [*STEPS, *LOOKS, "evaluation.k=2", "rollout.max_tokens=8", "engine.threads=1"]
@@ -145,6 +146,7 @@ SHOWN = {
     ),
     "rlvr train --config-name=dataset model.name=./SmolLM2-135M-Instruct.Q4_1.gguf": "tests/engine/test_engine_gguf.py",
     "python -m benchmarks.algorithm_study": "tests/benchmarks/test_algorithm_study.py",
+    "python -m benchmarks.algorithm_rates": "tests/benchmarks/test_algorithm_rates.py",
     "rlvr demo": "tests/cli/test_demo.py",
     "rlvr env export": "tests/envs/test_environment_export.py",
     "inspect eval": "tests/envs/test_inspect_model.py",
@@ -351,13 +353,13 @@ def command(line: str, words: list[str], serving: list[Server]) -> None:
         if words[1] == "study":  # one run of each variant
             words = ["seeds=1" if word.startswith("seeds=") else word for word in words]
         if words[1] == "audit" and "--attack" in words and "--category" not in words:
-            small = ["--category", "odd result"]  # tests/audit/test_audit_attack.py runs them all
+            small = ["--category", "odd result"]  # tests/audits/test_audit_attack.py runs them all
         if words[1] == "audit" and "--against" in words:  # the peer needs a minute for the rows that it hangs on
             at = words.index("--labelled") + 1
             words = [*words[:at], "pairs.jsonl", *words[at + 1 :]]
         if words[1] == "bench":  # names and options are checked, nothing is measured
             small = ["--list"]
-        if words[1] == "study":  # tests/study/test_study.py starts a process for each run
+        if words[1] == "study":  # tests/studies/test_study.py starts a process for each run
             make_runs(read_study([*words[2:], *small]))
         code = run([*words[1:], *small])
         assert code == 0, f"{line}: exit code {code}"

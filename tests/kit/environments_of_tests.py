@@ -126,6 +126,22 @@ class Slow(Safe):
         return super().reset(prompt, answer, **row)
 
 
+class Ranged:
+    """Gives as a reward what it is told."""
+
+    reward_range = (0, 1)
+
+    def reset(self, seed: int) -> str:
+        return "go"
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        return "", float(action), True
+
+
+class RangedWrong(Ranged):
+    reward_range = (1, 0)
+
+
 class Countdown:
     """Gym's contract: count down from a number that the seed gives; a wrong number ends the game."""
 

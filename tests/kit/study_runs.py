@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlvr.cli.main import run
-from rlvr.study.study_folder import open_study
-from rlvr.study.study_plan import StudyPlan, read_plan
-from rlvr.study.study_report import write_report
-from rlvr.study.study_summary import is_finished, summarize
+from rlvr.studies.study_folder import open_study
+from rlvr.studies.study_plan import StudyPlan, read_plan
+from rlvr.studies.study_report import write_report
+from rlvr.studies.study_summary import is_finished, summarize
 
 MOCK = """
 client: mock

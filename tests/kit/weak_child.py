@@ -2,7 +2,7 @@
 
     python weak_child.py token job.json       # {"program": ..., "task": {"tests": ...}, "before": [...]}
 
-tests/audit/test_audit_attack.py exercises it. Left out: any isolation, on purpose.
+tests/audits/test_audit_attack.py exercises it. Left out: any isolation, on purpose.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def world(folder: Path, request: pytest.FixtureRequest) -> Path:
     write(folder / "math500.jsonl", PROBLEMS)
     write(folder / "HumanEval.jsonl.gz", [function("add_two", "2"), function("add_three", "3")])
     (folder / "completions.jsonl").write_text(json.dumps({"response": r"so \boxed{0.5}", "answer": "1/2"}) + "\n")
-    pairs = ROOT / "rlvr" / "audit" / "data" / "math_pairs.jsonl"
+    pairs = ROOT / "rlvr" / "audits" / "data" / "math_pairs.jsonl"
     (folder / "pairs.jsonl").write_text("".join(pairs.read_text().splitlines(keepends=True)[:20]))
     if any(re.search("model|gsm8k_", block.text) for block in blocks(request.node.callspec.params["page"])):
         hub = request.getfixturevalue("model")

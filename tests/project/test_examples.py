@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +67,15 @@ def test_grpo_from_scratch_learns_from_verdicts_alone() -> None:
     assert found, done.stdout
     first, last = map(float, found.groups())
     assert first < 0.15 and last > 0.45, done.stdout
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_own_loop_with_the_exit_code_of_the_commands(tmp_path: Path) -> None:
+    words = [sys.executable, "-u", "examples/own_loop.py", "--folder", str(tmp_path / "run"), "--steps", "5000"]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as script:
+        assert script.stdout and script.stderr
+        while not script.stdout.readline().startswith("step 1/"):
+            assert script.poll() is None, script.stderr.read()
+        script.send_signal(signal.SIGINT)
+        assert "the same program goes on" in script.stderr.read()
+    assert script.returncode == 130

@@ -25,7 +25,7 @@ LAYERS = {
     **dict.fromkeys(("compat", "training"), 5),
     "config": 6,
     "runs": 7,
-    **dict.fromkeys(("audit", "benchmarks", "study", "tinker_server"), 8),
+    **dict.fromkeys(("audits", "benchmarks", "studies", "tinker_server"), 8),
     "service": 9,  # its dashboard shows studies
     "cli": 10,
     **dict.fromkeys(("__main__", "compat.recipes", "run_rlvr"), 11),
@@ -40,7 +40,7 @@ INNER_LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "tinker_server.http": (("*",), ("open_api",), ("app",)),
     "service": (
         ("problems", "service_metrics", "service_options"), ("settings", "learning"), ("models",), ("sessions",),
-        ("generators", "dashboard"), ("http",), ("serve_service",),
+        ("generators", "dashboard"), ("http",), ("serve_service",), ("background_server",),
     ),
 }  # fmt: skip
 APART = {"service.evaluation"}  # a client of the service, which imports nothing of it

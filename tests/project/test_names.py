@@ -150,7 +150,7 @@ OTHER_WORDS = {  # the same words for something else
 }  # fmt: skip
 OF_OTHERS = (
     "tinker_server/",
-    "audit/completion_rows.py",
+    "audits/completion_rows.py",
     "chat/dialects/",
     "envs/dataset.py",
     "training/given_completions.py",

@@ -103,7 +103,7 @@ def test_a_reward_of_a_call_is_that_of_its_branch(server: Recorder) -> None:
     for given in ({"reward": 0.5}, {"reward": 1, "call": left["id"]}, {"reward": 0, "call": right["id"]}):
         assert post(f"{rollout['url']}/reward", given) == (200, {**given, "reward": float(given["reward"])})
     status, answer = post(f"{rollout['url']}/reward", {"reward": 1, "call": "none"})
-    assert status == 404 and "no answer 'none'" in answer["error"]["message"]
+    assert status == 404 and "id 'none'" in answer["error"]["message"]
     assert post(f"{rollout['url']}/reward", {"reward": 1, "call": 3})[0] == 400
     (recorded,) = server.recorded
     assert (recorded.reward, recorded.call_rewards) == (0.5, {left["id"]: 1.0, right["id"]: 0.0})

@@ -1,6 +1,6 @@
 """Forms in which readers take an answer: inline formulas, spelled percents, labelled values; the lenient profile.
 
-Each form stands beside its near misses. `rlvr/audit/data/` has them with solutions around; here are the bare answers.
+Each form stands beside its near misses. `rlvr/audits/data/` has them with solutions around; here are the bare answers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.audit.verifier_errors import measure, read_labelled
+from rlvr.audits.verifier_errors import measure, read_labelled
 from rlvr.reward import resolve_reward
 from rlvr.reward.math.compare import Conventions, compare_answers
 from rlvr.reward.math.spelling import normalize

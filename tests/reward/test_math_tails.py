@@ -100,7 +100,7 @@ def test_a_sign_and_a_number_leave_no_answer(sign: str, number: int, has_space: 
 def test_words_of_the_labelled_rows_are_judged_alike_in_a_box_and_after_a_formula() -> None:
     """Two ways to the same reading: what stands in a box beside a number, and after a formula."""
     reward = resolve_reward("math", use_math_verify="never")
-    rows = Path(__file__).parents[2] / "rlvr/audit/data/math_pairs.jsonl"
+    rows = Path(__file__).parents[2] / "rlvr/audits/data/math_pairs.jsonl"
     words = {
         word for row in map(json.loads, rows.read_text(encoding="utf-8").splitlines())
         for word in re.findall(r"[a-z]{3,}", row["response"])

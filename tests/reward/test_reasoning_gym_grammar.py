@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rlvr.audit.gym_audit import HOSTILE
+from rlvr.audits.gym_audit import HOSTILE
 from rlvr.reward.reasoning_gym.answer_grammar import GRAMMARS, find_fault
 
 HARMLESS = {"9" * 900}  # a literal

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
 
-from rlvr.audit.attack_runner import Canaries
-from rlvr.audit.gym_audit import HOSTILE
+from rlvr.audits.attack_runner import Canaries
+from rlvr.audits.gym_audit import HOSTILE
 from rlvr.core.types import Outcome, Score, Task
 from rlvr.envs import resolve_environment
 from rlvr.reward import resolve_reward

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.audit.verifier_faults import FAULTS, FaultSearch, TrialProcess, find_faults, show_faults
+from rlvr.audits.verifier_faults import FAULTS, FaultSearch, TrialProcess, find_faults, show_faults
 from rlvr.core.types import Outcome, Score
 from rlvr.reward import resolve_reward
 from rlvr.reward.signatures import Case

@@ -609,3 +609,32 @@ def test_rows_that_are_there_twice_count_once_among_the_held_out(tmp_path: Path)
     assert len(source.heldout(None)) == len(once.heldout(None))
     (said,) = [text for text in source.advice() if "copies of others" in text]
     assert said.startswith(f"{len(once.heldout(None))} held-out rows are copies")
+
+
+def test_functions_of_a_program_have_their_own_names_in_metrics(tmp_path: Path) -> None:
+    def has(word: str) -> Callable[..., float]:
+        def close(prompt: str, response: str, meta: dict[str, Any]) -> float:
+            return float(word in response)
+
+        return close
+
+    toy: dict[str, Any] = {
+        "data": "toy", "client": "mock", "steps": 1, "max_tokens": 8, "evaluation": {"tasks": 2, "samples": 1},
+        "root": tmp_path, "quiet": True,
+    }  # fmt: skip
+    run = rlvr.train(reward=[(has("answer"), 1.0), (has("solution"), 0.5), (has("."), 0.5)], **toy)
+    assert {f"rewards/composite/{name}/mean" for name in ("close", "close_2", "close_3")} <= set(run.metrics[0])
+    watched = {"type": "keyword_contains", "kwargs": {"keywords": ["a"]}, "watch": [has("answer"), has("solution")]}
+    run = rlvr.train(reward=watched, **toy)
+    assert set(run.rollouts()[0]["scores"]) == {"keyword_contains", "close", "close_2"}
+    assert {"watched/close", "watched/close_2"} <= set(run.summary["final"])
+    run = rlvr.train(reward=has("answer"), **toy)
+    assert list(run.rollouts()[0]["scores"]) == ["close"] and "given" not in str(run.metrics)
+
+
+def test_a_function_with_the_name_of_a_reward_is_not_taken_for_it(tmp_path: Path) -> None:
+    def length(prompt: str, response: str, meta: dict[str, Any]) -> float:
+        return 1.0
+
+    values = settings_of(tmp_path, data="toy", reward=rlvr.resolve_reward(length))
+    assert values["reward.type"].startswith("given:length_")

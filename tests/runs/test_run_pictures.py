@@ -209,7 +209,7 @@ def test_a_base_install_trains_compares_seeds_and_names_the_extra_of_pictures(tm
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['matplotlib', 'PIL', 'scipy', 'torch']))\n"
         "import rlvr\n"
-        "from rlvr.study.seed_statistics import compare_pairs\n"
+        "from rlvr.studies.seed_statistics import compare_pairs\n"
         "def has_answer(prompt, response, meta): return float('answer' in response)\n"
         "run = rlvr.train(data='toy', reward=has_answer, client='mock', steps=2, max_tokens=8,\n"
         "                 evaluation={'tasks': 4, 'samples': 2}, name='toy')\n"

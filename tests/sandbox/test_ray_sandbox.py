@@ -147,8 +147,8 @@ def test_mbpp_and_its_mutants_get_the_verdicts_of_this_machine(sandbox: Sandbox)
 
 @pytest.mark.slow
 def test_hostile_programs_do_no_more_on_a_worker_than_here(sandbox: Sandbox) -> None:
-    from rlvr.audit.attack_runner import run_suite
-    from rlvr.audit.attacks import HONEST, HOSTILE
+    from rlvr.audits.attack_runner import run_suite
+    from rlvr.audits.attacks import HONEST, HOSTILE
 
     programs = [attack for attack in [*HOSTILE, *HONEST] if sandbox.tier != "landlock" or attack.needs != "scratch"]
     reward = resolve_reward("code", sandbox=sandbox)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import gc
+
 import pytest
 
+from rlvr.sandbox.setup_parts import parse_beside_threads
 from tests.kit.sandbox_pair import judge, rows
 
 REF = "class Ref:\n x = 5\n def ok(s, a, b=5): return a == b\n def want(s, n): return n + 4"
@@ -53,3 +57,28 @@ FLIP += "class Solution:\n def flip(s, h): return flip(h)\n def reverse(s, h): r
 )  # fmt: skip
 def test_objects_of_setup_classes_can_be_passed_to_the_answer(test: str) -> None:
     assert rows(FLIP, [test], setup=LINKED + "CASES = [(build([1, 2]), [2, 1])]") == [(True, "")]
+
+
+@pytest.mark.parametrize(
+    "test", ["assert twice(lift, 3) == 5", "assert twice(abs, -3) == 3", "for n in [3]: assert twice(abs, n) == n"]
+)
+def test_a_function_of_the_setup_that_only_calculates_may_be_passed_to_the_answer_or_left_alone(test: str) -> None:
+    assert rows("def twice(f, x):\n return f(f(x))", [test], setup="def lift(x):\n return x + 1") == [(True, "")]
+
+
+def test_python_is_parsed_although_another_parse_comes_between() -> None:
+    """Some versions of CPython then raise SystemError. The other parse is in a callback of the garbage collector."""
+    text = "\n".join(f"def f{i}(x):\n return [((x + {i}) * 2 - 3) ** 2]" for i in range(400))
+    left = [3]
+
+    def parse_another(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and left[0]:
+            left[0] -= 1
+            ast.parse("x + 1")
+
+    gc.callbacks.append(parse_another)
+    try:
+        tree = parse_beside_threads(text)
+    finally:
+        gc.callbacks.remove(parse_another)
+    assert left == [0] and len(tree.body) == 400

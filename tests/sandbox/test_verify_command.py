@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.audit.completion_rows import ROW_BYTES
+from rlvr.audits.completion_rows import ROW_BYTES
 from rlvr.cli.main import run
 
 REWARDS = """

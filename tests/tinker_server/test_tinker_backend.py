@@ -89,7 +89,7 @@ def test_a_repeated_request_is_the_same_one_and_another_is_refused(new_server: S
         first = [client.wait(f"{client.run}:{seq}") for seq in (1, 2)]
     assert [client.wait(client.gradients(1)), client.wait(client.step(2))] == first
     for _ in range(2):
-        with pytest.raises(UserError, match="was another request; a seq_id is used once"):
+        with pytest.raises(UserError, match="was used for another request"):
             client.gradients(1, seed=5)
         client.backend = new_server()
     client.save_weights(3, "end")

@@ -68,7 +68,7 @@ def test_the_settings_arrive_at_the_engine(tmp_path: Path) -> None:
     """And names of one folder, however it is written, load one engine."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from rlvr.engine.kv_cache import count_places
+    from rlvr.engine.kv_cache import count_cache_tokens
     from rlvr.tinker_server.serve_engine import ServeOptions, load_engines, named_models
     from tests.kit.tinker_model import write_model
 
@@ -89,7 +89,12 @@ def test_the_settings_arrive_at_the_engine(tmp_path: Path) -> None:
     assert (limits.gradient_checkpointing, limits.micro_tokens, limits.logit_elements) == (True, 123, 4567)
     assert limits.one_request == ONE_REQUEST and limits.cache_tokens >= first.model.context
     assert torch.get_num_threads() == threads
-    assert count_places(first.model, 0) == 0 < count_places(first.model, 0.25) <= count_places(first.model, 0.5)
+    assert (
+        count_cache_tokens(first.model, 0)
+        == 0
+        < count_cache_tokens(first.model, 0.25)
+        <= count_cache_tokens(first.model, 0.5)
+    )
 
 
 def test_a_folder_is_the_same_by_a_relative_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

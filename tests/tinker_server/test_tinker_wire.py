@@ -308,7 +308,7 @@ def csr(values: list[float], starts: list[int], columns: list[int], shape: list[
         (([1, 2], [0, 2**63 - 1, 2], [0, 1], [2, 2]), "expected to rise from 0 to 2"),
         (([1], [0, 1], [2], [1, 2]), "col_indices: expected 0 to 1"),
         (([1], [0, 1], [-1], [1, 2]), "col_indices: expected 0 to 1"),
-        (([1, 2], [0, 2], [1, 1], [1, 2]), "the same cell is given twice"),
+        (([1, 2], [0, 2], [1, 1], [1, 2]), "the same element is given twice"),
         (([1], [0, 1], [0], [1, 2**31]), "more than 65,536 elements"),
         (([], [0], [], [0, 2**40]), "expected one or two axes of at most"),
     ],

@@ -14,7 +14,15 @@ import pytest
 
 from rlvr.config.choices import full_key
 from rlvr.config.schema import RunConfig
-from rlvr.training import answer_form, baseline, diagnosis, proposal_findings, run_diagnosis, update_findings
+from rlvr.training import (
+    answer_form,
+    baseline,
+    diagnosis,
+    proposal_findings,
+    run_diagnosis,
+    update_findings,
+    verdict_findings,
+)
 from rlvr.training.answer_form import Acceptance, AnswerForm
 from rlvr.training.diagnosis import findings, format_findings
 from rlvr.training.failure_groups import FailureGroup
@@ -150,6 +158,44 @@ def test_a_proposer_that_writes_the_same_tasks_is_found():
         assert codes(findings(run)) == expected
 
 
+WRITTEN = "env__all__tests"
+
+
+@pytest.mark.parametrize(
+    ("reason", "share", "severity", "remedy"),
+    [
+        ("unreadable", 1.0, "problem", "env.kwargs.test_share"),
+        ("size", 0.6, "hint", "env.kwargs.max_characters"),
+        ("many", 0.97, "problem", "env.kwargs.tests"),
+        ("copied", 0.6, "hint", "inner_kwargs"),
+        ("repeated", 0.6, "hint", "rollout.temperature"),
+    ],
+)
+def test_written_tests_that_are_refused_are_counted_by_reason(reason: str, share: float, severity: str, remedy: str):
+    found = findings(rows(**{f"{WRITTEN}__refused": share, f"{WRITTEN}__refused__{reason}": share}))
+    assert codes(found) == {"tests_refused": severity} and remedy in found[0].remedy and reason in found[0].fact
+    assert findings(rows(**{f"{WRITTEN}__refused": 0.2, f"{WRITTEN}__refused__{reason}": 0.2})) == []
+
+
+def test_written_tests_that_break_right_programs_are_found():
+    for share, expected in ((0.3, {}), (0.7, {"tests_wrong": "hint"}), (0.97, {"tests_wrong": "problem"})):
+        found = findings(rows(**{f"{WRITTEN}__wrong": share}))
+        assert codes(found) == expected and all("expected=reference" in finding.remedy for finding in found)
+
+
+def test_a_tester_that_collapses_is_found_unless_its_tests_break_more():
+    for last, broken, expected in (
+        (0.9, 0.5, {}),
+        (0.3, 0.5, {"tester_collapsed": "hint"}),
+        (0.02, 0.4, {"tester_collapsed": "problem"}),
+        (0.02, 0.6, {}),  # it found the test that breaks most
+    ):
+        run = rows(env__all__distinct__tester=0.95, env__all__broken__wrong=0.5)
+        for row in run[20:]:
+            row |= {"env/all/distinct/tester": last, "env/all/broken/wrong": broken}
+        assert codes(findings(run)) == expected
+
+
 def test_entropy_that_fell_to_nothing_and_entropy_that_rose_are_found():
     gone, up = rows(), rows()
     for row in gone[10:]:
@@ -161,6 +207,41 @@ def test_entropy_that_fell_to_nothing_and_entropy_that_rose_are_found():
     for row in gone:
         row["env/all/correct"] = 0.94
     assert findings(gone) == [], "a policy that solves its tasks may be sure of itself"
+
+
+@pytest.mark.parametrize(
+    ("false_accept", "false_refusal", "silent", "code", "says", "remedy"),
+    [
+        (
+            0.97,
+            0.02,
+            0.0,
+            "verifier_collapsed",
+            "97% of the wrong answers, 98% of the right",
+            "higher env.kwargs.right",
+        ),
+        (0.02, 0.96, 0.0, "verifier_collapsed", "2.0% of the wrong answers, 4.0% of", "lower env.kwargs.right_share"),
+        (0.60, 0.10, 0.0, "verifier_fooled", "60% of the wrong answers, 90% of the right", "env.kwargs.truth_share"),
+        (0.97, None, 0.0, "verifier_fooled", "accepts 97% of the wrong answers:", "env.kwargs.opponent=self"),
+        (0.00, 1.00, 0.9, "verdicts_unreadable", "90% of the verdicts", "env.kwargs.verdict_share"),
+        (0.20, 0.30, 0.1, None, "", ""),
+        (None, 0.00, 0.0, None, "", ""),  # no answer is wrong: accepting all of them is right
+        (0.00, None, 0.0, None, "", ""),
+    ],
+)
+def test_a_verifier_that_collapsed_or_is_fooled_is_found(
+    false_accept: float | None, false_refusal: float | None, silent: float, code: str | None, says: str, remedy: str
+):
+    names = {"false_accept": false_accept, "false_refusal": false_refusal, "unreadable": silent}
+    found = findings(rows(**{f"env__all__verdicts__{name}": value for name, value in names.items()}))
+    assert codes(found) == ({code: "problem"} if code else {})
+    assert all(says in one.fact and remedy in one.remedy for one in found)
+
+
+def test_a_collapsed_verifier_explains_that_no_group_has_signal():
+    verdicts = {"env__all__verdicts__false_accept": 0.0, "env__all__verdicts__false_refusal": 1.0}
+    same = {"reward__max": 0.0, "reward": 0.0, "env__all__correct": 0.0, "frac_groups_with_signal": 0.0, "updates": 0.0}
+    assert codes(findings(rows(**verdicts, **same))) == {"verifier_collapsed": "problem"}
 
 
 def test_entropies_at_several_temperatures_are_not_compared():
@@ -220,9 +301,9 @@ def test_the_remedy_for_a_level_is_to_draw_it_more_often_and_never_by_pass_rate(
     assert found.remedy.startswith(
         "draw that level more often (curriculum.by=schedule; by=pass_rate gives it the least"
     )
-    assert [g.property for g in (SHAPE, level)] == ["shape", "level"]
+    assert [g.shared_property for g in (SHAPE, level)] == ["shape", "level"]
     names = {'"sort" in the prompt': "word", "prompt of 35 to 44 words": "length"}
-    assert {n: FailureGroup(n, 9, 0.0, 1.0, 0.0).property for n in names} == names
+    assert {n: FailureGroup(n, 9, 0.0, 1.0, 0.0).shared_property for n in names} == names
 
 
 def test_a_kind_that_is_being_learned_is_no_problem_and_one_above_chance_is_rarely_solved():
@@ -489,7 +570,7 @@ def test_the_watch_names_the_kind_of_a_run_that_stalls_far_from_the_best():
 
 def test_every_setting_that_a_remedy_names_exists():
     """A remedy that cannot be typed is none."""
-    modules = (answer_form, baseline, diagnosis, proposal_findings, update_findings, run_diagnosis)
+    modules = (answer_form, baseline, diagnosis, proposal_findings, update_findings, verdict_findings, run_diagnosis)
     trees = [ast.parse(Path(m.__file__).read_text(encoding="utf-8")) for m in modules]
     nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
     source = "\n".join(node.value for node in nodes if isinstance(node.value, str))
@@ -503,7 +584,7 @@ def test_every_setting_that_a_remedy_names_exists():
 def test_the_troubleshooting_page_lists_every_finding_and_no_other():
     trees = [
         ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-        for module in (answer_form, diagnosis, proposal_findings, update_findings, run_diagnosis)
+        for module in (answer_form, diagnosis, proposal_findings, update_findings, verdict_findings, run_diagnosis)
     ]
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     made = {ast.literal_eval(call.args[1]) for call in calls if getattr(call.func, "id", "") == "Finding"}

@@ -51,7 +51,7 @@ STREAMED: dict[str, Any] = {"num_minibatches": 2, "cells": {"reduction": "consta
             "num_minibatches=2 has no effect: the schedule 'sync'.*completion, fixed_lag",
         ),
         ({"max_steps_off_policy": -1}, "max_steps_off_policy=-1, expected at least 0"),
-        ({"schedule": "fixed"}, r"schedule='fixed' is unknown.*known: sync, fixed_lag, completion; or null"),
+        ({"schedule": "fixed"}, r"schedule='fixed' is unknown.*known: sync, fixed_lag, completion, reptile; or null"),
         ({"num_minibatches": 0}, "num_minibatches=0, expected at least 1"),
         ({"stale": "keep"}, "stale='keep' is unknown; known: pace, discard"),
     ],

@@ -52,19 +52,20 @@ LOSSES = _Losses(
 )  # fmt: skip
 
 
-class TokenLosses(Mapping[str, Any]):
-    """A field of each loss that is a sum over tokens, by the loss's name: what a client computes when it is asked for.
+class TokenLossAttribute(Mapping[str, Any]):
+    """One attribute of every loss that is a sum over tokens, by the loss's name.
 
-    It is read from `LOSSES` each time, so a loss that is registered later is in it too.
+    `TokenLossAttribute("spec")["ppo"]` is the spec of PPO. `LOSSES` is read each time, so a loss that is registered
+    later is found too.
     """
 
-    def __init__(self, field: str) -> None:
-        self._field = field
+    def __init__(self, attribute: str) -> None:
+        self._attribute = attribute
 
     def __getitem__(self, name: str) -> Any:
         if name not in LOSSES or LOSSES.get_known(name).needs_whole_step:
             raise KeyError(name)
-        return getattr(LOSSES.get_known(name), self._field)
+        return getattr(LOSSES.get_known(name), self._attribute)
 
     def __iter__(self) -> Iterator[str]:
         return (loss.name for loss in LOSSES.classes() if not loss.needs_whole_step)

@@ -146,7 +146,7 @@ class Loss(Part):
         """The policy's divergence from the reference, if the loss takes one of completions that it did not sample.
 
         `before` and `now` give the log-probs [R] of trajectories under the reference and the policy; `context` is the
-        most tokens of a row, `is_mean`: a completion counts with the mean over its tokens.
+        context length of the model in tokens; with `is_mean` a completion counts with the mean over its tokens.
         """
         return None
 

@@ -114,7 +114,7 @@ class ApiDialect(Protocol):
         ...
 
     def write_events(self, call: ChatRequest, answers: Sequence[ChatAnswer], id: str, created: int) -> Iterator[Event]:
-        """The same answer as a stream. What has to be kept is kept before the last event is sent."""
+        """The whole answer as a stream of events. What has to be kept is kept before the last event is sent."""
         ...
 
     def write_error(self, message: str, status: int, param: str | None = None) -> Json:

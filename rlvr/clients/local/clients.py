@@ -30,7 +30,7 @@ from rlvr.core.messages import (
     SaveWeightsResponse,
 )
 from rlvr.core.protocols import CustomLoss
-from rlvr.engine.checkpoint import load_policy, read_snapshot, save_policy
+from rlvr.engine.checkpoint import interpolate_policy, load_policy, read_snapshot, save_policy
 from rlvr.engine.engine import Engine
 from rlvr.engine.model_loading import describe_device
 from rlvr.engine.policy import Policy, Snapshot, tensors_sha256
@@ -176,7 +176,7 @@ class LocalTrainingClient(SelfFuture):
     def forward(
         self, data: list[Datum], loss_fn: str = "cross_entropy", loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
-        """The same without a gradient."""
+        """`forward_backward` without adding a gradient."""
         return LazyFuture.from_value(
             self._engine.forward_backward(self._policy, data, loss_fn, loss_fn_config, backward=False)
         )
@@ -226,6 +226,12 @@ class LocalTrainingClient(SelfFuture):
     def _load(self, path: str, *, optimizer: bool) -> Future[None]:
         with self._engine.lock:
             load_policy(Path(path), self._policy, self._engine.model, optimizer=optimizer)
+        return LazyFuture.from_value(None)
+
+    def interpolate(self, path: str, share: float) -> Future[None]:
+        """Go from the weights saved at `path` that share of the way to the present ones, with a fresh optimizer."""
+        with self._engine.lock:
+            interpolate_policy(Path(path), self._policy, self._engine.model, share)
         return LazyFuture.from_value(None)
 
     def create_sampling_client(self, model_path: str | None = None) -> LocalSamplingClient:

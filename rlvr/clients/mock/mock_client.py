@@ -20,11 +20,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlvr.algorithms.loss_specs import LOSS_SPECS, check_batch, list_inputs
-from rlvr.algorithms.losses import TokenLosses
+from rlvr.algorithms.losses import TokenLossAttribute
 from rlvr.algorithms.losses.loss import CROSS_ENTROPY_INPUT, ENTROPY_INPUT, MAX_LOG_RATIO
+from rlvr.clients.client_spec import ClientRequest, ClientSpec
 from rlvr.clients.custom_loss import two_passes
 from rlvr.clients.mock.tabular_policy import TablePolicy, WordTokenizer, toy_policy
-from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.core import rng
 from rlvr.core.files import check_name, new_folder
 from rlvr.core.futures import Future, LazyFuture
@@ -68,7 +68,7 @@ def kl_terms(p: np.ndarray, reference: np.ndarray, estimator: int) -> Terms:
             return rise - d, -rise
 
 
-FORMULAS: Mapping[str, Formula] = TokenLosses("numpy_terms")
+FORMULAS: Mapping[str, Formula] = TokenLossAttribute("numpy_terms")
 
 
 class MockSamplingClient:
@@ -131,7 +131,7 @@ class MockSamplingClient:
         )
         strings = [s for s in stops if isinstance(s, str)]
         if "" in strings:
-            raise ValueError("sample: an empty stop string would end every answer at once")
+            raise ValueError("sample: an empty stop string would end every answer at its first token; leave it out")
         hits = np.isin(row_L, [s for s in stops if not isinstance(s, str)])
         length, reason, end_tokens = len(row_L), StopReason.LENGTH, 0
         if hits.any():
@@ -162,7 +162,7 @@ class MockTrainingClient:
     capabilities = ClientCapabilities(
         "mock",
         losses=FORMULAS.keys(),
-        features=frozenset({Feature.EXTRA_INPUTS, Feature.REFERENCE, Feature.OWN_LOSS}),
+        features=frozenset(Feature) - {Feature.FULL_LOGITS, Feature.STEPPERS, Feature.CRITIC},
         scores_at_temperature=True,
     )
 
@@ -271,6 +271,14 @@ class MockTrainingClient:
 
     def load_state_with_optimizer(self, path: str) -> Future[None]:
         return LazyFuture.from_value(self.policy.load(Path(path), optimizer=True))
+
+    def interpolate(self, path: str, share: float) -> Future[None]:
+        """Go from the weights saved at `path` that share of the way to the present ones, with a fresh optimizer."""
+        logits, version = self.policy.logits, self.policy.version
+        self.policy.load(Path(path), optimizer=False)
+        self.policy.logits += share * (logits - self.policy.logits)
+        self.policy.version = version + 1
+        return LazyFuture.from_value(None)
 
     def create_sampling_client(self, model_path: str | None = None) -> MockSamplingClient:
         """A sampler for the weights as they are now, or for those saved at `model_path`."""

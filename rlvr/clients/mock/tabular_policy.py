@@ -92,7 +92,7 @@ class TablePolicy:
     def load(self, folder: Path, *, optimizer: bool) -> None:
         """Take the weights (and optimizer state) saved there; ValueError if they are damaged or do not fit."""
         if wrong := find_damage(folder):
-            raise ValueError(f"checkpoint {folder} is damaged or missing: {wrong}")
+            raise ValueError(f"checkpoint {folder} is damaged or missing: {wrong}; give another one")
         path = folder / "table.json"
         state = read_json(path, "a table of the mock client", _CURE)
         words = state.get("words")

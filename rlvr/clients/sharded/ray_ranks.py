@@ -94,9 +94,9 @@ class RayRanks:
         self._arrivals: queue.Queue[tuple[int, RankReply | None]] = queue.Queue()
         self._ends: dict[int, str] = {}  # of ranks that are gone, Ray's reason
         self._actors: list[Any] = []
-        self._places = placement_group([needs] * options.ranks)
+        self._placement_group = placement_group([needs] * options.ranks)
         try:
-            if not self._places.wait(math.ceil(options.wait_s)):
+            if not self._placement_group.wait(math.ceil(options.wait_s)):
                 raise make_resource_error(request, "not all of them were placed", options.wait_s)
             self._actors = [self._start(rank, options, actor) for rank in range(options.ranks)]
             replies = wait_for_all([one.describe.remote() for one in self._actors], options.wait_s, request)
@@ -113,7 +113,7 @@ class RayRanks:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        place = PlacementGroupSchedulingStrategy(self._places, placement_group_bundle_index=rank)
+        place = PlacementGroupSchedulingStrategy(self._placement_group, placement_group_bundle_index=rank)
         make: Any = ray.remote  # its type knows no concurrency groups
         return make(concurrency_groups={"look": 1})(actor).options(
             num_cpus=options.cpus_per_rank, num_gpus=options.gpus_per_rank, scheduling_strategy=place,
@@ -160,7 +160,7 @@ class RayRanks:
         return self._ids
 
     def end(self) -> None:
-        """End all actors, and give their places back."""
+        """End all actors and remove their placement group."""
         import ray
         from ray.util.placement_group import remove_placement_group
 
@@ -170,4 +170,4 @@ class RayRanks:
             with suppress(Exception):
                 ray.kill(actor)
         with suppress(Exception):
-            remove_placement_group(self._places)
+            remove_placement_group(self._placement_group)

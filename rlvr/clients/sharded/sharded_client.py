@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from rlvr.clients.client_spec import ClientRequest, ClientSpec
 from rlvr.clients.custom_loss import two_passes
 from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
 from rlvr.clients.local_engine import (
@@ -27,7 +28,6 @@ from rlvr.clients.local_engine import (
     plan_model,
     warn_of_threads,
 )
-from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.clients.sharded.rank_channel import RankFacts
 from rlvr.clients.sharded.rank_group import RankGroup, RankLauncher
 from rlvr.clients.sharded.sharding_options import ShardingOptions
@@ -45,7 +45,7 @@ from rlvr.core.protocols import CustomLoss, Feature, SamplingClient
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
 
 SHARDED_CAPABILITIES = replace(
-    LOCAL_CAPABILITIES, name="sharded", features=LOCAL_CAPABILITIES.features - {Feature.CRITIC}
+    LOCAL_CAPABILITIES, name="sharded", features=LOCAL_CAPABILITIES.features - {Feature.CRITIC, Feature.INTERPOLATION}
 )
 
 
@@ -92,7 +92,7 @@ class ShardedTrainingClient:
     def forward(
         self, data: list[Datum], loss_fn: str = "cross_entropy", loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
-        """The same without a gradient."""
+        """`forward_backward` without adding a gradient."""
         return LazyFuture.from_value(self._run(data, loss_fn, loss_fn_config, backward=False))
 
     def _run(

@@ -52,7 +52,7 @@ class VllmSamplingClient:
         if room < 1:
             raise ValueError(
                 f"sample: a prompt of {len(tokens)} tokens leaves no room in the servers' "
-                f"--max-model-len={room + len(tokens)}"
+                f"--max-model-len={room + len(tokens)}; give a shorter prompt, or start the servers with a longer one"
             )
         if room < (asked.max_tokens or 0):
             self._warn(
@@ -110,7 +110,7 @@ def _translate_stops(stop: str | Sequence[str] | Sequence[int] | None) -> dict[s
         return {}
     stops = [stop] if isinstance(stop, str) else list(stop)
     if "" in stops:
-        raise ValueError("sample: an empty stop string would end every answer at once")
+        raise ValueError("sample: an empty stop string would end every answer at its first token; leave it out")
     strings, ids = [s for s in stops if isinstance(s, str)], [s for s in stops if isinstance(s, int)]
     return {"ignore_eos": True, "stop": strings, "stop_token_ids": ids, "include_stop_str_in_output": True}
 

@@ -96,7 +96,9 @@ class VllmServer:
         async with self._gate:
             answer = await self.call("POST", GENERATE, body)
         if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
-            raise SamplerError(f"{self.url}{GENERATE} sent no completions: {str(answer)[:200]}")
+            raise SamplerError(
+                f"{self.url}{GENERATE} answered without `choices` ({str(answer)[:200]}); is it a vLLM server?"
+            )
         return answer
 
     async def check(self) -> None:

@@ -140,7 +140,8 @@ def resolve_command(command: Sequence[str]) -> list[str]:
     script = command[1] if len(command) > 1 and os.path.basename(command[0]) in _INTERPRETERS else "-"
     if program is None:
         raise ValueError(
-            f"agent: the command {list(command)} cannot be started: there is no program {command[0]!r} on the PATH"
+            f"agent: the command {list(command)} cannot be started: there is no program {command[0]!r} on the PATH; "
+            "install it, or give its full path"
         )
     if not script.startswith("-") and not os.path.exists(script):
         raise ValueError(

@@ -27,10 +27,12 @@ File = tuple[str, bool, bytes]  # its path, whether it is a program, what it hol
 @dataclass(frozen=True)
 class Places:
     """The folders of a session. Those `writable` are the commands' and have the sandbox's `scratch` bytes together,
-    with `/tmp`; `private` ones have as many of their own."""
+    with `/tmp`; `private` ones have as many of their own. `image` is a root folder of the user's, whose programs and
+    files stand there, read-only, in place of the system's; "": the system's."""
 
     writable: Sequence[str]
     private: Sequence[str] = ()
+    image: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ class CommandSession:
         try:
             channel = launcher.open(
                 {
-                    "readable": launcher.readable, "writable": list(places.writable), "private": list(places.private),
+                    "readable": list(limits.readable) if places.image else launcher.readable, "image": places.image,
+                    "writable": list(places.writable), "private": list(places.private),
                     "memory": limits.memory, "processes": limits.processes, "scratch": limits.scratch,
                     "files": list(files),
                 }

@@ -67,7 +67,7 @@ class GuestProcess:
             return future.result(seconds)
         except TimeoutError:
             self.kill()
-            raise GuestError(f"{method} took longer than {seconds:g} seconds") from None
+            raise GuestError(f"{method} took longer than {seconds:g} seconds; its process was ended") from None
 
     def cancel(self, number: int) -> None:
         """End a call. If it goes on all the same, the process is ended."""

@@ -8,13 +8,15 @@ episode is over, `tests/test.sh` runs over the same folders, with `/tests` and `
 or could write to, and a home of its own. A reward that is missing or broken is an error of the episode, and no zero.
 
 Tests that run the policy's program run it with their own rights, as in Harbor: it could write the reward.
-Left out on purpose: images, services, a network, and tasks of several steps.
+A task that needs an image runs in a root folder of the user's where one is given (`image`), inside the same walls.
+Left out on purpose: building images, services, a network, and tasks of several steps.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +28,7 @@ from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.types import Task
 from rlvr.envs.agent.agent_sandbox import AgentSandbox, SandboxLauncher
 from rlvr.envs.agent.command_session import CommandEnd, CommandSession, Places, PrivateFiles
-from rlvr.envs.ecosystems.harbor_tasks import PRIVATE, HarborTask, NeedsImage, find_task_folders, read_task
+from rlvr.envs.ecosystems.harbor_tasks import PRIVATE, SYSTEM_PATH, HarborTask, NeedsImage, find_task_folders, read_task
 from rlvr.envs.limited_calls import CallError, EpisodeError, run_ending_call
 from rlvr.envs.row_source import HELDOUT_FRACTION, RowSource, choose_heldout
 from rlvr.envs.tools.environment_class import ToolEnvironment, ToolSession
@@ -35,9 +37,10 @@ from rlvr.envs.tools.tool_source import ToolSource
 from rlvr.reward.reward_options import check_integer, check_number
 
 _SHELL = "/bin/bash"
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _VERIFIER, _HOME = "/logs/verifier", "/logs/home"
 _REWARDS = (f"{_VERIFIER}/reward.json", f"{_VERIFIER}/reward.txt")
+_TRIAL_SECONDS = 20.0
+_TASK = "{task}"  # in the path of an image
 _MOST_NAMED = 20  # of the tasks that are left out
 _USED = {"time": "it took longer than {seconds:g} s", "memory": "it used more memory than it may"}
 
@@ -68,15 +71,29 @@ class HarborTools(ToolEnvironment):
         """A sandbox with the files of a task."""
         own = [f"{path}/bin" for path in self.limits.readable]
         variables = {
-            "PATH": ":".join([*own, _PATH]), "HOME": "/root", "TMPDIR": "/tmp", "LANG": "C.UTF-8", **task.environment
+            "PATH": ":".join([*own, SYSTEM_PATH]), "HOME": "/root", "TMPDIR": "/tmp", "LANG": "C.UTF-8",
+            **task.environment,
         }  # fmt: skip
-        places = Places([one for one in task.writable if not self._is_readable(one)], PRIVATE)
+        readable = self.limits.readable if task.image else self._launcher.readable
+        is_free = [not any(f"{path}/".startswith(f"{one}/") for path in readable) for one in task.writable]
+        places = Places([one for one, free in zip(task.writable, is_free, strict=True) if free], PRIVATE, task.image)
         files = [(f"{task.workdir}/", False, b""), *task.read_sources()]
         limits = replace(self.limits, memory=task.memory or self.limits.memory)
         return CommandSession.open(self._launcher, limits, places, files, variables)
 
-    def _is_readable(self, place: str) -> bool:
-        return any(f"{path}/".startswith(f"{place}/") for path in self._launcher.readable)
+    def try_image(self, task: HarborTask) -> str:
+        """Why no command runs in the image of a task; "" if one does."""
+        try:
+            session = self.begin(task)
+        except EpisodeError as error:
+            return f"the image {task.image} cannot be used: {error}"
+        try:
+            ended = session.run([_SHELL, "-c", "true"], task.workdir, _TRIAL_SECONDS)
+            return f"the image {task.image} runs no {_SHELL}: {ended.output[-200:]}" if ended.code else ""
+        except EpisodeError as error:
+            return f"the image {task.image} cannot be used: {error}"
+        finally:
+            session.close()
 
     def verify(self, task: HarborTask, session: CommandSession) -> float:
         """The reward that a task's tests write; EpisodeError if they write none."""
@@ -121,7 +138,7 @@ class _FolderSession(ToolSession):
 
     async def reset(self, task: Task) -> str:
         def begin() -> None:
-            self._task = read_task(Path(task.meta["folder"]))
+            self._task = read_task(Path(task.meta["folder"]), task.meta["image"])
             self._session = self._environment.begin(self._task)
             self._seconds_left = self._task.agent_seconds
 
@@ -230,7 +247,10 @@ class HarborTasks(RowSource):
     ) -> None:
         self.left_out = left_out
         if not tasks:
-            raise ValueError(f"{name}: no task can run without Docker. {self._list_left_out()}")
+            raise ValueError(
+                f"{name}: no task can run without Docker. {self._list_left_out()}. For tasks that need an image give a "
+                "root folder of yours: env.kwargs.image=FOLDER"
+            )
         rows = _make_rows(tasks)
         if isinstance(heldout, Sequence):
             held = _make_rows(heldout, "heldout-")
@@ -251,7 +271,10 @@ class HarborTasks(RowSource):
 
 
 def _make_rows(tasks: Sequence[HarborTask], prefix: str = "") -> list[Task]:
-    return [Task(f"{prefix}{one.folder.name}", one.instruction, {"folder": str(one.folder)}) for one in tasks]
+    return [
+        Task(f"{prefix}{one.folder.name}", one.instruction, {"folder": str(one.folder), "image": one.image})
+        for one in tasks
+    ]
 
 
 def harbor_source(
@@ -263,6 +286,7 @@ def harbor_source(
     sandbox: Mapping[str, Any] | None = None,
     reward_key: str = "reward",
     controls: bool = False,
+    image: str | None = None,
 ) -> ToolSource:
     """The tasks of Harbor in `folder`, one or a folder of them; those that need an image or a network are left out.
     `heldout` is the share of held-out tasks, which a hash of the instruction chooses, or another folder of tasks.
@@ -271,29 +295,61 @@ def harbor_source(
     `memory` (a task's `memory_mb` goes before it), `processes`, `scratch` (bytes of files, in memory) and `readable`
     (folders with further programs in `bin`). With `controls` the solution of each task and an episode that does nothing
     are played first, and tasks whose solution gets no more are left out.
+
+    `image` is a root folder with programs and files, such as `docker export` writes, which stands in place of the
+    system's, read-only but for a copy of the folders that commands write to. {task} in it is the name of the task's
+    folder. What a Dockerfile does beside copying files is taken to be done there.
     """
     name = f"harbor:{folder}"
     check_number("harbor: call_seconds", call_seconds, 0, above=True)
     check_integer("harbor: max_concurrent", max_concurrent, 1)
     tools = HarborTools(AgentSandbox.of(sandbox or {}), call_seconds, max_concurrent, reward_key)
     left_out: dict[str, str] = {}
-    tasks = _read_folder(folder, tools if controls else None, left_out)
-    held = _read_folder(heldout, tools if controls else None, left_out) if isinstance(heldout, str) else heldout
+    if image is not None:
+        image = _check_image(image)
+    tasks = _read_folder(folder, tools, image or "", controls, left_out)
+    held = _read_folder(heldout, tools, image or "", controls, left_out) if isinstance(heldout, str) else heldout
     source = HarborTasks(name, tasks, left_out, held)
     seconds = max(task.agent_seconds for task in [*tasks, *(held if isinstance(held, list) else [])])
     return ToolSource(source, max_turns=max_turns, seconds=seconds, call_seconds=call_seconds, environment=tools)
 
 
-def _read_folder(folder: str, controls: HarborTools | None, left_out: dict[str, str]) -> list[HarborTask]:
+def _check_image(image: str) -> str:
+    """The full path of `image`; ValueError for no root folder, or one that holds what the policy may not read."""
+    path = os.path.abspath(os.path.expanduser(image))
+    if _TASK in path:
+        return path
+    if not os.path.isdir(path):
+        raise ValueError(
+            f"harbor: image: there is no folder {image!r}; give a root folder, as `docker export` writes it"
+        )
+    for own in (os.getcwd(), os.path.expanduser("~")):
+        if f"{os.path.realpath(own)}/".startswith(f"{os.path.realpath(path).rstrip('/')}/"):
+            raise ValueError(f"harbor: image: {image!r} holds {own}, which the policy could read; give a folder apart")
+    return path
+
+
+def _read_folder(
+    folder: str, tools: HarborTools, image: str, has_controls: bool, left_out: dict[str, str]
+) -> list[HarborTask]:
     """The tasks in a folder that can run here, and, where there are controls, pass them; the others get a reason."""
     tasks: list[HarborTask] = []
+    tried: dict[str, str] = {}
     for one in find_task_folders(Path(folder).expanduser().resolve()):
+        own = image.replace(_TASK, one.name)
         try:
-            tasks.append(read_task(one))
+            if own and not os.path.isdir(own):
+                raise NeedsImage(f"there is no root folder {own}")
+            task = read_task(one, own)
+            if own and own not in tried:
+                tried[own] = tools.try_image(task)
+            if why := tried.get(own):
+                raise NeedsImage(why)
+            tasks.append(task)
         except NeedsImage as reason:
             left_out[one.name] = str(reason)
-    if controls is None:
+    if not has_controls:
         return tasks
-    results = run_controls(controls, tasks)
+    results = run_controls(tools, tasks)
     left_out |= {task.folder.name: one.fault for task, one in zip(tasks, results, strict=True) if one.fault}
     return [task for task, one in zip(tasks, results, strict=True) if not one.fault]

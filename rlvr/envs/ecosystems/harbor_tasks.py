@@ -3,7 +3,8 @@
     NAME/instruction.md, task.toml, environment/Dockerfile, tests/test.sh, solution/solve.sh
 
 A task runs here if its Dockerfile begins from a plain base image, whose place the system's own programs take, and only
-copies files of `environment/`. `read_task` raises `NeedsImage`, with the reason, for all others.
+copies files of `environment/`. With an image of the user, a root folder, the Dockerfile may do anything else too, which
+is taken to be done there. `read_task` raises `NeedsImage`, with the reason, for all others.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from string import Template
 from typing import Any
 
 from rlvr.envs.agent.command_session import File
 
 WORKDIR = "/app"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 AGENT_SECONDS, VERIFIER_SECONDS = 600.0, 600.0  # where task.toml has none
+COPIED = ("/root", "/home")  # of an image, with the working directory: an episode writes to a copy of its own
+MOST_COPIED = 128 << 20  # bytes
 PRIVATE = ("/tests", "/logs", "/solution")  # which no command of the policy sees
 ALWAYS_WRITABLE = ("/app", "/root", "/home", "/opt", "/srv", "/var")
 _SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr", "tmp")
@@ -55,12 +60,15 @@ class HarborTask:
     verifier_environment: Mapping[str, str]
     solution_environment: Mapping[str, str]
     memory: int | None
+    image: str = ""
 
     @property
     def writable(self) -> list[str]:
         """The folders at the top that its commands may write to."""
-        places = (*self.sources, f"{self.workdir}/")
-        return sorted({*ALWAYS_WRITABLE, *("/" + place.split("/")[1] for place in places)})
+        always = [
+            one for one in ALWAYS_WRITABLE if not self.image or one in COPIED or not os.path.exists(self.image + one)
+        ]
+        return sorted({*always, *(_find_top(place) for place in (*self.sources, f"{self.workdir}/"))})
 
     def read_sources(self) -> list[File]:
         return [_read_file(place, path) for place, path in self.sources.items()]
@@ -79,12 +87,12 @@ def find_task_folders(folder: Path) -> list[Path]:
         return [folder]
     found = sorted(path.parent for path in folder.glob("*/task.toml"))
     if not found:
-        raise ValueError(f"harbor: {str(folder)!r} has no task.toml, and no folder in it has one")
+        raise ValueError(f"harbor: {str(folder)!r} has no task.toml, and no folder in it has one; give a task folder")
     return found
 
 
-def read_task(folder: Path) -> HarborTask:
-    """NeedsImage if the task cannot run here, ValueError if the folder is no task."""
+def read_task(folder: Path, image: str = "") -> HarborTask:
+    """NeedsImage if the task cannot run here, ValueError if the folder is no task. `image` is a root folder, or ""."""
     try:
         config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
         agent, verifier, environment, solution = (
@@ -92,29 +100,51 @@ def read_task(folder: Path) -> HarborTask:
         )
         if config.get("steps") or (folder / "steps").is_dir():
             raise NeedsImage("it has several steps")
-        _check_environment(folder, environment)
+        _check_environment(folder, environment, image)
         _check_verifier(folder, verifier)
         instruction = (folder / "instruction.md").read_text(encoding="utf-8").strip()
         dockerfile = folder / "environment" / "Dockerfile"
-        copied = _CopiedFiles(folder / "environment")
+        copied = _CopiedFiles(folder / "environment", bool(image))
         if dockerfile.is_file():
             copied.read(dockerfile.read_text(encoding="utf-8"))
         else:
             copied.copy(["."], ".")
         workdir = str(environment.get("workdir") or copied.workdir)
         _check_place(workdir)
+        sources = {**_list_image_files(image, [*COPIED, *copied.sources, f"{workdir}/"]), **copied.sources}
         return HarborTask(
-            folder, instruction, workdir, copied.sources, {**copied.variables, **_read_variables(environment)},
+            folder, instruction, workdir, sources, {**copied.variables, **_read_variables(environment)},
             _read_seconds(agent, AGENT_SECONDS), _read_seconds(verifier, VERIFIER_SECONDS), _read_variables(verifier),
-            _read_variables(solution), _read_memory(environment),
+            _read_variables(solution), _read_memory(environment), image,
         )  # fmt: skip
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"harbor: the task {folder} cannot be read ({error})") from error
 
 
-def _check_environment(folder: Path, environment: Mapping[str, Any]) -> None:
+def _find_top(place: str) -> str:
+    return "/" + place.split("/")[1]
+
+
+def _list_image_files(image: str, places: Sequence[str]) -> dict[str, Path]:
+    """What an image has in the folders that commands write to: it is copied for each episode."""
+    found: dict[str, Path] = {}
+    for top in sorted({_find_top(place) for place in places}) if image else ():
+        for path in sorted([Path(image + top), *Path(image + top).rglob("*")]):
+            place = f"/{path.relative_to(image)}"
+            if path.is_symlink():
+                raise NeedsImage(f"the image has a link where commands write ({place}); put a file or folder there")
+            if path.is_file():
+                found[place] = path
+    if (size := sum(path.stat().st_size for path in found.values())) > MOST_COPIED:
+        raise NeedsImage(
+            f"the image has {size >> 20} MB where commands write, at most {MOST_COPIED >> 20} MB are copied"
+        )
+    return found
+
+
+def _check_environment(folder: Path, environment: Mapping[str, Any], image: str) -> None:
     reasons = {
-        f"it runs in the image {environment.get('docker_image')!r}": environment.get("docker_image"),
+        f"it runs in the image {environment.get('docker_image')!r}": environment.get("docker_image") and not image,
         f"it needs {environment.get('gpus')} GPUs": environment.get("gpus"),
         "it needs a network": environment.get("allow_internet")
         or environment.get("allowed_hosts")
@@ -145,10 +175,10 @@ def _check_verifier(folder: Path, verifier: Mapping[str, Any]) -> None:
 
 
 class _CopiedFiles:
-    """What a Dockerfile puts where. NeedsImage for whatever is more than files."""
+    """What a Dockerfile puts where. NeedsImage for whatever is more than files, unless an image `is_built` of it."""
 
-    def __init__(self, context: Path) -> None:
-        self._context, self.workdir = context, WORKDIR
+    def __init__(self, context: Path, is_built: bool) -> None:
+        self._context, self._is_built, self.workdir = context, is_built, WORKDIR
         self.sources: dict[str, Path] = {}
         self.variables: dict[str, str] = {}
         self._has_base = False
@@ -163,11 +193,16 @@ class _CopiedFiles:
     def _take(self, word: str, rest: str) -> None:
         if word in _IGNORED:
             return
+        if word == "FROM" and self._is_built:
+            return
         if word == "FROM":
             if self._has_base or not _PLAIN.fullmatch(rest):
                 raise NeedsImage(f"its Dockerfile has no plain base image (FROM {rest:.80})")
             self._has_base = True
         elif word in ("WORKDIR", "ENV", "COPY", "ADD") and ("$" in rest or "<<" in rest):
+            if self._is_built and word == "ENV" and "<<" not in rest:
+                self._take(word, self._expand(rest))
+                return
             raise NeedsImage(f"its Dockerfile has more than plain paths ({word} {rest:.80})")
         elif word == "WORKDIR":
             self.workdir = str(PurePosixPath(self.workdir) / _split(rest)[0])
@@ -180,14 +215,26 @@ class _CopiedFiles:
             if any(one.startswith(("--from", "--mount", "http:", "https:", "git@")) for one in words) or (
                 word == "ADD" and any(".t" in one for one in words)  # an archive, which ADD unpacks
             ):
+                if self._is_built:
+                    return
                 raise NeedsImage(f"its Dockerfile has more than files of its own ({word} {rest:.80})")
             *sources, target = [one for one in words if not one.startswith("--")]
             self.copy(sources, target)
-        else:
+        elif not self._is_built:
             raise NeedsImage(f"its Dockerfile builds an image ({word} {rest:.80})")
+
+    def _expand(self, text: str) -> str:
+        """With the variables so far; NeedsImage for another one."""
+        known = {"PATH": SYSTEM_PATH, "HOME": "/root", **self.variables}
+        try:
+            return Template(text).substitute(known)
+        except (KeyError, ValueError) as error:
+            raise NeedsImage(f"its Dockerfile has a variable that is not known (ENV {text:.80})") from error
 
     def copy(self, sources: list[str], target: str) -> None:
         if (self._context / ".dockerignore").exists():
+            if self._is_built:
+                return
             raise NeedsImage("its environment has a .dockerignore")
         place = PurePosixPath(os.path.normpath(PurePosixPath(self.workdir) / target))
         found: list[Path] = []
@@ -196,7 +243,7 @@ class _CopiedFiles:
             if pattern.startswith(".."):
                 raise NeedsImage(f"its Dockerfile copies {source}, which is outside of environment/")
             found += [self._context] if pattern == "." else sorted(self._context.glob(pattern))
-        if not found and self._context.is_dir():
+        if not found and self._context.is_dir() and not self._is_built:
             raise NeedsImage(f"its Dockerfile copies {', '.join(sources)}, which environment/ does not have")
         into = len(found) > 1 or target.endswith("/") or str(place) == self.workdir
         for path in found:
@@ -205,13 +252,20 @@ class _CopiedFiles:
             else:
                 files = {str(place / path.name if into else place): path}
             self.sources.update({k: v for k, v in files.items() if v != self._context / "Dockerfile"})
-        for one in self.sources:
-            _check_place(str(PurePosixPath(one).parent))
+        for one in list(self.sources):
+            if self._is_built and _is_system(one):  # the image has it
+                del self.sources[one]
+            else:
+                _check_place(str(PurePosixPath(one).parent))
+
+
+def _is_system(place: str) -> bool:
+    return place.split("/")[1] in _SYSTEM
 
 
 def _check_place(place: str) -> None:
     top = place.split("/")[1] if place.startswith("/") else ""
-    if not top or top in _SYSTEM or f"/{top}" in PRIVATE:
+    if not top or _is_system(place) or f"/{top}" in PRIVATE:
         raise NeedsImage(f"it has files in {place}, where the sandbox has its own")
 
 

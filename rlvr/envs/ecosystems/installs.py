@@ -39,6 +39,7 @@ INSTALLS = {
     "openenv": Install("0.10.0", ("openenv==0.10.0",), (3, 10), None, 480),
     "inspect": Install("0.3.285", ("inspect-ai==0.3.285",), (3, 11), None, 330),
     "textarena": Install("0.7.4", ("textarena==0.7.4",), (3, 10), None, 120),
+    "nemo_gym": Install("0.4.0", ("nemo-gym==0.4.0",), (3, 12), None, 1_400),
     "gem": Install("0.1.0", ("gem-llm==0.1.0",), (3, 10), (3, 12), 370),
 }
 
@@ -119,8 +120,24 @@ def _find_base(install: Install) -> str:
 
 def install(kind: str, packages: Sequence[str] = (), index: str | None = None) -> None:
     """Run the commands. ValueError if one of them fails."""
+    hint = ""
+    if packages:
+        hint = (
+            "; packages that want different versions of a library get an interpreter each: RLVR_ENVIRONMENTS=FOLDER "
+            f"rlvr env install {kind} PACKAGE, and python=FOLDER/{locate(kind).name}/bin/python in env.kwargs"
+        )
     for command in list_commands(kind, packages, index):
         locate(kind).parent.mkdir(parents=True, exist_ok=True)
         if code := subprocess.run(command).returncode:
-            raise ValueError(f"`{' '.join(command)}` ended with exit code {code}; its output says why")
+            raise ValueError(f"`{' '.join(command)}` ended with exit code {code}; its output says why{hint}")
+    if broken := find_conflicts(locate(kind)):
+        raise ValueError(f"what is installed in {locate(kind)} does not fit together: {broken}{hint}")
     (locate(kind) / _COMPLETE).touch()
+
+
+def find_conflicts(folder: Path) -> str:
+    """The first requirements of what is installed there that are not met; "" if there are none."""
+    target, uv = str(folder / "bin/python"), shutil.which("uv")
+    command = [uv, "pip", "check", "--python", target] if uv else [target, "-m", "pip", "check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return "; ".join((done.stdout or done.stderr).strip().splitlines()[:3]) if done.returncode else ""

@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
 from rlvr.core import rng
-from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.types import Task
+from rlvr.envs.ecosystems.openenv_server import (
+    Json,
+    OpenEnvConnection,
+    OpenEnvServer,
+    OpenEnvSessions,
+    ServerFull,
+    SessionEndError,
+)
 from rlvr.envs.gym.gym_session import PRINTABLE, Gym, GymSession, Observation
 from rlvr.envs.gym.gym_source import GymSource
 from rlvr.envs.limited_calls import EpisodeError
@@ -31,144 +34,13 @@ from rlvr.envs.seeds import NumberedSource, SeedSource
 from rlvr.envs.tools.environment_class import ToolEnvironment, ToolSession, call_user_code
 from rlvr.envs.tools.tool import ServerTool, Tool, ToolProblem
 from rlvr.envs.tools.tool_source import ToolSource
-from rlvr.reward.reward_options import check_integer, check_number
+from rlvr.reward.reward_options import check_integer
 
 HELDOUT_FRACTION = 0.1  # of the tasks of a server with one split
-MAX_MESSAGE = 16 << 20  # bytes of an answer
-_LOOK_SECONDS = 0.2  # between two attempts at a server that is full
+MOST_TASKS = 1_000_000  # of a split: the first of more
 _TEST_SPLITS = ("test", "validation", "val", "eval", "heldout", "dev")
+_SCALARS = ("string", "integer", "number", "boolean")  # types that a server reads from text
 _OWN = ("metadata", "reward", "done")  # of an observation, beside what the policy reads
-Json = dict[str, Any]
-
-
-class ServerFull(EpisodeError):
-    """All sessions of the server are taken; it has `most`, if it said how many."""
-
-    def __init__(self, text: str, most: int | None = None) -> None:
-        super().__init__(text)
-        self.most = most
-
-
-class SessionEndError(EpisodeError):
-    """The server closed the connection. A full server does, and what it said before may be lost."""
-
-
-class OpenEnvServer:
-    """The server at a URL: what it says of itself, and sessions of it. A request may take `seconds`."""
-
-    def __init__(self, url: str, seconds: float) -> None:
-        if "://" not in url:
-            url = f"http://{url}"
-        self.url, self.seconds = url.rstrip("/"), seconds
-
-    def get(self, path: str, body: Json | None = None) -> Any:
-        """A JSON answer; None where the server has no such path or does not support it."""
-        data = None if body is None else json.dumps(body).encode()
-        asked = urllib.request.Request(f"{self.url}{path}", data, {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(asked, timeout=self.seconds) as answer:
-                return json.loads(answer.read(MAX_MESSAGE))
-        except urllib.error.HTTPError as error:
-            if error.code in (404, 405, 501):
-                return None
-            raise ValueError(f"openenv: {self.url}{path} answers {error.code} ({error.reason})") from error
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"openenv: {self.url}{path} cannot be read ({error}); is the server of the environment running?"
-            ) from error
-
-    def connect(self) -> OpenEnvConnection:
-        return OpenEnvConnection(self)
-
-    def count_sessions(self, most: int) -> int:
-        """How many sessions the server has free, at most `most`."""
-        opened: list[OpenEnvConnection] = []
-        try:
-            for _ in range(most):
-                opened.append(self.connect())
-                opened[-1].ask("state", None)
-        except ServerFull as full:
-            return min(most, full.most or len(opened) - 1)
-        except SessionEndError:
-            return len(opened) - 1
-        except EpisodeError:  # a server without a state answers with an error, in a session all the same
-            return most
-        finally:
-            for one in opened:
-                one.close()
-        return most
-
-
-class OpenEnvConnection:
-    """A session. Its methods block."""
-
-    def __init__(self, server: OpenEnvServer) -> None:
-        from websockets.sync.client import connect
-
-        address = f"ws{server.url.removeprefix('http')}/ws"
-        self._seconds, self._name = server.seconds, server.url
-        self._opened = ExitStack()
-        try:
-            opening = connect(address, open_timeout=server.seconds, max_size=MAX_MESSAGE, proxy=None)
-            self._socket = self._opened.enter_context(opening)
-        except Exception as error:  # of the network, the handshake, the address
-            raise EpisodeError(f"openenv: no session at {address} ({type(error).__name__}: {error})") from error
-
-    def ask(self, kind: str, data: Json | None) -> Json:
-        """The `data` of the answer to a message."""
-        from websockets.exceptions import ConnectionClosed
-
-        message = {"type": kind} if data is None else {"type": kind, "data": data}
-        try:
-            with suppress(ConnectionClosed):  # a full server says so before it closes
-                self._socket.send(json.dumps(message))
-            answer = json.loads(self._socket.recv(timeout=self._seconds))
-        except TimeoutError:
-            raise EpisodeError(f"openenv: {self._name} did not answer {kind!r} within {self._seconds:g} s") from None
-        except ConnectionClosed as error:
-            raise SessionEndError(f"openenv: {self._name} closed the session in {kind!r} ({error})") from error
-        except Exception as error:  # the network, an answer that is no JSON
-            raise EpisodeError(f"openenv: {self._name} ended in {kind!r} ({type(error).__name__}: {error})") from error
-        data = answer.get("data") if isinstance(answer, dict) else None
-        if not isinstance(data, dict):
-            raise EpisodeError(f"openenv: {self._name} answered {kind!r} with {answer!r:.200}, expected type and data")
-        if answer.get("type") == "error":
-            said = f"openenv: {self._name}: {kind}: {data.get('code')}: {str(data.get('message'))[:500]}"
-            if data.get("code") == "CAPACITY_REACHED":
-                raise ServerFull(said, data.get("max_sessions"))
-            raise EpisodeError(said)
-        return data
-
-    def close(self) -> None:
-        with suppress(Exception):  # it may be gone
-            self._socket.send('{"type": "close"}')
-        with suppress(Exception):
-            self._opened.close()
-
-
-class _Sessions:
-    """Opens sessions and begins their episodes: by `reset`, with the options of the task."""
-
-    def __init__(self, server: OpenEnvServer, options: Mapping[str, Any], max_concurrent: int) -> None:
-        self.server, self._options = server, dict(options)
-        self.slots = EpisodeSlots(max(1, server.count_sessions(max_concurrent)))
-
-    def begin(self, task: Task) -> tuple[OpenEnvConnection, Json]:
-        """A session and the answer to its reset. A full server is waited for, as long as a request may take."""
-        deadline = time.monotonic() + self.server.seconds
-        given = {**self._options, **task.meta.get("reset", {"seed": task.meta.get("seed")})}
-        while True:
-            connection = self.server.connect()
-            try:
-                return connection, connection.ask("reset", given)
-            except (ServerFull, SessionEndError):
-                connection.close()
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_LOOK_SECONDS)
-            except BaseException:
-                connection.close()
-                raise
 
 
 class OpenEnvGym(Gym):
@@ -176,8 +48,15 @@ class OpenEnvGym(Gym):
 
     vocabulary = PRINTABLE  # an environment may write other characters too
 
-    def __init__(self, sessions: _Sessions, action: Mapping[str, Any], observation_field: str | None) -> None:
+    def __init__(
+        self,
+        sessions: OpenEnvSessions,
+        action: Mapping[str, Any],
+        observation_field: str | None,
+        choices: Sequence[str] = (),
+    ) -> None:
         self.sessions, self.action, self.observation_field = sessions, dict(action), observation_field
+        self.choices = choices
         self.slots = sessions.slots
 
     def open(self) -> GymSession:
@@ -233,7 +112,7 @@ class OpenEnvTools(ToolEnvironment):
 
     has_reward = True
 
-    def __init__(self, sessions: _Sessions, tools: Sequence[Json]) -> None:
+    def __init__(self, sessions: OpenEnvSessions, tools: Sequence[Json]) -> None:
         self.sessions, self.tools = sessions, [_make_tool(one, _call_nothing) for one in tools]
 
     def open(self) -> ToolSession:
@@ -326,19 +205,34 @@ def _fill(action: Any, text: str) -> Any:
     return [_fill(value, text) for value in action] if isinstance(action, list) else action
 
 
-def _choose_action(server: OpenEnvServer) -> Json:
-    """The action whose one field for text is what the policy says; ValueError if the fields leave a choice."""
-    schema = (server.get("/schema") or {}).get("action") or {}
-    fields = {k: v for k, v in (schema.get("properties") or {}).items() if k != "metadata"}
+def choose_action(schema: Json, url: str) -> Json:
+    """The action whose one field for text is what the policy says, or whose one field that is needed is; ValueError if
+    the fields leave a choice."""
+    fields = _list_fields(schema)
     texts = [name for name, one in fields.items() if one.get("type") == "string" and "enum" not in one]
     needed = [name for name in schema.get("required") or [] if name in fields]
     texts = [name for name in texts if name in needed] or texts
+    if len(needed) == 1 and (fields[needed[0]].get("type") in _SCALARS or "enum" in fields[needed[0]]):
+        texts = needed
     if len(texts) != 1 or any(name not in texts for name in needed):
         raise ValueError(
-            f"openenv: an action of {server.url} has the fields {', '.join(fields) or '(none)'}; say where the text "
+            f"openenv: an action of {url} has the fields {', '.join(fields) or '(none)'}; say where the text "
             f"of the policy goes: env.kwargs.action={{{(texts or list(fields) or ['message'])[0]}: '{{text}}'}}"
         )
     return {texts[0]: "{text}"}
+
+
+def _list_fields(schema: Json) -> dict[str, Json]:
+    """The fields of an action, with what they refer to in the same schema."""
+    shared = schema.get("$defs") or {}
+    fields = {k: v for k, v in (schema.get("properties") or {}).items() if k != "metadata"}
+    return {name: {**shared.get(str(one.get("$ref")).rpartition("/")[2], {}), **one} for name, one in fields.items()}
+
+
+def list_choices(schema: Json, action: Mapping[str, Any]) -> list[str]:
+    """The turns that are actions, where the field of the policy's text takes a few words alone."""
+    named = [one for name, one in _list_fields(schema).items() if action.get(name) == "{text}"]
+    return [str(one) for one in named[0].get("enum") or ()] if len(named) == 1 else []
 
 
 def _list_tools(server: OpenEnvServer) -> list[Json]:
@@ -357,27 +251,19 @@ def _list_tools(server: OpenEnvServer) -> list[Json]:
 
 def _make_tasks(server: OpenEnvServer, prompt: str, heldout: int) -> NumberedSource:
     """The tasks of the server's task API, or seeds."""
-    names = server.get("/list_environments") or []
-    name = str(names[0]) if names else ""
-    splits = [str(one["name"]) for one in (server.get(f"/{name}/splits") or [])] if name else []
-    if not splits:
+    counts = _count_tasks(server)
+    if not counts:
         return SeedSource(prompt, heldout=heldout)
-    test = next((one for one in _TEST_SPLITS if one in splits), None)
-    train = next((one for one in splits if one != test), None)
-    counts = {
-        split: int((server.get(f"/{name}/num_tasks", {"split": split}) or {})["num_tasks"])
-        for split in (train, test)
-        if split
-    }
+    train, test = _choose_splits(counts)
 
     def make(split: str, index: int) -> Task:
         return Task(f"{split}-{index}", prompt, {"reset": {"split": split, "index": index}})
 
+    if not any(counts.values()):
+        raise ValueError(f"openenv: {server.url} has no tasks: its splits {', '.join(counts)} are empty")
     if test and train:
         return NumberedSource(lambda n: make(train, n), counts[train], lambda n: make(test, n), counts[test])
     split = train or test or ""
-    if not counts[split]:
-        raise ValueError(f"openenv: the split {split!r} of {server.url} has no tasks")
     if not train:
         return NumberedSource(lambda n: make(split, n), 0, lambda n: make(split, n), counts[split])
     order = rng.permutation(counts[split], rng.key("openenv", split))
@@ -385,6 +271,27 @@ def _make_tasks(server: OpenEnvServer, prompt: str, heldout: int) -> NumberedSou
     return NumberedSource(
         lambda n: make(split, order[held + n]), len(order) - held, lambda n: make(split, order[n]), held
     )
+
+
+def _count_tasks(server: OpenEnvServer) -> dict[str, int]:
+    """How many tasks each split has; {} where the server has no task API."""
+    names = server.find("/list_environments") or []
+    splits = [str(one["name"]) for one in server.find(f"/{names[0]}/splits") or []] if names else []
+    counts: dict[str, int] = {}
+    for split in filter(None, _choose_splits(splits)):
+        number = server.post(f"/{names[0]}/num_tasks", {"split": split})["num_tasks"]
+        if type(number) is not int or number < 0:
+            raise ValueError(
+                f"openenv: {server.url}: the split {split!r} has num_tasks={number!r:.80}, expected a number"
+            )
+        counts[split] = min(number, MOST_TASKS)
+    return counts
+
+
+def _choose_splits(names: Collection[str]) -> tuple[str | None, str | None]:
+    """The splits to train on and to hold out, of those that there are."""
+    test = next((one for one in _TEST_SPLITS if one in names), None)
+    return next((one for one in names if one != test), None), test
 
 
 def openenv_source(
@@ -400,24 +307,21 @@ def openenv_source(
     """The environment that a server of OpenEnv at `url` runs.
 
     `action` is a step, with {text} where the policy's turn goes; by default the one field of its schema that takes
-    text. The policy reads `observation_field`, or all fields. `reset` are options of each episode, beside its seed or
-    task; `prompt` stands before what the episode says. At most `max_concurrent` sessions are used, fewer where the
-    server has fewer. A request may take `seconds`.
+    text, or the one that is needed. The policy reads `observation_field`, or all fields. `reset` are options of each
+    episode, beside its seed or task; `prompt` stands before what the episode says. At most `max_concurrent` sessions
+    are used, fewer where the server has fewer. A request may take `seconds`.
     """
     if importlib.util.find_spec("websockets") is None:
         raise ValueError("openenv: websockets is not installed; it needs the extra: pip install 'rlvr[openenv]'")
-    check_number("openenv: seconds", seconds, 0, above=True)
     check_integer("openenv: max_concurrent", max_concurrent, 1)
     server = OpenEnvServer(url, seconds)
-    tasks = _make_tasks(server, prompt, heldout=100)
-    try:
+    with server.while_loading():
+        tasks = _make_tasks(server, prompt, heldout=100)
         tools = [] if action else _list_tools(server)
-    except ServerFull as full:
-        raise ValueError(f"{full}; wait until a session is free, or raise the server's max_concurrent_envs") from full
-    except EpisodeError as error:
-        raise ValueError(str(error)) from error
-    sessions = _Sessions(server, reset or {}, max_concurrent)
+        schema = {} if tools else (server.find("/schema") or {}).get("action") or {}
+        action = action or ({} if tools else choose_action(schema, server.url))
+        choices = list_choices(schema, action)
+        sessions = OpenEnvSessions(server, reset or {}, max_concurrent)
     if tools:
         return ToolSource(tasks, max_turns=max_turns, call_seconds=seconds, environment=OpenEnvTools(sessions, tools))
-    gym = OpenEnvGym(sessions, action or _choose_action(server), observation_field)
-    return GymSource("openenv", gym, max_turns, tasks)
+    return GymSource("openenv", OpenEnvGym(sessions, action, observation_field, choices), max_turns, tasks)

@@ -121,7 +121,9 @@ class VerifiersSource(PlayedSource):
     roles, timeouts, `id`). A role without a harness or runtime holds a chat with the tools of the task on this machine.
     `heldout` is the share of held-out tasks, which a hash of the prompt chooses, a mapping of options of the taskset
     that selects them, or, in a taskset without end, their number; there `tasks` are trained on. `python` is an
-    interpreter with verifiers. `budget`, `rules` and `template_arguments` are those of the environment `agent`.
+    interpreter with verifiers. `server` is the address (`tcp://127.0.0.1:5000`) of an environment server of verifiers
+    that plays the episodes, in roles, harnesses and limits of its own: only the tasks are loaded here. `budget`,
+    `rules` and `template_arguments` are those of the environment `agent`.
     """
 
     episode = VerifiersEnv
@@ -134,6 +136,7 @@ class VerifiersSource(PlayedSource):
         heldout: float | int | Mapping[str, Any] | None = None,
         tasks: int = 1_000,
         python: str | None = None,
+        server: str | None = None,
         budget: Mapping[str, Any] | None = None,
         rules: Mapping[str, Any] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
@@ -142,6 +145,10 @@ class VerifiersSource(PlayedSource):
             if section is not None and not isinstance(section, Mapping):
                 raise ValueError(f"verifiers: {word}={section!r:.80}, expected a mapping of its options")
         check_integer("verifiers: tasks", tasks, 1)
+        if server is not None and (not isinstance(server, str) or not server.startswith(("tcp://", "ipc://"))):
+            raise ValueError(f"verifiers: server={server!r:.80}, expected an address such as tcp://127.0.0.1:5000")
+        if server is not None and options:
+            raise ValueError("verifiers: options has no effect with a server, which has its own; leave one of them out")
         for rule in ("fields", "judges_failures"):
             if rule in (rules or {}):
                 raise ValueError(
@@ -150,7 +157,8 @@ class VerifiersSource(PlayedSource):
         # No attempt is made again, so equal calls are those of several roles or attempts, all of which are trained.
         own = read_rules(budget, {"keep_retried": True, **(rules or {}), "fields": _FIELDS}, needs_reward=True)
         config = {
-            "name": name, "taskset": dict(taskset or {}), "options": dict(options or {}), "max_turns": own.budget.calls
+            "name": name, "taskset": dict(taskset or {}), "options": dict(options or {}), "max_turns": own.budget.calls,
+            "server": server,
         }  # fmt: skip
         self._configs = {"train": config}
         if isinstance(heldout, Mapping):

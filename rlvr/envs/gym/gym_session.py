@@ -28,6 +28,7 @@ from rlvr.envs.tools.environment_class import call_user_code, choose_arguments
 
 MOST_CHARACTERS = 100_000  # of an observation
 MOST_METRICS = 32  # of an episode's info
+OUT_OF_RANGE = "out of its reward_range"  # in the error of a reward
 
 
 @dataclass(frozen=True)
@@ -86,12 +87,15 @@ PRINTABLE = tuple(string.printable[:-2])  # the vocabulary of texts that any pro
 class Gym(ABC):
     """Makes sessions, of which `slots` bound how many are open at the same time; None: any number.
 
-    `vocabulary` are the words of its texts, to build a small tokenizer from; None: not known.
+    `vocabulary` are the words of its texts, to build a small tokenizer from, and `reward_range` the least and the most
+    that a step gives; None: not known. `choices` are all turns that are actions, where there are few; (): not known.
     """
 
     max_turns: int = 16
     vocabulary: Sequence[str] | None = None
     slots: EpisodeSlots | None = None
+    reward_range: tuple[float, float] | None = None
+    choices: Sequence[str] = ()
 
     @abstractmethod
     def open(self) -> GymSession:
@@ -102,7 +106,8 @@ class Gym(ABC):
 class ClassGym(Gym):
     """The class at `package.module:name`, made with `options`. A call may take `seconds`.
 
-    Its `max_turns` and `vocabulary` hold if it has them.
+    Its `max_turns`, `vocabulary` and `reward_range` hold if it has them: a step that gives a reward out of the range
+    is an error of its episode.
     """
 
     def __init__(self, path: str, options: Mapping[str, Any] | None = None, seconds: float = 30.0) -> None:
@@ -112,6 +117,8 @@ class ClassGym(Gym):
         for name in ("max_turns", "vocabulary"):
             if getattr(self.make, name, None) is not None:
                 setattr(self, name, getattr(self.make, name))
+        if (given := getattr(self.make, "reward_range", None)) is not None:
+            self.reward_range = check_range(f"environment {path}: reward_range", given)
 
     def open(self) -> GymSession:
         return _InstanceSession(self)
@@ -141,11 +148,25 @@ class _InstanceSession(GymSession):
     async def step(self, action: str) -> Observation:
         what = self._describe("step")
         given = await call_user_code(what, self._gym.seconds, lambda: wait_for_result(self._instance.step(action)))
-        return Observation.of_step(given, what)
+        said = Observation.of_step(given, what)
+        low, high = self._gym.reward_range or (-math.inf, math.inf)
+        if not low <= said.reward <= high:
+            raise EpisodeError(f"{what} gave the reward {said.reward:g}, {OUT_OF_RANGE} [{low:g}, {high:g}]")
+        return said
 
     async def close(self) -> None:
         if close := getattr(self._instance, "close", None):
             await call_user_code(self._describe("close"), self._gym.seconds, lambda: wait_for_result(close()))
+
+
+def check_range(name: str, given: Any) -> tuple[float, float]:
+    """The two numbers of a range, the lower one first; ValueError for anything else."""
+    values = list(given) if isinstance(given, (tuple, list)) else []
+    if len(values) != 2 or any(isinstance(one, bool) or not isinstance(one, (int, float)) for one in values):
+        raise ValueError(f"{name}={given!r:.80}, expected two numbers, such as (0, 1)")
+    if not values[0] < values[1]:
+        raise ValueError(f"{name}={given!r:.80}, expected the lower number first")
+    return float(values[0]), float(values[1])
 
 
 def _is_pair(given: Any) -> bool:

@@ -29,7 +29,7 @@ class GymSource(NestedSource):
         self.gym, self._is_tried = gym, False
         self.max_turns = gym.max_turns if max_turns is None else max_turns
         check_integer(f"{name}: max_turns", self.max_turns, 1)
-        self.vocabulary = gym.vocabulary
+        self.vocabulary, self.reward_range, self.choices = gym.vocabulary, gym.reward_range, gym.choices
 
     reward = "environment"
 

@@ -229,7 +229,7 @@ class MiniMBPP(TaskSource):
         shorter = [steps[:i] + steps[i + 1 :] for i in range(len(steps))]
         idle, chosen, results = {rest for rest in shorter if fits(rest, steps)}, list[Any](), list[Any]()
         for attempt in range(_INPUTS):
-            value = _input(steps[0].operation.takes, letters, rng.key("mini-mbpp-input", key, attempt))
+            value = draw_input(steps[0].operation.takes, letters, rng.key("mini-mbpp-input", key, attempt))
             result = result_of(steps, value)
             still = {rest for rest in idle if result_of(rest, value) == result}
             is_last = len(chosen) == self.tests - 1
@@ -257,7 +257,7 @@ def _families(level: str) -> list[str]:
     return [", ".join(chain) for chain in chains]
 
 
-def _input(kind: str, letters: Sequence[str], key: int) -> Any:
+def draw_input(kind: str, letters: Sequence[str], key: int) -> Any:
     """A number of two digits, three to five digits, or a word of three to five letters, some of them `letters`."""
     if kind == NUMBER:
         return 10 + rng.integer(90, key)

@@ -40,7 +40,7 @@ class ProposeSource(NestedSource):
 
     reward = "environment"
     levels: tuple[str, ...] = ("",)
-    roles = ROLES
+    roles, writes_tasks = ROLES, True
     owns_prompts = True
     size = leave_out = None
 

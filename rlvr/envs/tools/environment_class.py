@@ -59,6 +59,10 @@ class ToolSession(ABC):
         """Its tools; they are those of its environment, by name and arguments."""
         ...
 
+    def note_turn(self, text: str) -> None:
+        """What the policy said beside calls, in each turn, before the calls are made."""
+        return
+
     async def get_reward(self) -> float:
         """What the episode gives, once it is over."""
         return 0.0

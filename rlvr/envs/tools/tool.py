@@ -114,7 +114,8 @@ class Tool:
         if isinstance(given, Mapping):
             return dict(given)
         if len(given) > len(self.names):
-            raise ToolProblem(f"{self.name} takes {', '.join(self.names) or 'nothing'}; {len(given)} arguments came")
+            takes = ", ".join(self.names) or "nothing"
+            raise ToolProblem(f"{self.name} takes {takes}; {len(given)} arguments were given")
         return dict(zip(self.names, given, strict=False))
 
     async def call(self, given: Mapping[str, Any] | Sequence[str], seconds: float) -> str:

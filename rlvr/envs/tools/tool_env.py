@@ -89,6 +89,8 @@ class ToolEnv:
         self._counts["turns"] += 1
         text = decode_turn(action, self._tokenizer)
         rest, calls = self._format.split(text, self._schemas)
+        if self._session:
+            self._session.note_turn(rest)
         malformed = self._format.find_malformed(rest, [tool.name for tool in self._toolbox.tools])
         called = [{"function": {"name": call.name, "arguments": call.arguments}} for call in calls]
         chat = ChatTurn(list(self._messages), {"role": "assistant", "content": rest, "tool_calls": called})

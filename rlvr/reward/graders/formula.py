@@ -89,7 +89,7 @@ def _apply(name: str, arguments: list[float]) -> float:
     try:
         value = _OPERATIONS[name](*arguments)
         if isinstance(value, complex):
-            raise ValueError("the power of a negative number by a fraction")
+            raise ValueError("a negative number to a fractional power")
         value = float(value)
         if not math.isfinite(value):
             raise ValueError("not a finite number")

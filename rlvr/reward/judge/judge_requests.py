@@ -110,9 +110,10 @@ class JudgeQuestion(Generic[V]):
         failures: Sequence[ChatError],
         control: str = PLAIN,
     ) -> V | ChatError:
-        """After failures: try `control` as the answer to the same task, then the real one again.
+        """Find out whether the answer is to blame for failures: its verdict after all, or the failure to report.
 
-        The real one is to blame if only it fails.
+        If each failure may be the answer's fault, `control` is tried as the answer to the same task. If the control is
+        judged, the real answer is tried again, and is to blame (UnjudgeableAnswer) if it fails so once more.
         """
         failure = next((f for f in failures if not f.text_at_fault), failures[0])
         if failure.text_at_fault and answers:
@@ -147,7 +148,7 @@ def clean(text: str) -> str:
 
 
 def escape_control_tokens(document: str) -> str:
-    """The same JSON, with the first character of what may be a control token escaped."""
+    """The JSON `document` with the first character of what may be a control token escaped."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
 
 

@@ -84,7 +84,7 @@ class MathOptions:
         return self.extract
 
 
-@register_reward("math", options=MathOptions, gold="answer", verifiable=True)
+@register_reward("math", options=MathOptions, gold="answer", verifiable=True, reward_range=(0.0, 1.0))
 def verify_math(case: Case, options: MathOptions) -> Score:
     """1.0 if the final answer of the response equals the gold in value, else 0.0.
 
@@ -128,7 +128,7 @@ def verify_math(case: Case, options: MathOptions) -> Score:
     return _gold_fault(gold, options) or _failure("wrong_value")
 
 
-@register_reward("math_flexible", gold="answer", verifiable=True)
+@register_reward("math_flexible", gold="answer", verifiable=True, reward_range=(0.0, 1.0))
 def math_flexible(case: Case) -> Score:
     """1.0 if the answer of the response, wherever it stands, equals the gold in value, else 0.0.
 

@@ -48,7 +48,7 @@ def has_value(value: Ratio) -> bool:
 
 
 def approximate(value: Ratio, shift: float = 0.0) -> complex | None:
-    """A floating-point value, with made-up values for variables; None where there is none."""
+    """The value in floating point, with made-up values for variables; None if it is undefined or not finite."""
     try:
         result = _approximate(value.num, shift) / _approximate(value.den, shift)
         return result if cmath.isfinite(result) else None

@@ -74,7 +74,7 @@ def score_boxed(case: Case) -> Score:
     return _judge_rpn(case, lambda boxed, correct: boxed, needs_gold=False)
 
 
-@register_reward("correct", gold="answer", verifiable=True)
+@register_reward("correct", gold="answer", verifiable=True, reward_range=(0.0, 1.0))
 def score_correct(case: Case) -> Score:
     """1.0 if the sequence is boxed (see `boxed`) and the boxed operand is `meta["answer"]`, else 0.0.
 
@@ -93,14 +93,17 @@ class CombinedOptions:
         check_number("correct_weight", self.correct_weight, 0)
 
 
-@register_reward("combined", options=CombinedOptions, gold="answer", verifiable=True)
+@register_reward(
+    "combined", options=CombinedOptions, gold="answer", verifiable=True,
+    reward_range=lambda options: (0.0, options.boxed_weight + options.correct_weight),
+)  # fmt: skip
 def score_combined(case: Case, options: CombinedOptions) -> Score:
     """boxed_weight * boxed + correct_weight * boxed * correct; passed when both are 1. Parts: boxed, correct."""
     weights = options.boxed_weight, options.correct_weight
     return _judge_rpn(case, lambda boxed, correct: weights[0] * boxed + weights[1] * boxed * correct)
 
 
-@register_reward("word_match", gold="answer", verifiable=True)
+@register_reward("word_match", gold="answer", verifiable=True, reward_range=(0.0, 1.0))
 def word_match(case: Case) -> Score:
     """The share of words that stand where `meta["answer"]` has them, of the longer text; passed when all do.
 
@@ -116,7 +119,7 @@ def word_match(case: Case) -> Score:
     return _verdict(matches / max(len(words), len(answer)), "wrong_words" if words else "no_answer")
 
 
-@register_reward("gsm8k", gold="answer", verifiable=True)
+@register_reward("gsm8k", gold="answer", verifiable=True, reward_range=(0.0, 1.0))
 def gsm8k(case: Case) -> Score:
     """1.0 if the final number of the response equals the gold exactly (as rationals), else 0.0.
 
@@ -126,7 +129,7 @@ def gsm8k(case: Case) -> Score:
     return _judge_number(case, final_answer)
 
 
-@register_reward("gsm8k_strict", gold="answer", verifiable=True)
+@register_reward("gsm8k_strict", gold="answer", verifiable=True, reward_range=(0.0, 1.0))
 def gsm8k_strict(case: Case) -> Score:
     """1.0 if the response has the form that GSM8K's own solutions have and the right number in it, else 0.0.
 
@@ -137,7 +140,7 @@ def gsm8k_strict(case: Case) -> Score:
     return _judge_number(case, requested_number)
 
 
-@register_reward("gsm8k_flexible", gold="answer", verifiable=True)
+@register_reward("gsm8k_flexible", gold="answer", verifiable=True, reward_range=(0.0, 1.0))
 def gsm8k_flexible(case: Case) -> Score:
     """1.0 if the last number of the response is the gold, in whatever form, else 0.0.
 
@@ -170,7 +173,7 @@ def _gold_number(given: Any) -> Fraction | None:
     return Fraction(given)
 
 
-@register_reward("exact_match", gold="answer", verifiable=True)
+@register_reward("exact_match", gold="answer", verifiable=True, reward_range=(0.0, 1.0))
 def exact_match(case: Case, *, ignore_case: bool = False) -> Score:
     """1.0 if the response is `meta["answer"]`, white space at both ends aside (and case, if asked), else 0.0."""
     gold = (case.meta or {}).get("answer")

@@ -219,7 +219,8 @@ def _last_line(text: str) -> str | None:
     return text.rstrip().rpartition("\n")[2] or None
 
 
-def _whole(text: str) -> str | None:
+def _one_line(text: str) -> str | None:
+    """The whole text if it is one line of at most `MAX_ANSWER` characters."""
     text = text.strip()
     return text if 0 < len(text) <= MAX_ANSWER and "\n" not in text else None
 
@@ -229,7 +230,7 @@ def _hash_line(text: str) -> str | None:
     return None if at < 0 else text[at + 4 :].partition("\n")[0]
 
 
-_PLACE = {"hash": _hash_line, "answer_is": _sentence, "last_line": _last_line, "whole": _whole}
+_PLACE = {"hash": _hash_line, "answer_is": _sentence, "last_line": _last_line, "whole": _one_line}
 
 
 def _after_answer_is(text: str) -> Fraction | None:

@@ -66,7 +66,7 @@ class Instruction:
         return ""
 
 
-@register_reward("ifeval", gold="instruction_id_list", verifiable=True)
+@register_reward("ifeval", gold="instruction_id_list", verifiable=True, reward_range=(0.0, 1.0))
 def ifeval(case: Case) -> Score:
     """1.0 if the response follows every instruction of `meta["instruction_id_list"]`, else 0.0 (`not_followed`).
 

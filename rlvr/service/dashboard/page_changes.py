@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from rlvr.service.dashboard.dashboard_data import Source
 
 REFRESH_S = 2.0  # between two checks for changes
-ALIVE_S = 15.0  # between two signs of life, without which nobody notices that a browser has gone
+ALIVE_S = 15.0  # between two signs of life: a browser that has gone is noticed by sending to it
 
 
 class PageChanges:

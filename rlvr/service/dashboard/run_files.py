@@ -81,7 +81,7 @@ class PhaseMetrics:
             column.append(value)
         self.num_rows += 1
 
-    def columns(self, *names: str) -> list[np.ndarray]:
+    def steps_and_values(self, *names: str) -> list[np.ndarray]:
         """The steps, and the values of these metrics, of the rows that have all of them; by step."""
         whole = [np.full(self.num_rows, math.nan) for _ in range(len(names) + 1)]
         for values, name in zip(whole, ("step", *names), strict=True):

@@ -16,7 +16,7 @@ STAGES = (
 def run_machines(run: RunReader) -> MachineGroup | None:
     """The parts of a run over its last `STEPS` steps; None if it has not measured a step."""
     metrics = run.metrics()
-    last = {name: values[-STEPS:] for name in metrics.names if len(values := metrics.columns(name)[1])}
+    last = {name: values[-STEPS:] for name in metrics.names if len(values := metrics.steps_and_values(name)[1])}
     means = {name: float(values.mean()) for name, values in last.items()}
     whole = means.get("time/step", 0.0)
     if whole <= 0:

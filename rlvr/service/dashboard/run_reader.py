@@ -154,7 +154,7 @@ class RunReader:
             ends = [f"{metric}/low", f"{metric}/high"]
             is_heldout = metric.startswith("test/")
             names = [metric, *ends] if is_heldout and {*ends} <= {*metrics.names} else [metric]
-            x, *columns = metrics.columns(*names)
+            x, *columns = metrics.steps_and_values(*names)
         if not len(x):
             return None
         return Series(self.name, x + is_heldout, *columns, style="dots" if is_heldout else "line")
@@ -162,7 +162,7 @@ class RunReader:
     def ends(self, metric: str) -> Series | None:
         """The evaluations before and after training, as far as they are there, at step 0 and after the last one."""
         rates = list[tuple[float, ...]]()
-        steps = self.metrics().columns("step")[0]
+        steps = self.metrics().steps_and_values("step")[0]
         for stage, step in ((BEFORE, 0.0), (AFTER, steps[-1] + 1 if len(steps) else 0.0)):
             if metric in ENDS and (evaluation := self.evaluation(stage)) and evaluation.results:
                 rate = evaluation.metrics()[ENDS[metric]]
@@ -210,7 +210,7 @@ class RunReader:
         metrics = self.metrics()
         found: dict[str, float] = {}
         for name in metrics.names:
-            steps, values = metrics.columns(name)
+            steps, values = metrics.steps_and_values(name)
             if name != "step" and len(at := values[steps == step]):
                 found[name] = float(at[-1])
         return found

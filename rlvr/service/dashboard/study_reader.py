@@ -13,8 +13,8 @@ import numpy as np
 from rlvr.service.dashboard.curve_view import Series, smooth
 from rlvr.service.dashboard.dashboard_data import as_list, as_mapping, finite_number, visible_text
 from rlvr.service.dashboard.run_files import read_json, stamp
-from rlvr.study import SPECIFICATION
-from rlvr.study.seed_statistics import summarize_steps
+from rlvr.studies import SPECIFICATION
+from rlvr.studies.seed_statistics import summarize_steps
 
 MOST_SEEDS_SHOWN = 200
 
@@ -59,7 +59,7 @@ class StudyReader:
 
     def statistics(self) -> list[list[Sequence[str]]]:
         """The rows of the study's own table; [] while no run has finished, or if its summary is damaged."""
-        from rlvr.study.study_report import statistics_rows  # loads all of `rlvr.config`, which other pages do without
+        from rlvr.studies.study_report import statistics_rows  # loads `rlvr.config`, which other pages do without
 
         try:
             return statistics_rows(as_mapping(read_json(self.folder / "summary.json")))

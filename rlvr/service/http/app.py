@@ -86,7 +86,7 @@ async def _no_lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def describe_failure(request: Request, error: Exception) -> HttpProblem:
-    """The problem that reports an error of the framework, of the store, or of ours."""
+    """The response for an error that FastAPI, the store or our own code raised."""
     match error:
         case StoreDown():
             return store_unavailable(error)

@@ -118,7 +118,7 @@ async def health_of(service: Service, owner: str) -> Health:
 
 
 def without_details(health: Health) -> Health:
-    """The same states without what may name hosts and paths."""
+    """The same health states without the names and details, which may hold hosts and paths."""
     bare = {"name": "", "detail": ""}
     judge = health.judge and health.judge.model_copy(update=bare)
     return health.model_copy(update={"generator": health.generator.model_copy(update=bare), "judge": judge})
@@ -246,7 +246,7 @@ async def require_task(service: Service, task_id: str) -> None:
 
 
 def experience_row(row: Experience) -> dict[str, Any]:
-    """An experience as clients see it: an iteration of `training_data` with its place."""
+    """The JSON of an experience: one sampled answer of a session, with its feedback, reward and advantage."""
     return {
         "id": row.id,
         "session_id": row.session_id,

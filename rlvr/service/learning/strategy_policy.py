@@ -289,7 +289,7 @@ class StrategyLearner:
         }
 
 
-def revise_gains(store: EvidenceStore, answers: Sequence[Experience], gains: Mapping[int, float]) -> None:
+def revise_advantages(store: EvidenceStore, answers: Sequence[Experience], gains: Mapping[int, float]) -> None:
     """Bring the counts up to date with gains that a rating changed, by id. An answer that is not counted is skipped."""
     for _ in range(RACES):
         value, version = store.state(STATE) or (None, 0)
@@ -300,7 +300,10 @@ def revise_gains(store: EvidenceStore, answers: Sequence[Experience], gains: Map
         advantages = {e.id: policy.revise(e, gains[e.id]) for e in counted if e.id is not None}
         if store.save_state(STATE, policy.state(), version):
             return store.set_advantages(advantages)
-    raise RuntimeError(f"other instances updated the strategies {RACES} times during one rating")
+    raise RuntimeError(
+        f"the rating is stored, but the strategies did not learn from it: other instances updated the strategies "
+        f"{RACES} times meanwhile"
+    )
 
 
 class StrategyPrompter:
@@ -331,5 +334,5 @@ def rate(store: ExperienceStore, id: int, owner: str, rating: float, comment: st
         rows = store.experiences(session_id=experience.session_id, limit=MOST_ANSWERS, tokens=False)
         gains = recompute_gains(rows)
         store.set_gains(gains)
-        revise_gains(store, rows, gains)
+        revise_advantages(store, rows, gains)
     return experience

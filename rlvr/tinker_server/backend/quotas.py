@@ -25,7 +25,9 @@ class OwnerQuotas:
         with self._lock:
             held, running = self._bytes.get(owner, 0), self._samples.get(owner, 0)
             if held and held + size > self._limits.owner_bytes and not awaited:
-                raise Busy(f"{held:,} bytes of yours are waiting already; {self._limits.owner_bytes:,} may")
+                raise Busy(
+                    f"{held:,} bytes of yours wait, expected at most {self._limits.owner_bytes:,}; try again soon"
+                )
             if running + samples > self._limits.owner_samples:
                 raise Busy(f"{running} sampling requests of yours are waiting already; try again soon")
             self._bytes[owner], self._samples[owner] = held + size, running + samples

@@ -76,7 +76,7 @@ def _suggest_path(path: str) -> str:
 
 
 def describe_failure(request: Request, error: Exception) -> TinkerServerError:
-    """The error that reports one of the framework, of the protocol, or of ours."""
+    """The response for an error that FastAPI, the reader of the protocol or our own code raised."""
     match error:
         case BadRequest():
             return UserError(str(error))

@@ -321,18 +321,18 @@ def _parse_array(raw: bytes, dtype: np.dtype[Any], where: str) -> np.ndarray:
 
 
 def _expand_sparse(message: Any, values_N: np.ndarray, shape: Sequence[int], where: str) -> np.ndarray:
-    """A dense matrix from its compressed sparse rows; other cells are 0."""
+    """A dense matrix from its compressed sparse rows; its other elements are 0."""
     starts = _parse_array(message.crow_indices, _INDEX, f"{where}.crow_indices")
     columns_N = _parse_array(message.col_indices, _INDEX, f"{where}.col_indices")
     matrix = np.zeros(math.prod(shape), values_N.dtype)
-    matrix[find_sparse_cells(starts, columns_N, values_N.size, shape, where)] = values_N
+    matrix[find_flat_indices(starts, columns_N, values_N.size, shape, where)] = values_N
     return matrix.reshape(shape)
 
 
-def find_sparse_cells(
+def find_flat_indices(
     starts: np.ndarray, columns_N: np.ndarray, count: int, shape: Sequence[int], where: str
 ) -> np.ndarray:
-    """The cells [N], counted row by row, of the `count` values of a matrix of compressed sparse rows."""
+    """The row-major indices [N] of the `count` values of a matrix of compressed sparse rows (CSR)."""
     if len(shape) != 2 or starts.size != shape[0] + 1 or columns_N.size != count:
         raise BadRequest(
             f"{where}: {starts.size} row starts, {columns_N.size} columns and {count} values are no sparse "
@@ -343,10 +343,10 @@ def find_sparse_cells(
         raise BadRequest(f"{where}.crow_indices: expected to rise from 0 to {count}, the number of values")
     if ((columns_N < 0) | (columns_N >= shape[1])).any():
         raise BadRequest(f"{where}.col_indices: expected 0 to {shape[1] - 1}")
-    cells_N = np.repeat(np.arange(shape[0]), np.diff(starts)) * shape[1] + columns_N
-    if np.unique(cells_N).size != cells_N.size:
-        raise BadRequest(f"{where}: the same cell is given twice")
-    return cells_N
+    flat_indices_N = np.repeat(np.arange(shape[0]), np.diff(starts)) * shape[1] + columns_N
+    if np.unique(flat_indices_N).size != flat_indices_N.size:
+        raise BadRequest(f"{where}: the same element is given twice")
+    return flat_indices_N
 
 
 # `target_prompt_logprobs`: the tensor of token ids whose log-probs a client asks for, and the tensor of its answer. Row
@@ -358,32 +358,37 @@ _FIELDS = ("data", "dtype", "shape", "sparse_crow_indices", "sparse_col_indices"
 
 @dataclass(frozen=True, eq=False)
 class RequestedTargets:
-    """Ids [N] in the cells [N], counted row by row, of a tensor of this shape; `csr`: the indices of a sparse one."""
+    """The token ids [N] whose log-probs a client asks for: the values of a tensor, at its row-major `flat_indices_N`.
+
+    `csr` are the indices (row starts, columns) of a sparse tensor, None for a dense one.
+    """
 
     shape: tuple[int, int]
     ids_N: np.ndarray
-    cells_N: np.ndarray
+    flat_indices_N: np.ndarray
     csr: tuple[np.ndarray, np.ndarray] | None
 
     @property
-    def asked_N(self) -> np.ndarray:
+    def is_requested_N(self) -> np.ndarray:
         return self.ids_N != NOTHING
 
     @property
     def targets(self) -> PromptTargets:
         """What the engine is to score."""
-        return PromptTargets(self.cells_N[self.asked_N] // self.shape[1] + 1, self.ids_N[self.asked_N])
+        return PromptTargets(
+            self.flat_indices_N[self.is_requested_N] // self.shape[1] + 1, self.ids_N[self.is_requested_N]
+        )
 
     @property
     def content(self) -> bytes:
-        """Equal for equal tensors."""
+        """Bytes that are equal for equal tensors."""
         indices = b"".join(part.tobytes() for part in self.csr or ())
         return f"{self.shape} {self.csr is not None}".encode() + self.ids_N.tobytes() + indices
 
     def encode(self, logprobs: Sequence[float]) -> Any:
         """The answer: a `Tensor` message."""
         values_N = np.zeros(len(self.ids_N), "<f4")
-        values_N[self.asked_N] = logprobs
+        values_N[self.is_requested_N] = logprobs
         message = proto.Tensor(dtype=proto.DTYPE_FLOAT32, shape=self.shape)
         if self.csr is None:
             message.dense = values_N.tobytes()
@@ -398,8 +403,10 @@ def read_targets(given: Any) -> RequestedTargets | None:
     """Check and read the JSON of such a tensor; ValueError if it is none."""
     if given is None:
         return None
-    if not isinstance(given, dict) or not set(given) <= {*_FIELDS, "type"}:
-        raise ValueError(f"expected a tensor with {', '.join(_FIELDS)}")
+    if not isinstance(given, dict):
+        raise ValueError(f"it is a {type(given).__name__}, expected a tensor: an object with {', '.join(_FIELDS)}")
+    if unknown := sorted(set(given) - {*_FIELDS, "type"}):
+        raise ValueError(f"unknown field {unknown[0]!r:.40}, expected a tensor: an object with {', '.join(_FIELDS)}")
     if given.get("dtype") != "int64":
         raise ValueError(f"dtype {given.get('dtype')!r:.40}, expected 'int64'")
     shape, ids_N = _integers(given, "shape").tolist(), _integers(given, "data")
@@ -409,15 +416,15 @@ def read_targets(given: Any) -> RequestedTargets | None:
     if given.get("sparse_crow_indices") is None:
         if len(ids_N) != math.prod(shape):
             raise ValueError(f"{len(ids_N)} ids do not fill the shape {shape}")
-        cells_N = np.arange(len(ids_N))
+        flat_indices_N = np.arange(len(ids_N))
     else:
         csr = (_integers(given, "sparse_crow_indices"), _integers(given, "sparse_col_indices"))
-        cells_N = find_sparse_cells(*csr, len(ids_N), shape, "the tensor")
+        flat_indices_N = find_flat_indices(*csr, len(ids_N), shape, "the tensor")
     if not (ids_N != NOTHING).any():
         raise ValueError(
             f"every id is {NOTHING}, which asks for no log-prob; give at least one token id, or leave the field out"
         )
-    return RequestedTargets((shape[0], shape[1]), ids_N, cells_N, csr)
+    return RequestedTargets((shape[0], shape[1]), ids_N, flat_indices_N, csr)
 
 
 def _integers(given: dict[str, Any], name: str) -> np.ndarray:

@@ -12,13 +12,20 @@ from rlvr.core.variants import Variants, make_section
 from rlvr.training.schedules.schedule_options import (
     CompletionOptions,
     FixedLagOptions,
+    ReptileOptions,
     ScheduleChoice,
     ScheduleOptions,
     SyncOptions,
 )
 
 SCHEDULES = Variants(
-    "training.schedule", ScheduleOptions, SyncOptions, FixedLagOptions, CompletionOptions, or_else="; or null"
+    "training.schedule",
+    ScheduleOptions,
+    SyncOptions,
+    FixedLagOptions,
+    CompletionOptions,
+    ReptileOptions,
+    or_else="; or null",
 )
 
 if TYPE_CHECKING:  # it is made of the schedules that there are

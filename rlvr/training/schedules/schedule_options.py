@@ -5,10 +5,12 @@ The schedules themselves are loaded when a run makes one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rlvr.core.protocols import Feature
 from rlvr.core.registry import load_path
 from rlvr.core.variants import Section, Variant, setting
 
@@ -41,6 +43,12 @@ class ScheduleOptions(Variant):
         sampled."""
         return 1
 
+    needs: ClassVar[tuple[Feature, ...]] = ()
+    """What a client must have for it."""
+
+    def check_run(self, steps: int, curriculum: Any, evaluate_every: int) -> None:
+        """ValueError for other settings of a run that contradict it."""
+
     def unread(self) -> Mapping[str, str]:
         """Options of it that have no effect with the others as they are, and why."""
         return {}
@@ -57,6 +65,37 @@ class SyncOptions(ScheduleOptions):
     name = "sync"
     path = "rlvr.training.schedules.sync:Synchronous"
     samples_ahead = False
+
+
+@dataclass(frozen=True)
+class ReptileOptions(ScheduleOptions):
+    """Reptile (arXiv:1803.02999): weights from which a few steps on a new family of tasks go far.
+
+    `inner_steps` steps on one level of the environment lead from the weights W to W', and the outer step is
+    W + `outer_rate` x (W' - W), with a fresh optimizer. Then comes another level, all of them in turn.
+    """
+
+    name = "reptile"
+    path = "rlvr.training.schedules.reptile:Reptile"
+    samples_ahead = False
+    needs = (Feature.INTERPOLATION,)
+
+    inner_steps: int = setting(5, low=1, expected="at least 1")
+    outer_rate: float = setting(0.5, low=math.ulp(0.0), high=1, expected="above 0, at most 1")
+
+    def check_run(self, steps: int, curriculum: Any, evaluate_every: int) -> None:
+        for key, given in (("training.steps", steps), ("evaluation.every", evaluate_every)):
+            if given % self.inner_steps:
+                raise ValueError(
+                    f"{key}={given} with schedule=reptile: a policy in the middle of an inner loop is adapted to one "
+                    f"family; give a multiple of {self.key('inner_steps')}={self.inner_steps}"
+                )
+        if curriculum.by != "uniform" or curriculum.replay:
+            given = f"curriculum.by={curriculum.by}" if curriculum.by != "uniform" else "curriculum.replay"
+            raise ValueError(
+                f"{given} with schedule=reptile: an inner loop takes new tasks of one level, and the levels come in "
+                "turn; leave it out"
+            )
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,11 @@ from rlvr.envs.ecosystems.export.exportable import Exportable, ExportRequest, re
 from rlvr.envs.ecosystems.export.harbor_folders import write_harbor
 from rlvr.envs.ecosystems.export.task_package import SIDES, play_turns
 from rlvr.envs.environment_package import check_folder, check_package_name
+from rlvr.envs.gym.gym_session import OUT_OF_RANGE
 
 TRIED = 2  # tasks of each side that are played in a process of its own
 TRIAL_SECONDS = 300.0
+_VERDICT_SECONDS, _MOST_EPISODE_SECONDS, _LEAST_MARGIN = 30.0, 3600.0, 0.1  # the last two are bounds of OpenEnv's
 MOST_FILES, MOST_BYTES = 1_000, 20 << 20  # of code that comes along
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -89,6 +91,19 @@ app: server.app:app
 port: 8000
 """
 
+# What `openenv validate` reads. The margin is the least that it takes: how far below the most an answer without content
+# has to stay.
+_OPENENV_VALIDATION = """\
+validation:
+  reward: {{range: {range}, oracle_tolerance: 0.0, floor_margin: {margin:g}}}
+  resources: {{cpu: 1.0, memory_mb: 1024, disk_mb: 2048, episode_timeout_s: {seconds:g}}}
+  capabilities:
+    verifier: {{kind: reward_channel}}
+    task_api: true
+    declared_task_count: {{train: {train}, test: {heldout}}}
+  types: {{tags: [{tag}]}}
+"""
+
 _OPENENV_README = """\
 # {name}
 
@@ -101,7 +116,15 @@ python -m server.app --port 8000          # in this folder
 
 An action is a turn of the policy, `{{"message": "..."}}`. `MAX_CONCURRENT_ENVS` says how many sessions there may be. In
 rlvr: `env.name=openenv:http://127.0.0.1:8000`.
+
+{range}
 """
+_RANGE = """\
+A turn gives from {low:g} to {high:g}. `openenv validate . --level static` reads that from openenv.yaml, with the
+resources, which you may change, and the number of tasks. Its other levels need Docker and a `Dockerfile`."""
+_NO_RANGE = """\
+The range of the rewards is not known, and `openenv validate` asks for it: export again with
+`--reward-range LOW,HIGH`."""
 
 
 def export_environment(request: ExportRequest, target: str, out: str | None = None) -> Path:
@@ -167,11 +190,29 @@ def _write_openenv(exportable: Exportable, place: Path, name: str) -> None:
     (place / "server").mkdir()
     (place / "server" / "__init__.py").write_text('"""A server of OpenEnv."""\n')
     shutil.copyfile(_TEMPLATES / "openenv_app.py", place / "server" / "app.py")
-    (place / "openenv.yaml").write_text(_OPENENV_YAML.format(name=name))
+    (place / "openenv.yaml").write_text(_OPENENV_YAML.format(name=name) + _write_validation(exportable))
     tops = _copy_code(exportable, place)
     _write_project(exportable, place, name, ["openenv>=0.10.0"], _OPENENV_PROJECT, ["server", "tasks", *tops])
-    _write_readme(exportable, place, name, _OPENENV_README)
+    given = exportable.package.recipe.reward_range
+    told = _RANGE.format(low=given[0], high=given[1]) if given else _NO_RANGE
+    _write_readme(exportable, place, name, _OPENENV_README, range=told)
     _try_package(exportable, place, "tasks")
+
+
+def _write_validation(exportable: Exportable) -> str:
+    """The block that `openenv validate` reads; nothing where the range of the rewards is not known."""
+    recipe, tasks = exportable.package.recipe, exportable.package.tasks
+    if recipe.reward_range is None:
+        return ""
+    low, high = recipe.reward_range
+    seconds = (recipe.max_turns + 1) * (recipe.episodes["seconds"] if recipe.episodes else _VERDICT_SECONDS)
+    return _OPENENV_VALIDATION.format(
+        range=[low, high],
+        margin=max(_LEAST_MARGIN, _LEAST_MARGIN * (high - low)),
+        seconds=min(seconds, _MOST_EPISODE_SECONDS),
+        tag="multi-turn" if recipe.max_turns > 1 else "single-turn",
+        **{side: len(tasks[side]) for side in SIDES},
+    )
 
 
 TARGETS: dict[str, Callable[[Exportable, Path, str], None]] = {
@@ -193,10 +234,12 @@ def _write_project(
     (place / "pyproject.toml").write_text(text)
 
 
-def _write_readme(exportable: Exportable, place: Path, name: str, template: str) -> None:
+def _write_readme(exportable: Exportable, place: Path, name: str, template: str, **more: str) -> None:
     counts = {side: len(exportable.package.tasks[side]) for side in SIDES}
     reference = re.sub(r"[`\s]+", " ", exportable.name)
-    (place / "README.md").write_text(template.format(name=name, reference=reference, **counts), encoding="utf-8")
+    (place / "README.md").write_text(
+        template.format(name=name, reference=reference, **counts, **more), encoding="utf-8"
+    )
 
 
 def _check_code(exportable: Exportable, *taken: str) -> None:
@@ -263,6 +306,8 @@ def _try_package(exportable: Exportable, place: Path, tasks: str) -> None:
                 "need must be installed, or lie in the same package as they do"
             ) from None
     for (side, number, turns), here, there in zip(asked, own, other, strict=True):
+        if OUT_OF_RANGE in here.get("error", ""):
+            raise ValueError(f"env export: task {number} of {side}: {here['error']}; give --reward-range LOW,HIGH")
         if here != there:
             raise ValueError(
                 f"env export: task {number} of {side} with the turns {turns!r:.80} gives {here!r:.200} here and "

@@ -6,6 +6,7 @@ What cannot be exported is refused here, with the reason, before anything is wri
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from rlvr.core.protocols import TaskSource
 from rlvr.core.registry import name_object
 from rlvr.core.types import Task
 from rlvr.envs.ecosystems.export.task_package import ExportRecipe, Json, TaskPackage, write_row
-from rlvr.envs.gym.gym_session import ClassGym
+from rlvr.envs.gym.gym_session import ClassGym, check_range
 from rlvr.envs.gym.gym_source import GymSource
 from rlvr.envs.prompt import PromptEnv
 from rlvr.envs.registry import resolve_environment
@@ -33,13 +34,14 @@ _INSTALLED = ("site-packages", "dist-packages")
 @dataclass(frozen=True)
 class ExportRequest:
     """What to export: an environment as `env.name` with its options, by its own reward or another, and at most `tasks`
-    of each side."""
+    of each side. `reward_range` is the least and the most that a turn gives; None: what the environment says."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     reward: str | Callable[..., Any] | None = None
     reward_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     tasks: int = 1_000
+    reward_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,19 @@ def read_environment(request: ExportRequest) -> Exportable:
     else:
         episodes = None
     given = {"name": reward.name, "options": dict(reward.kwargs)} if reward else None
-    recipe = ExportRecipe(given, episodes, imports, source.max_turns)
+    recipe = ExportRecipe(given, episodes, imports, source.max_turns, _find_range(request, source, reward))
     package = TaskPackage(recipe, collect_tasks(request.name, source, request.tasks))
     local, distributions = _find_code(modules)
     return Exportable(request.name, source, reward, package, modules, local, distributions)
+
+
+def _find_range(request: ExportRequest, source: TaskSource, reward: Reward | None) -> list[float] | None:
+    """The least and the most that a turn gives: as asked for, or what the environment or the verifier says."""
+    if request.reward_range is not None:
+        given: tuple[float, float] | None = check_range("env export: reward_range", request.reward_range)
+    else:
+        given = getattr(source, "reward_range", None) or (reward.reward_range if reward else None)
+    return list(given) if given and all(map(math.isfinite, given)) else None
 
 
 def _refuse(name: str, why: str) -> ValueError:

@@ -159,7 +159,7 @@ def _write_task(folder: Path, task: Task, given: Mapping[str, Any], solution: st
 
 
 def _share(source: Path, target: Path) -> None:
-    """The same file at another place, without a copy where the file system can."""
+    """Put `source` at `target` too: as a hard link where the file system can, else as a copy."""
     try:
         os.link(source, target)
     except OSError:

@@ -9,6 +9,7 @@ Only text goes in and out, so it needs neither a tokenizer nor a model.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,7 +19,7 @@ from typing import Any
 from rlvr.core.futures import run_to_end
 from rlvr.core.plugins import import_modules
 from rlvr.core.types import Score, Task
-from rlvr.envs.gym.gym_session import ClassGym, Observation
+from rlvr.envs.gym.gym_session import OUT_OF_RANGE, ClassGym, Observation
 from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.prompt import build_messages
 from rlvr.reward import Reward, resolve_reward
@@ -32,12 +33,14 @@ Json = dict[str, Any]
 @dataclass(frozen=True)
 class ExportRecipe:
     """How answers are judged: by the reward {name, options}, or by `episodes` of the class {path, options, seconds}.
-    `imports` are modules that register names of the reward."""
+    `imports` are modules that register names of the reward. A turn whose reward is out of `reward_range` is an error of
+    its episode."""
 
     reward: Json | None = None
     episodes: Json | None = None
     imports: list[str] = field(default_factory=list[str])
     max_turns: int = 1
+    reward_range: list[float] | None = None
     format: int = FORMAT
 
 
@@ -125,6 +128,9 @@ class PackageEpisode:
             said = self._judge(text)
         else:
             said = run_to_end(self._session.step(text))
+        low, high = self._package.recipe.reward_range or (-math.inf, math.inf)
+        if not low <= said.reward <= high:
+            raise EpisodeError(f"the turn gave the reward {said.reward:g}, {OUT_OF_RANGE} [{low:g}, {high:g}]")
         if self._num_turns >= self._package.recipe.max_turns and not said.done:
             said = Observation(said.text, said.reward, True, said.metrics)
         self._is_over = said.done
@@ -148,7 +154,7 @@ def list_messages(task: Task, text: str = "") -> list[dict[str, str]]:
 
 
 def write_prompt(task: Task, text: str = "") -> str:
-    """The same as one text: several messages are paragraphs."""
+    """What the policy reads, as one text: several messages are paragraphs."""
     return "\n\n".join(message["content"] for message in list_messages(task, text))
 
 

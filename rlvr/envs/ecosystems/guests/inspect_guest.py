@@ -19,6 +19,7 @@ from typing import Any
 from pipe_server import Refusal, describe, serve
 
 try:
+    from inspect_ai import list_tasks
     from inspect_ai._eval.loader import load_tasks
     from inspect_ai._eval.task.util import sample_messages
     from inspect_ai._util.registry import registry_unqualified_name
@@ -63,7 +64,7 @@ def load(name: str, options: dict[str, Any]) -> Any:
     try:
         tasks = load_tasks([name], options)
     except (Exception, SystemExit) as error:
-        raise Refusal(f"{name!r} cannot be loaded: {describe(error)}") from error
+        raise Refusal(f"{name!r} cannot be loaded: {describe(error)}{name_tasks(name, path)}") from error
     if len(tasks) != 1:
         names = ", ".join(f"{path}@{task.name}" for task in tasks)
         raise Refusal(f"{name!r} has {len(tasks)} tasks, expected one" + (f": {names}" if tasks else " (FILE.py@TASK)"))
@@ -76,6 +77,15 @@ def load(name: str, options: dict[str, Any]) -> Any:
     if not task.scorer:
         raise Refusal(f"{name!r} has no scorer, so no reward")
     return task
+
+
+def name_tasks(name: str, path: str) -> str:
+    """Which tasks a file has, where `name` asks for another one."""
+    try:
+        known = [task.name for task in list_tasks(Path(path).name, root_dir=Path(path).absolute().parent)]
+    except (Exception, SystemExit):  # the file has a fault, which was said already
+        known = []
+    return f"; {path} has {', '.join(known)}" if known and name.rpartition("@")[2] not in known else ""
 
 
 async def solve(task: Any, place: int, answer: str | None) -> tuple[Any, list[dict[str, str]]]:

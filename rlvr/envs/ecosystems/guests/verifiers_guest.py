@@ -31,12 +31,16 @@ try:
     from verifiers.v1.clients import EvalClientConfig, ModelContext
     from verifiers.v1.configs.agent import AgentConfig, agent_config_fields
     from verifiers.v1.harness import Harness
-    from verifiers.v1.types import content_text
+    from verifiers.v1.serve import EnvClient
+    from verifiers.v1.types import SamplingConfig, content_text
     from verifiers.v1.utils import loaders
 
     MISSING = ""
 except ImportError as error:
     MISSING = f"{sys.executable} cannot load verifiers ({error})"
+
+
+SERVER_SECONDS = 10.0  # in which an environment server answers that it is there
 
 
 class LoadedEnvironment:
@@ -45,6 +49,7 @@ class LoadedEnvironment:
     def __init__(self, config: dict[str, Any]) -> None:
         self.env = load(config)
         self.taskset = self.env.taskset
+        self.server = EnvClient(config["server"]) if config.get("server") else None
         self._unread, self._read = iter(self.taskset), list[Any]()
         self._lock = asyncio.Lock()
         self._serving: AsyncExitStack | None = None
@@ -56,16 +61,31 @@ class LoadedEnvironment:
         return self._read[:count]
 
     async def start(self) -> None:
-        """Bring up what all episodes share, once."""
+        """Bring up what all episodes share, once; or see that the environment server answers."""
+        if self.server is not None:
+            if await self.server.health(SERVER_SECONDS):
+                return
+            raise Refusal(
+                f"no environment server of verifiers answers at {self.server.address} within {SERVER_SECONDS:g} s; "
+                "start one, or leave server out"
+            )
         async with self._lock:
             if self._serving is None:
                 stack = AsyncExitStack()
                 await stack.enter_async_context(self.env.serving())
                 self._serving = stack
 
+    async def run(self, task: Any, client: Any) -> Any:
+        """An episode, here or at the environment server, which plays it in roles and harnesses of its own."""
+        if self.server is None:
+            return await self.env.run_episode(task, ModelContext(model="policy", client=client))
+        return await self.server.run(client, "policy", SamplingConfig(), task.data.model_dump(mode="json"))
+
     async def close(self) -> None:
         if self._serving is not None:
             await self._serving.aclose()
+        if self.server is not None:
+            await self.server.close()
 
 
 _loaded: dict[str, LoadedEnvironment] = {}
@@ -123,7 +143,7 @@ def load(config: dict[str, Any]) -> Any:
         raise Refusal(f"the options of {name!r} are wrong: {wrong:.2000}") from error
     except (TypeError, AttributeError, ValueError, ModuleNotFoundError) as error:
         raise Refusal(f"{name!r} cannot be loaded: {error}") from error
-    for role, spec in agent_config_fields(env.config).items():
+    for role, spec in ({} if config.get("server") else agent_config_fields(env.config)).items():
         check_role(name, role, spec, env._harnesses[role], "runtime" in (options.get(role) or {}))
     if env.config.retries.max_retries:
         raise Refusal("options.retries is not supported: an attempt that is made again would be trained; leave it out")
@@ -195,6 +215,8 @@ async def open_taskset(config: dict[str, Any]) -> dict[str, Any]:
     if MISSING:
         raise Refusal(MISSING)
     opened = find(config)
+    if opened.server is not None:
+        await opened.start()
     return {"infinite": bool(opened.taskset.INFINITE), "version": verifiers.__version__}
 
 
@@ -226,7 +248,7 @@ async def run_episode(config: dict[str, Any], idx: int, hash: str, base_url: str
         raise Refusal(f"the taskset has another task {idx} than before; it must load the same tasks every time")
     await opened.start()
     client = EvalClientConfig(base_url=f"{base_url}/v1", api_key_var="RLVR_POLICY_KEY")
-    episode = await opened.env.run_episode(tasks[idx], ModelContext(model="policy", client=client))
+    episode = await opened.run(tasks[idx], client)
     return read_episode(episode, client.base_url)
 
 

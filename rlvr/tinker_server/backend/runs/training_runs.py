@@ -177,7 +177,7 @@ class TrainingRuns:
                 raise NotFound(f"training run {run.model} was deleted")
             if (existing := self._find_digest(run, seq)) is not None:
                 if existing not in ("", entry.digest):
-                    raise UserError(f"seq_id {seq} of {run.model} was another request; a seq_id is used once")
+                    raise UserError(f"seq_id {seq} of {run.model} was used for another request; give the next seq_id")
                 return request_id
             if run.next_seq == 0 and (
                 copied := self._store.one("SELECT source FROM copied_runs WHERE id = ?", run.model)

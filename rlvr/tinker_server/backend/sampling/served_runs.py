@@ -152,7 +152,7 @@ class RunWeights:
             snapshot = self._engine.load_weights(folder, policy)
         else:
             if wrong := find_damage(folder):  # the engine takes adapters without checksums too, from elsewhere
-                raise ValueError(f"checkpoint {folder} is damaged: {wrong}")
+                raise ValueError(f"checkpoint {folder} is damaged: {wrong}; give another one")
             snapshot = self._engine.load_snapshot(folder)
         snapshot.fingerprint = f"{self._run.name}/{folder.name}@{snapshot.fingerprint.rpartition('@')[2]}"
         return snapshot
