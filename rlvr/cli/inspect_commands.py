@@ -86,7 +86,7 @@ def view(
     rlvr view traffic.jsonl
     """
     with name_missing_extra("the dashboard", "serve"):
-        import nicegui  # noqa: F401 - the first page imports it
+        import jinja2  # noqa: F401 - the first page imports it
         import uvicorn  # noqa: F401 - the server imports it after it has taken the port
 
         from rlvr.service.dashboard.view_command import view

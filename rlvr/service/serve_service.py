@@ -86,7 +86,7 @@ def build_app(service: Service, say: Callable[[str], None]) -> tuple[Any, dict[s
     options = {
         "server_header": False,
         "lifespan": "on",
-        "ws": "auto" if service.settings.dashboard else "none",
+        "ws": "none",
         "timeout_graceful_shutdown": int(service.settings.limits.grace_seconds) + 5,
     }
     return create_app(service, lambda app: lifespan(service, say)), options

@@ -41,10 +41,6 @@ QUIET_LIBRARIES = (
     "httpcore",
     "sqlalchemy",
     "alembic",
-    "nicegui",
-    "engineio",
-    "socketio",
-    "watchfiles",
 )
 # The attributes of every record; the others were given as `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message", "fields"}

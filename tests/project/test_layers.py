@@ -50,7 +50,7 @@ FORBIDDEN = {
     "tinker_server.backend": ("fastapi", "starlette", "uvicorn", "rlvr.web.middleware", "rlvr.web.server"),
     **dict.fromkeys(
         ("service.learning", "service.models", "service.sessions", "service.generators"),
-        ("fastapi", "starlette", "uvicorn", "nicegui"),
+        ("fastapi", "starlette", "uvicorn", "jinja2"),
     ),
 }
 HEAVY = (

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -176,6 +177,33 @@ def test_a_run_is_live_and_focus_stays_where_it_is(viewer: str, run: Path, brows
     page.locator(".head", has_text="step 5 of 10").wait_for(timeout=15_000)
     assert page.evaluate("document.activeElement.outerHTML") == before
     browser.wait_until_idle(viewer)
+
+
+def test_what_is_open_and_typed_stays_when_more_arrives(viewer: str, run: Path, browser: Browser):
+    """An opened group goes down the list with what is in it, below the new one; a field keeps what it has."""
+    page = browser.open(f"{viewer}/ui/trajectories?work=live")
+    page.locator(".groups summary").first.click()
+    opened = page.locator(".groups details[open] .group-line").inner_text()
+    page.fill("input[name=q]", "half a w")
+    steps = len(list((run / "live" / "rollouts").iterdir()))
+    before = page.locator(".groups > li").count()
+    add_step(run / "live", steps)
+    page.locator(f".groups > li >> nth={before}").wait_for(timeout=15_000)
+    assert page.locator(".groups details[open] .group-line").inner_text() == opened
+    assert page.locator(".groups > li").first.locator("details[open]").count() == 0
+    assert page.input_value("input[name=q]") == "half a w"
+    assert page.evaluate("document.activeElement.name") == "q"
+    browser.wait_until_idle(viewer)
+
+
+def test_a_server_stops_at_once_though_pages_are_open(run: Path):
+    """A stream that is open would keep it waiting until it is cut off, which is logged."""
+    with running("-m", "rlvr.cli.main", "view", str(run), "--port", "0", cwd=run) as base:
+        streams = [urlopen(f"{base}/ui/events?seen=older", timeout=20) for _ in range(3)]
+        for stream in streams:
+            assert [stream.readline().split(b":")[0] for _ in range(3)] == [b"retry", b"\n", b"data"]
+    for stream in streams:
+        assert stream.read() == b"\n"
 
 
 def test_everything_is_reachable_by_keyboard(viewer: str, browser: Browser):
@@ -350,10 +378,11 @@ def serve_store(database: str) -> None:
         return "fine"
 
     keys = {"tml-right-key": "owner-1"}
-    attach(app, StoreSource(open_store(f"sqlite:///{database}")), owner_of=keys.get, loopback_only=False)
+    source = StoreSource(open_store(f"sqlite:///{database}"))
+    dashboard = attach(app, source, owner_of=keys.get, loopback_only=False)
     with bind_socket("127.0.0.1", 0) as listening:
         begun = partial(print, f"listening at {server_url(listening)}", flush=True)
-        run_server(app, listening, on_ready=begun, timeout_graceful_shutdown=2)
+        run_server(app, listening, on_ready=begun, on_stop=dashboard.stop, timeout_graceful_shutdown=2)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,8 @@ import io
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ import pytest
 from rlvr.cli.main import run as command
 from rlvr.service.dashboard.curve_view import CurveView, Series, smooth
 from rlvr.service.dashboard.dashboard_data import Chart
-from rlvr.service.dashboard.element_tree import Page, texts
 from rlvr.service.dashboard.pages.compare_page import compare
 from rlvr.service.dashboard.pages.curve_file import curve_file, write_csv
 from rlvr.service.dashboard.pages.heldout_pages import task_page, tasks_page
@@ -30,6 +27,7 @@ from rlvr.service.dashboard.run_source import RunSource
 from rlvr.training.evaluate import compare as compare_evaluations
 from rlvr.training.evaluate import stored_evaluation
 from tests.kit.dashboard_fixtures import add_evaluations, make_run, metric_row
+from tests.kit.dashboard_html import find, links, read_charts, read_main, read_words, texts
 from tests.kit.study_runs import make_study
 from tests.kit.tiny_run import TINY
 
@@ -49,30 +47,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def read_words(page: Page) -> str:
-    return " ".join(texts(page.main))
-
-
-def nodes(tree: Any, tag: str) -> Iterator[list[Any]]:
-    if isinstance(tree, list):
-        if tree[0] == tag:
-            yield tree
-        for child in tree[2:]:
-            yield from nodes(child, tag)
-
-
-def links(page: Page) -> list[str]:
-    return [node[1]["href"] for node in nodes(page.main, "a") if "href" in node[1]]
-
-
 def test_the_tasks_that_fell_most_come_first_and_link_to_their_answers(folder: Path):
     source = RunSource(folder)
     page = work_page(source, {"work": "first"})
     tasks = [link.partition("&task=")[2] for link in links(page) if "/ui/task?" in link]
     assert tasks == ["1-a", "1-b", "1-c", "2-a", "2-c"]  # two fell, three rose, the larger change first
     assert "Fell: 2 of 7 tasks" in read_words(page) and "Rose: 3 of 7 tasks" in read_words(page)
-    listed = [node[2][2][2] for node in nodes(tasks_page(source, {**SIDES, "order": "worst"}).main, "th")
-              if isinstance(node[2], list) and node[2][0] == "span"]  # fmt: skip
+    worst = read_main(tasks_page(source, {**SIDES, "order": "worst"}))
+    listed = [texts(node)[0] for node in find(worst, "th") if node[1]["scope"] == "row"]
     assert listed == ["1-a", "1-b", "2-b", "2-a", "1-c", "2-c", "2-d"]
     of_level = read_words(tasks_page(source, {**SIDES, "kind": "level=1"}))
     assert "3 tasks" in of_level and "2-a" not in of_level
@@ -88,7 +70,7 @@ def test_what_was_learned_is_said_with_the_test_of_the_evaluation(folder: Path):
     of_level = [replace(side, results=[r for r in side.results if r.level == "2"]) for side in sides]
     assert changes.parts[2].compared == compare_evaluations(*of_level)
     shown = read_words(work_page(RunSource(folder), {"work": "first"}))
-    assert "did not clearly change" in shown and "level 2  4 tasks" in shown and "paired test: p = " in shown
+    assert "did not clearly change" in shown and "level 2 4 tasks" in shown and "paired test: p = " in shown
 
 
 @pytest.mark.parametrize(("sides", "verdict"), [(("low", "high"), "rose"), (("high", "low"), "fell")])
@@ -96,7 +78,7 @@ def test_a_clear_change_is_named(tmp_path: Path, sides: tuple[str, str], verdict
     rates = {"low": {f"1-{n:02}": 0 for n in range(30)}, "high": {f"1-{n:02}": 3 for n in range(30)}}
     add_evaluations(make_run(tmp_path / "only"), rates[sides[0]], rates[sides[1]])
     shown = read_words(work_page(RunSource(tmp_path / "only"), {"work": "only"}))
-    assert f"The held-out pass rate  {verdict}" in shown and "p < 0.0001" in shown
+    assert f"The held-out pass rate {verdict}" in shown and "p < 0.0001" in shown
 
 
 def test_a_task_is_shown_with_its_completions_on_both_sides(folder: Path):
@@ -105,7 +87,7 @@ def test_a_task_is_shown_with_its_completions_on_both_sides(folder: Path):
     shown = read_words(page)
     assert "Before: 4 of 4 pass, After: 0 of 4 pass; -100 points" in shown
     assert "prompt of 1-a" in shown and "Expected answer 42" in shown
-    assert [texts(node)[0] for node in nodes(page.main, "article")] == ["passed"] * 4 + ["failed"] * 4
+    assert [texts(node)[0] for node in find(read_main(page), "article")] == ["passed"] * 4 + ["failed"] * 4
     assert "\u202e" not in shown and "<script>window.hacked" in shown  # text
     two = read_words(task_page(source, {"a": "first@final", "b": "second@final", "task": "2-a"}))
     assert "first: 3 of 4 pass, second: 0 of 4 pass" in two and "first before and after" in two
@@ -120,7 +102,7 @@ def test_damaged_completions_are_left_out(folder: Path, line: str):
     file = folder / "first" / "evaluations" / "final.jsonl"
     file.write_text(f"{line}\n{file.read_text()}{line}")
     page = task_page(RunSource(folder), {**SIDES, "task": "1-b"})
-    assert len(list(nodes(page.main, "article"))) == 8
+    assert len(list(find(read_main(page), "article"))) == 8
 
 
 @pytest.mark.parametrize(
@@ -300,14 +282,14 @@ def test_a_real_run_has_its_answers_before_and_after(tmp_path: Path):
     assert command(["train", f"--config={tmp_path / 'tiny.yaml'}", *words]) == 0
     source = RunSource(tmp_path / "runs" / "tiny")
     page = overview(source, {})
-    assert "What was learned" in read_words(page) and "level 1  8 tasks" not in read_words(
+    assert "What was learned" in read_words(page) and "level 1 8 tasks" not in read_words(
         page
     )  # one level: nothing to compare
     assert "The held-out pass rate" in read_words(page)
     changes = source.changes(("tiny", "baseline"), ("tiny", "final"))
     assert changes is not None and len(changes.tasks) == 8
     task = task_page(source, {"a": "tiny@baseline", "b": "tiny@final", "task": changes.tasks[0].id})
-    assert len(list(nodes(task.main, "article"))) == 4 and "Expected answer" in read_words(task)
+    assert len(list(find(read_main(task), "article"))) == 4 and "Expected answer" in read_words(task)
 
 
 def test_a_study_is_listed_and_shown_with_its_runs(tmp_path: Path):
@@ -325,10 +307,14 @@ def test_a_study_is_listed_and_shown_with_its_runs(tmp_path: Path):
     runs = [link for link in links(page) if link.startswith("/ui/run/")]
     assert len(runs) == 4 and runs[0] == "/ui/run/sizes%2Fgroup_size-2_seed-1"
     assert work_page(source, {"work": "sizes/group_size-2_seed-1"}).status == 200
-    charts = {node[1]["name"]: node[1] for node in nodes(page.main, "x-chart")}
+    charts = {chart["name"]: chart for chart in read_charts(page)}
     bands = [line for line in charts["Reward: training"]["lines"] if line["kind"] == "band"]
     assert [line["name"] for line in bands] == ["group_size=2: mean of 2 seeds", "group_size=4: mean of 2 seeds"]
     assert len(charts["Each seed after training"]["lines"]) == 2
+    seeds = curve_file(source, {"page": "/ui/study/sizes", "title": "Each seed after training"})
+    assert seeds is not None and seeds[1].startswith(
+        "seed,group_size=2,group_size=2 low,group_size=2 high,group_size=4,"
+    )
     alone = overview(RunSource(tmp_path / "runs" / "sizes"), {})
     assert "4 of 4 runs finished" in read_words(alone) and "/ui/run/group_size-2_seed-1" in links(alone)
     for damage in ("{", "[]", '{"seeds": 5, "variants": [1]}'):

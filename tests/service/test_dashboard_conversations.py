@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ pytest.importorskip("transformers", reason="the extra [train] is not installed")
 
 from rlvr.service.dashboard.conversation_view import list_branches, read_conversation
 from rlvr.service.dashboard.dashboard_data import Query
-from rlvr.service.dashboard.element_tree import texts
 from rlvr.service.dashboard.pages.rollout_page import rollout
 from rlvr.service.dashboard.pages.rollouts_page import rollouts
 from rlvr.service.dashboard.pages.work_pages import overview, work_page
 from rlvr.service.dashboard.recording_source import RecordingSource
 from rlvr.service.dashboard.run_source import RunSource
 from tests.kit.dashboard_fixtures import add_conversations, make_run
+from tests.kit.dashboard_html import links, read_main, texts
 from tests.kit.recorder import chat, post, read_message, recorder
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
@@ -85,11 +84,10 @@ def test_rows_that_no_run_writes_break_no_page() -> None:
 
 
 def test_the_pages_of_a_run_link_its_branches(run: RunSource) -> None:
-    main = rollout(run, {"key": "run:3:6"}).main
-    said = texts(main)
+    page = rollout(run, {"key": "run:3:6"})
+    said = texts(read_main(page))
     assert "Branches: 3" in said and "trained in another branch" in said and "weather" in said
-    links = json.dumps(main)
-    assert "/ui/trajectory/run%3A3%3A4" in links and "/ui/trajectory/run%3A3%3A5" in links
+    assert {"/ui/trajectory/run%3A3%3A4", "/ui/trajectory/run%3A3%3A5"} <= {*links(page)}
 
 
 def test_a_recording_is_shown_and_read_again_when_it_grows(tmp_path: Path) -> None:

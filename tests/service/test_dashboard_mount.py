@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,12 @@ from rlvr.service.dashboard.dashboard_app import (
     is_dashboard,
 )
 from rlvr.service.dashboard.dashboard_data import OWNER
+from rlvr.service.dashboard.page_changes import PageChanges
 from rlvr.service.dashboard.run_source import RunSource
+from rlvr.service.dashboard.session_source import StoreSource
 from rlvr.service.dashboard.sign_in import COOKIE, SECONDS, SignIn, local
-from tests.kit.dashboard_fixtures import make_run
+from tests.kit.dashboard_fixtures import add_step, fill_store, make_run
+from tests.kit.dashboard_html import elements, find, parse_html
 
 KEYS = {"tml-right": "owner-1"}
 
@@ -45,8 +50,10 @@ def ask(
     """Send one ASGI request."""
     sent: list[Any] = []
 
+    arriving = [{"type": "http.request", "body": body, "more_body": False}]
+
     async def receive() -> Any:
-        return {"type": "http.request", "body": body, "more_body": False}
+        return arriving.pop() if arriving else await asyncio.Event().wait()
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -65,9 +72,8 @@ def ask(
 @pytest.mark.parametrize(
     ("path", "ours"),
     [
-        ("/", True), ("/ui", True), ("/ui/run/x", True), ("/_nicegui/3/static/a.js", True), ("/favicon.ico", True),
-        ("/_nicegui_ws/socket.io/", True), ("/train", False), ("/uix", False), ("/nope", False), ("//ui/", False),
-        ("/experiences/ui/", False),
+        ("/", True), ("/ui", True), ("/ui/run/x", True), ("/ui/assets/chart.js", True), ("/favicon.ico", False),
+        ("/train", False), ("/uix", False), ("/nope", False), ("//ui/", False), ("/experiences/ui/", False),
     ],
 )  # fmt: skip
 def test_the_dashboard_has_these_addresses(path: str, ours: bool):
@@ -89,21 +95,91 @@ def test_other_host_names_and_origins_are_refused(app: FastAPI, headers: dict[st
     assert ask(app, "/", headers=headers)[0] == 403
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "http://127.0.0.1:2"])
-def test_a_websocket_of_another_origin_is_closed(app: FastAPI, origin: str):
-    """NiceGUI would accept it, and a page of any site could then read the data."""
-    sent: list[Any] = []
+def test_a_rating_from_a_page_of_another_origin_is_refused(tmp_path: Path):
+    store = fill_store(f"sqlite:///{tmp_path}/store.sqlite")
+    app = FastAPI()
+    attach(app, StoreSource(store))
+    own, other = "http://127.0.0.1:1", "http://evil.example"
+    for origin, status, said, ratings in ((other, 403, "another origin", 0), (own, 200, "Saved: 0.75", 1)):
+        answered = ask(app, "/ui/trajectory/2", "POST", {"origin": origin}, b"rating=0.75")
+        found = store.experience(2)
+        assert answered[0] == status and said in answered[2] and found is not None and found.ratings == ratings
+    for body in (b"", b"rating=2", b"rating=" + b"1" * 9000, b"rating=nan"):
+        assert "Not saved" in ask(app, "/ui/trajectory/2", "POST", body=body)[2]
+    assert "Saved" not in ask(app, "/ui/trajectory/2", query="notice=Saved")[2]
+    assert ask(app, "/ui/trajectories", "POST")[0] == 405
+    store.close()
 
-    async def receive() -> Any:
-        return {"type": "websocket.connect"}
 
-    async def send(message: Any) -> None:
-        sent.append(message)
+def test_a_page_may_load_and_run_the_dashboards_files_only(app: FastAPI):
+    """No inline script or style, no other origin; and what a page names is there."""
+    for path in ("/", "/ui/trajectories", "/ui/nothing"):
+        _, headers, text = ask(app, path)
+        rules = dict(rule.split(" ", 1) for rule in headers["content-security-policy"].split("; "))
+        assert (rules["default-src"], rules["script-src"], rules["style-src"]) == ("'none'", "'self'", "'self'")
+        assert rules["connect-src"] == rules["form-action"] == "'self'" and "unsafe" not in str(rules)
+        root = parse_html(text)
+        assert [given for _, given in find(root, "script")] == [{"type": "module", "src": "/ui/assets/dashboard.js"}]
+        assert not [*find(root, "style")] and "://" not in text
+        for address in re.findall(r'"(/ui/assets/[^"]*)"', text):
+            assert ask(app, address)[0] == 200
+    scripts = [ask(app, f"/ui/assets/{name}.js")[2] for name in ("dashboard", "chart", "picture")]
+    assert {*re.findall(r'from "(.*)"', "".join(scripts))} == {"./chart.js", "./picture.js"}
+    assert ask(app, "/ui/assets/../dashboard_app.py")[0] == ask(app, "/ui/assets/nothing")[0] == 404
 
-    headers = [(b"host", b"127.0.0.1:1"), (b"origin", origin.encode())]
-    scope = {"type": "websocket", "path": "/_nicegui_ws/socket.io/", "headers": headers, "query_string": b""}
-    asyncio.run(app({**scope, "root_path": "", "scheme": "ws", "subprotocols": []}, receive, send))
-    assert [(message["type"], message["code"]) for message in sent] == [("websocket.close", 1008)]
+
+@pytest.mark.parametrize("headers", [{}, {"x-forwarded-prefix": "/out/er/"}, {"x-forwarded-prefix": '"><script>'}])
+def test_all_addresses_are_under_the_prefix_where_it_is_mounted(tmp_path: Path, headers: dict[str, str]):
+    run, outer = make_run(tmp_path / "runs" / "first"), FastAPI()
+    make_run(tmp_path / "runs" / "second")
+    inner = FastAPI()
+    attach(inner, RunSource(run.parent))
+    outer.mount("/deep/here", inner)
+    prefix = "/out/er/deep/here" if "er" in str(headers) else "/deep/here"
+    for path in ("/", "/ui/run/first", "/ui/trajectories", "/ui/trajectory/first:1:1", "/ui/compare", "/ui/machines"):
+        status, _, text = ask(outer, f"/deep/here{path}", headers=headers)
+        assert status == 200
+        root = parse_html(text)
+        found = [given[name] for _, given, *_ in elements(root) for name in ("href", "src", "action", "data-events")
+                 if name in given and not given[name].startswith("#")]  # fmt: skip
+        assert len(found) > 8 and all(one.startswith(f"{prefix}/") for one in found), found
+        for chart in find(root, "figure"):
+            assert json.loads(chart[1]["data-chart"])["zoom"].startswith((prefix, "/deep")[path == "/"]) or path == "/"
+        for address in {given["href"] for _, given, *_ in find(root, "a") if "curves.csv" in given.get("href", "")}:
+            where, _, query = address.removeprefix("/out/er").partition("?")
+            assert ask(outer, where, query=query)[0] == 200
+    dashboard = Dashboard(RunSource(run), KEYS.get)
+    status, _, text = ask(dashboard, "/ui/hacks", headers={"x-forwarded-prefix": "/out"})
+    assert status == 401 and 'action="/out/ui/sign-in"' in text and 'value="/ui/hacks"' in text
+    body = urlencode({"key": "tml-right", "next": "/ui/hacks"}).encode()
+    location = ask(dashboard, SignIn.path, "POST", {"x-forwarded-prefix": "/out"}, body)[1]["location"]
+    assert location == "/out/ui/hacks"
+
+
+def test_open_pages_are_told_of_changes_and_end_with_the_server(tmp_path: Path):
+    """One check serves all streams; a page that shows an older state is told at once."""
+    run = make_run(tmp_path / "run")
+    changes = PageChanges(RunSource(run))
+    seen = changes.read()
+
+    async def follow() -> list[str]:
+        older, newest = changes.stream("older"), changes.stream(seen)
+        assert await anext(older) == await anext(newest) == "retry: 2000\n\n"
+        told = [await anext(older)]
+        waiting = asyncio.ensure_future(anext(newest))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        add_step(run, 4)
+        told.append(await asyncio.wait_for(waiting, 30))
+        rest = asyncio.ensure_future(anext(newest, "the end"))
+        await asyncio.sleep(0)
+        changes.end()
+        assert await asyncio.wait_for(rest, 30) == "the end"
+        await older.aclose()
+        return told
+
+    assert asyncio.run(follow()) == [f"data: {seen}\n\n", f"data: {changes.read()}\n\n"]
+    assert changes.read() != seen
 
 
 @pytest.fixture
@@ -122,12 +198,14 @@ def test_without_a_cookie_a_page_is_the_form_without_data(dashboard_with_keys: D
     assert status == 401 and "API key of this service" in text and "locked" not in text
     assert f'value="{path}?task=a%22b"' in text
     assert "script-src" not in headers["content-security-policy"]  # default-src 'none': no script at all
+    assert "<script" not in text and "<style" not in text
     assert headers["cache-control"] == "no-store"
 
 
-@pytest.mark.parametrize("path", ["/_nicegui/3.0/static/x.js", "/_nicegui_ws/socket.io/", "/ui/assets/style.css"])
-def test_without_a_cookie_nothing_else_is_answered(dashboard_with_keys: Dashboard, path: str):
-    assert ask(dashboard_with_keys, path)[0] in (401, 403)
+@pytest.mark.parametrize("path", ["/ui/events", "/ui/curves.csv", "/ui/nothing", "/ui/assets"])
+def test_without_a_cookie_nothing_is_answered_but_files_of_the_package(dashboard_with_keys: Dashboard, path: str):
+    assert ask(dashboard_with_keys, path)[0] == 401
+    assert ask(dashboard_with_keys, "/ui/assets/style.css")[0] == 200
 
 
 def test_a_key_is_exchanged_for_a_cookie_that_scripts_and_other_sites_cannot_use(dashboard_with_keys: Dashboard):
@@ -233,4 +311,4 @@ def test_pages_of_one_user_are_drawn_one_after_the_other_and_so_many_a_minute(tm
     assert statuses[200] + statuses[429] == 101 and PAGES_PER_MINUTE / 10 < statuses[200] < PAGES_PER_MINUTE / 5
     slow = [f"slow {number}" for number in range(4 * PAGES)]
     assert read_pages(dashboard, draw, [*slow, "carl"]) == [200] * (4 * PAGES + 1)
-    assert read_pages(dashboard, draw, ["anna"] * 50, "/_nicegui/x.js") == [200] * 50  # no pages
+    assert read_pages(dashboard, draw, ["anna"] * 50, "/ui/events") == [200] * 50  # no pages

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,8 +14,9 @@ pytest.importorskip("starlette", reason="the extra [serve] is not installed")
 
 from rlvr.core.types import Outcome, Score, Task, Trajectory
 from rlvr.service.dashboard.dashboard_data import Conditions, Query
-from rlvr.service.dashboard.element_tree import Page, texts
+from rlvr.service.dashboard.page_templates import render_page
 from rlvr.service.dashboard.pages.hacks_page import hacks
+from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.pages.rollout_page import rollout
 from rlvr.service.dashboard.pages.rollouts_page import highlight, rollouts
 from rlvr.service.dashboard.rollout_signs import is_other_number
@@ -25,6 +25,7 @@ from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.dashboard.session_source import StoreSource
 from rlvr.training.rollout_rows import trajectory_row
 from tests.kit.dashboard_fixtures import EVIL, add_step, answer, fill_store, make_run
+from tests.kit.dashboard_html import elements, read_main, read_words, texts
 
 PASSED, FAILED = Score(1.0, Outcome.PASSED), Score(0.0, Outcome.FAILED, "wrong_value")
 
@@ -117,15 +118,15 @@ def test_a_search_finds_every_substring_and_knows_no_syntax(run: Path, text: str
     groups = source.groups(Query(more=Conditions(text=text)))
     assert (groups.total, groups.answers) == (found, found)
     shown = rollouts(source, {"q": text, "show": "single"})
-    assert shown.status == 200 and (f"{found} rollout{'' if found == 1 else 's'} match" in texts(shown.main))
+    assert shown.status == 200 and (f"{found} rollout{'' if found == 1 else 's'} match" in texts(read_main(shown)))
 
 
 def test_a_search_shows_the_place_that_it_found(run: Path):
     store(run, 3, [completion(0, "word " * 300 + "the Needle is here " + "word " * 300)])
     row = RunSource(run).answers(Query(more=Conditions(text="needle"))).rows[0]
     assert row.found.startswith("… ") and "the Needle is here" in row.found and len(row.found) < 250
-    assert highlight("a Needle", "needle") == ["a ", ["mark", {}, "Needle"], ""]
-    assert highlight("İ needle", "needle") == ["İ needle"], "the places of letters would be others"
+    assert highlight("a Needle", "needle") == [("a ", False), ("Needle", True), ("", False)]
+    assert highlight("İ needle", "needle") == [("İ needle", False)], "the places of letters would be others"
 
 
 def test_a_group_is_a_row_that_opens_to_its_completions(run: Path):
@@ -139,7 +140,7 @@ def test_a_group_is_a_row_that_opens_to_its_completions(run: Path):
     assert [(one.name, one.matching, one.size) for one in best] == [("g1", 2, 4)] * 2
     assert [row.key for row in best[0].rows] == ["run:2:7", "run:2:6"], "the same order inside"
     shown = rollouts(source, {"outcome": "passed"})
-    assert "12 rollouts in 6 groups match" in texts(shown.main) and "2 of 4" in texts(shown.main)
+    assert "12 rollouts in 6 groups match" in texts(read_main(shown)) and "2 of 4" in texts(read_main(shown))
     store(run, 3, [completion(0, group_id="", rollout_id=f"x{i}") for i in range(3)])
     assert source.groups(Query(step=3)).total == 3, "without a group each stands alone"
 
@@ -175,16 +176,7 @@ def test_keys_lead_through_the_table_that_the_reader_came_from(run: Path, show: 
 
 
 def attributes(page: Page) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, list):
-            found.append(node[1])
-            for child in node[2:]:
-                visit(child)
-
-    visit(page.main)
-    return found
+    return [node[1] for node in elements(read_main(page))]
 
 
 @pytest.mark.parametrize(
@@ -204,10 +196,10 @@ def test_a_filter_that_makes_no_sense_is_named_and_the_page_is_shown(
     source = RunSource(run)
     for show in ("", "single"):
         page = rollouts(source, {**given, "show": show})
-        assert page.status == 200 and "Rollouts" in texts(page.main)
+        assert page.status == 200 and "Rollouts" in texts(read_main(page))
         problems = [one for one in attributes(page) if one.get("class") == "note problem"]
         assert len(problems) == (0 if said is None else 1)
-        assert said is None or said in " ".join(texts(page.main))
+        assert said is None or said in read_words(page)
 
 
 def test_a_very_long_completion_is_found_and_its_pages_stay_small(run: Path):
@@ -217,7 +209,7 @@ def test_a_very_long_completion_is_found_and_its_pages_stay_small(run: Path):
     source._reader._thread.join()  # type: ignore[reportPrivateUsage]
     assert keys(source, text="needle") == ["3:0"]
     for page in (rollouts(source, {"step": "3"}), rollout(source, {"key": "run:3:0"})):
-        assert page.status == 200 and len(json.dumps(page.main)) < 400_000
+        assert page.status == 200 and len(render_page(page)) < 400_000
 
 
 def test_hostile_texts_are_escaped_in_tables_and_forms(run: Path):
@@ -227,8 +219,8 @@ def test_hostile_texts_are_escaped_in_tables_and_forms(run: Path):
     source = RunSource(run)
     for page in (rollouts(source, {}), rollouts(source, {"show": "single", "q": "evil"}), hacks(source, {}),
                  rollout(source, {"key": "run:3:0"})):  # fmt: skip
-        shown = json.dumps(page.main, ensure_ascii=False)
-        assert page.status == 200 and "\u202e" not in shown and "\x07" not in shown
+        shown = render_page(page)
+        assert page.status == 200 and "\u202e" not in shown and "\x07" not in shown and "<script>window" not in shown
     [group] = source.groups(Query(step=3)).groups
     assert source.answers(Query(more=Conditions(group=group.name))).total == 2, "its link finds it"
 
@@ -255,7 +247,7 @@ def test_only_the_newest_rollouts_of_a_very_large_run_are_in_the_table(run: Path
     source = RunSource(run)
     source._reader = RolloutReader(source._index, rows=9)  # type: ignore[reportPrivateUsage]
     assert {key[0] for key in keys(source)} == {"1", "2"} and source.answers(Query()).complete
-    shown = " ".join(texts(rollouts(source, {}).main))
+    shown = read_words(rollouts(source, {}))
     assert "older ones are left out" in shown
 
 
@@ -308,7 +300,7 @@ def test_a_run_that_learns_what_it_should_raises_no_suspicion(run: Path, tmp_pat
     config.write_text(TINY)
     assert command(["train", f"--config={config}", f"run.root={tmp_path / 'runs'}", "run.name=tiny"]) == 0
     assert suspicions(tmp_path / "runs" / "tiny") == {}
-    shown = " ".join(texts(hacks(RunSource(run), {}).main))
+    shown = read_words(hacks(RunSource(run), {}))
     assert "Nothing is suspicious in 24 rollouts" in shown and "Looked for, and not found" in shown
 
 
@@ -318,7 +310,7 @@ def test_a_planted_wrong_answer_with_a_reward_is_found_among_many(run: Path):
     store(run, 4, many)
     source = RunSource(run)
     page = hacks(source, {})
-    assert "Passes with another number" in texts(page.main)
+    assert "Passes with another number" in texts(read_main(page))
     [link] = [given["href"] for given in attributes(page) if given.get("href", "").startswith("/ui/trajectories?")
               and given.get("class") == "end"]  # fmt: skip
     assert link == "/ui/trajectories?sign=number&sort=reward&show=single"
@@ -352,7 +344,7 @@ def test_each_kind_of_suspicion_is_raised_by_what_it_names(tmp_path: Path, title
     found = suspicions(folder)
     assert list(found) == ([] if title is None else [title])
     page = hacks(RunSource(folder), {})
-    assert page.status == 200 and (title is None or title in texts(page.main))
+    assert page.status == 200 and (title is None or title in texts(read_main(page)))
 
 
 @pytest.mark.parametrize(("expected", "text", "other"), [
@@ -411,9 +403,9 @@ def test_a_source_offers_the_filters_and_orders_that_it_declares(sessions: Store
     fields = {given["name"] for given in attributes(page) if "name" in given}
     assert fields == {"outcome", "min", "max", "sort", "task", "from", "to", "status", "work"}
     refused = rollouts(sessions, {"q": "x", "level": "1", "sign": "number", "sort": "logprob"})
-    said = " ".join(texts(refused.main))
+    said = read_words(refused)
     assert refused.status == 200 and "cannot be filtered by q, level" in said and "'logprob' is no order" in said
-    assert hacks(sessions, {}).status == 404 and "Hacks" not in texts(page.main)
+    assert hacks(sessions, {}).status == 404 and "Hacks" not in texts(read_main(page))
 
 
 def test_sessions_are_sorted_and_narrowed_by_the_database(sessions: StoreSource):
@@ -424,4 +416,4 @@ def test_sessions_are_sorted_and_narrowed_by_the_database(sessions: StoreSource)
     assert keys(more=Conditions(rewards=(0.6, None))) == ["2"] == keys(more=Conditions(steps=(2, 9)))
     assert keys(task="ask_b") == ["3"]
     page = rollout(sessions, {"key": "1"})
-    assert "Next (j) →" in texts(page.main) and "1 of 2 in this group" in " ".join(texts(page.main))
+    assert "Next (j) →" in texts(read_main(page)) and "1 of 2 in this group" in read_words(page)

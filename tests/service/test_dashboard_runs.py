@@ -70,7 +70,7 @@ def test_the_findings_and_the_failing_groups_are_those_of_doctor(run: Path):
     (run / "evaluations" / "final.json").write_text(json.dumps({"results": rows, "k": 4}))
     assert reader.notes()[0].text.startswith("one kind of task is never solved: level 1 passes 0% where")
     [table] = failing_groups(reader.diagnosis())
-    assert "the 60 held-out tasks" in table.title
+    assert "the 60 held-out tasks" in table.label
     assert table.rows == [("level 1", "30", "0.0 %", "100.0 %")]
     assert reader.notes() == reader.notes() and reader.diagnosis() is reader.diagnosis()
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from xml.etree import ElementTree
 
 import pytest
 
@@ -98,8 +99,8 @@ def test_why_two_seeds_differ_in_one_click(viewer: str, browser: Browser):
 
 def test_a_drag_across_a_chart_opens_that_part(viewer: str, browser: Browser):
     page = browser.open(f"{viewer}/ui/run/first?smooth=5")
-    page.locator("svg").first.scroll_into_view_if_needed()
-    box = page.locator("svg").first.bounding_box()
+    page.locator(".chart svg").first.scroll_into_view_if_needed()
+    box = page.locator(".chart svg").first.bounding_box()
     y = box["y"] + box["height"] / 2
     page.mouse.move(box["x"] + box["width"] * 0.4, y)
     page.mouse.down()
@@ -158,6 +159,13 @@ def test_a_chart_is_saved_as_numbers_and_as_a_picture(viewer: str, browser: Brow
     content = Path(picture.value.path()).read_bytes()
     assert picture.value.suggested_filename == "reward.png"
     assert content.startswith(b"\x89PNG") and len(content) > 5_000
+    with page.expect_download() as drawing:
+        chart.locator("button:text-is('SVG')").click()
+    root = ElementTree.fromstring(Path(drawing.value.path()).read_text())
+    assert drawing.value.suggested_filename == "reward.svg"
+    written = " ".join(text.strip() for text in root.itertext())
+    assert "Reward" in written and "training" in written and "mean reward of a completion" in written
+    assert all("class" not in one.attrib and "style" not in one.attrib for one in root.iter())
     browser.wait_until_idle(viewer)
 
 

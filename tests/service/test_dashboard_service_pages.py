@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rlvr.core.types import Outcome, Score
 from rlvr.service.dashboard.dashboard_data import Query
-from rlvr.service.dashboard.element_tree import texts
 from rlvr.service.dashboard.pages.machines_page import machines
+from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.pages.sessions_page import COLUMNS, DEFAULT, sessions_page
 from rlvr.service.dashboard.pages.strategies_page import strategies_page
 from rlvr.service.dashboard.run_machines import run_machines
@@ -25,6 +24,7 @@ from rlvr.service.service_metrics import ServiceMetrics
 from rlvr.service.service_options import TrainingConfig
 from rlvr.store import ExperienceStore, Session, Status
 from tests.kit.dashboard_fixtures import experience, fill_store, make_run, metric_row
+from tests.kit.dashboard_html import find, links, read_main, read_words, texts
 
 
 @pytest.fixture
@@ -34,26 +34,10 @@ def store(store_url: str) -> Iterator[ExperienceStore]:
     filled.close()
 
 
-def rows_of(page: Any, label: str) -> list[list[str]]:
+def rows_of(page: Page, label: str) -> list[list[str]]:
     """The texts of a table's rows, a list for each cell joined."""
-
-    def find(tree: Any) -> Any:
-        if isinstance(tree, list):
-            if tree[0] == "table" and tree[1].get("aria-label") == label:
-                return tree
-            return next((found for child in tree[2:] if (found := find(child))), None)
-        return None
-
-    table = find(page.main)
-    return [[" ".join(texts(cell)) for cell in row[2:]] for part in table[2:] for row in part[2:]]
-
-
-def badges(tree: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(tree, list):
-        if tree[1].get("class", "").startswith("badge"):
-            yield tree[2], tree[1]["class"]
-        for child in tree[2:]:
-            yield from badges(child)
+    table = next(node for node in find(read_main(page), "table") if node[1]["aria-label"] == label)
+    return [[" ".join(texts(cell)) for cell in row[2:]] for row in find(table, "tr")]
 
 
 def test_the_database_chooses_the_sessions_of_a_result_as_their_badges_say(store: ExperienceStore):
@@ -75,7 +59,8 @@ def test_the_database_chooses_the_sessions_of_a_result_as_their_badges_say(store
 
 def test_what_could_not_be_judged_is_never_green(store: ExperienceStore):
     store.add_session(Session("u", "unknown", "p", status=Status.DONE, created=400))
-    shown = dict(badges(sessions_page(StoreSource(store), {}).main))
+    main = read_main(sessions_page(StoreSource(store), {}))
+    shown = {texts(node)[0]: node[1]["class"] for node in find(main, "span") if "badge" in node[1].get("class", "")}
     assert shown == {
         "unverified": "badge warn", "running": "badge live", "failed": "badge bad", "solved": "badge good",
     }  # fmt: skip
@@ -90,8 +75,8 @@ def test_the_address_has_the_columns_the_filters_and_the_order(store: Experience
     assert rows_of(page, "Sessions") == [["Task", "Strategies", "Tokens"], ["task_a", "direct → direct", "14"]]
     order = [row[0] for row in rows_of(sessions_page(source, {"sort": "iterations"}), "Sessions")[1:]]
     assert order == ["task_a", "task_c", "task_b"]
-    assert "No session matches." in texts(sessions_page(source, {"result": "cancelled"}).main)
-    assert "?sort=-iterations" in json.dumps(sessions_page(source, {"sort": "iterations"}).main)
+    assert "No session matches." in texts(read_main(sessions_page(source, {"result": "cancelled"})))
+    assert "/ui/sessions?sort=-iterations" in links(sessions_page(source, {"sort": "iterations"}))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +93,7 @@ def test_keys_lead_through_the_answers_in_the_order_of_the_table(store: Experien
 
 
 def test_strategies_have_their_probabilities_and_the_answers_that_taught_them(store: ExperienceStore):
-    assert "No session has taught a strategy yet." in " ".join(texts(strategies_page(StoreSource(store), {}).main))
+    assert "No session has taught a strategy yet." in read_words(strategies_page(StoreSource(store), {}))
     learner = StrategyLearner(store, TrainingConfig(min_experiences_for_training=1))
     made = [
         experience("a", number, sample=1, action=("stepwise", "direct")[number % 2], gain=float(number % 2 == 0))
@@ -166,6 +151,6 @@ def test_a_service_shows_who_works_and_who_waits(store: ExperienceStore):
     assert (parts["Generator"].busy, parts["Verifier code"].busy) == pytest.approx((0.75, 0.25))
     assert "1 failed" in parts["Verifier code"].did and "2 calls" in parts["Generator"].did
     assert "1 failed" in parts["Generator"].did
-    shown = " ".join(texts(machines(source, {}).main))
+    shown = read_words(machines(source, {}))
     assert "This service ready" in shown and "75 %" in shown
     assert StoreSource(store).machines()[0].parts  # without counters the database's part remains

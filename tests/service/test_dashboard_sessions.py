@@ -11,12 +11,13 @@ import pytest
 
 from rlvr.service.dashboard import dashboard_routes
 from rlvr.service.dashboard.dashboard_data import Query
-from rlvr.service.dashboard.dashboard_routes import OpenPage, store_rating
-from rlvr.service.dashboard.element_tree import Page, texts
+from rlvr.service.dashboard.dashboard_routes import PageMaker, store_rating
+from rlvr.service.dashboard.page_changes import PageChanges
 from rlvr.service.dashboard.pages.work_pages import overview
 from rlvr.service.dashboard.session_source import StoreSource
 from rlvr.store import ExperienceStore, Session, Status
 from tests.kit.dashboard_fixtures import experience, fill_store
+from tests.kit.dashboard_html import read_main, texts
 
 
 @pytest.fixture
@@ -152,7 +153,7 @@ def test_a_sessions_curves_are_by_iteration(store: ExperienceStore):
 def test_the_overview_says_when_its_curves_begin(store: ExperienceStore):
     """Four answers are too few for a point."""
     assert StoreSource(store).charts() == []
-    assert "Curves begin at 20 judged answers." in texts(overview(StoreSource(store), {}).main)
+    assert "Curves begin at 20 judged answers." in texts(read_main(overview(StoreSource(store), {})))
 
 
 def test_a_training_run_in_the_store_is_shown_by_its_steps(store: ExperienceStore):
@@ -196,21 +197,27 @@ def test_new_answers_and_statuses_change_the_revision(store: ExperienceStore):
     assert len({repr(revision) for revision in seen}) == 3
 
 
+def make_pages(store: ExperienceStore) -> PageMaker:
+    source = StoreSource(store)
+    return PageMaker(source, PageChanges(source))
+
+
 def test_a_database_that_is_down_is_shown_on_the_page_and_logged_once(postgres: Any, caplog: pytest.LogCaptureFixture):
+    """An open page hears of it, asks again and again, and hears of the end."""
     store = fill_store(postgres.database())
-    looking = OpenPage(StoreSource(store), overview, {})
-    assert looking.page().status == 200 and looking.refresh() is not None and looking.refresh() is None
+    maker = make_pages(store)
+    before = maker.changes.read()
+    assert maker.make(overview, {})[1] == 200 and maker.changes.read() == before
     postgres.stop()
     try:
+        states = {maker.changes.read() for _ in range(3)}
         for _ in range(3):
-            page = looking.refresh()
-            assert page is not None and page.status == 503
-            assert "cannot be shown now (StoreDown)" in " ".join(texts(page.main))
+            text, status = maker.make(overview, {})
+            assert status == 503 and "cannot be shown now (StoreDown)" in text
     finally:
         postgres.start()
-    assert len(caplog.records) == 1
-    page = looking.refresh()
-    assert page is not None and page.status == 200
+    assert len(states - {before}) == 3 and len(caplog.records) == 1
+    assert maker.make(overview, {})[1] == 200 and maker.changes.read() == before
     store.close()
 
 
@@ -220,19 +227,19 @@ def test_a_page_whose_table_is_locked_says_so_before_the_server_gives_up(
     psycopg = pytest.importorskip("psycopg")
     url = postgres.database()
     with closing(fill_store(url)) as store:
-        looking = OpenPage(StoreSource(store), overview, {})
+        maker = make_pages(store)
 
-        async def look() -> list[Page]:
+        async def look() -> list[tuple[str, int]]:
             with psycopg.connect(url) as other:
                 other.execute("LOCK TABLE rlvr_sessions IN ACCESS EXCLUSIVE MODE")
                 with monkeypatch.context() as soon:
                     soon.setattr(dashboard_routes, "DATA_S", 0.3)
-                    locked = await looking.wait_for_page()
-            return [locked, await looking.wait_for_page()]
+                    locked = await maker.wait(overview, {})
+            return [locked, await maker.wait(overview, {})]
 
-        locked, free = asyncio.run(look())
-    assert locked.status == 503 and "the database is locked, or does not answer" in " ".join(texts(locked.main))
-    assert free.status == 200
+        (locked, status), (_, later) = asyncio.run(look())
+    assert status == 503 and "the database is locked, or does not answer" in locked
+    assert later == 200
 
 
 def test_a_failed_session_shows_the_reason(store: ExperienceStore):

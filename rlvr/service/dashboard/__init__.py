@@ -5,6 +5,7 @@
     attach(app, StoreSource(store))  # on the service's application, after its own routes
     attach(app, RunSource(folder))   # what `rlvr view RUNDIR` does
 
-NiceGUI is imported by the first request of a page, not before. `dashboard_data` defines what pages show, `run_source`
-and `session_source` provide it, `pages/` draws it, and `assets/` has the style sheet and our two browser components.
+`dashboard_data` defines what pages show, `run_source` and `session_source` provide it, `pages/` chooses what a page has
+of it, `templates/` draws that, `assets/` has the style sheet and scripts, and `page_changes` tells open pages of what
+is new. Pages and templates are imported by the first request, not before.
 """

@@ -31,6 +31,11 @@ class Series:
     style: str = "line"
     colour: int | None = None
 
+    @classmethod
+    def of(cls, curve: Curve) -> Series:
+        columns = np.array(curve.points, dtype=float).T
+        return cls(curve.name, *columns, style=curve.style, colour=curve.colour)
+
     def select(self, chosen: np.ndarray) -> Series:
         """The points of a mask or of indices."""
         low, high = (end[chosen] if end is not None else None for end in (self.low, self.high))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-SOURCE, OWNER = "rlvr.dashboard", "rlvr.owner"  # the keys of the source and the user's key name in a request's scope
+OWNER = "rlvr.owner"  # the key of the user's key name in a request's scope
 PAGE = 25  # rows of a table
 TEXT = 40_000  # characters of a text shown in full
 HEAD = 160  # characters of a text in a row of a table
@@ -119,12 +119,40 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A table of numbers. Each row has a name and a text per column."""
+class Cell:
+    """A cell of a table that is more than a text.
 
-    title: str
-    columns: list[str]
-    rows: list[tuple[str, ...]]
+    `href` makes the text a link, called `label` by a screen reader; `note` stands behind it, `clip` below it on one
+    line. `badge` colours the text by this word. `span` is a line between two shares, `at` a time.
+    """
+
+    text: str = ""
+    href: str = ""
+    class_: str = ""
+    label: str = ""
+    note: str = ""
+    clip: str = ""
+    badge: str | None = None
+    is_live: bool = False
+    span: tuple[float, float] | None = None
+    is_change: bool = False  # a span with a direction
+    at: float | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose rows become blocks on a phone, each cell with the name of its column.
+
+    `columns` are names and classes of all but the first, which is called `head` and names the rows; `links` are
+    addresses of some of them. A row of one cell is a sentence.
+    """
+
+    columns: Sequence[tuple[str, str]]
+    rows: Sequence[Sequence[Cell | str]]
+    label: str
+    head: str = ""
+    class_: str = "data"
+    links: Mapping[str, Cell] = field(default_factory=dict[str, Cell])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlvr.service.dashboard.curve_view import CurveView, Series
-from rlvr.service.dashboard.dashboard_data import Chart, Comparison, as_mapping, finite_number, one_line
+from rlvr.service.dashboard.dashboard_data import Chart, Table, as_mapping, finite_number, one_line
 from rlvr.training.interim import MEAN_REWARD, PASS_RATE
 from rlvr.training.run_diagnosis import RunDiagnosis
 
@@ -96,7 +96,7 @@ def draw_charts(given: Sequence[tuple[Chart, list[Series]]], view: CurveView) ->
     return [chart for empty, lines in given if (chart := view.draw(empty, lines)) is not None]
 
 
-def run_summary(summary: Any) -> list[Comparison]:
+def run_summary(summary: Any) -> list[Table]:
     """Before and after on the held-out tasks, with their number and intervals."""
     before, after = as_mapping(as_mapping(summary).get("baseline")), as_mapping(as_mapping(summary).get("final"))
     rows = [
@@ -109,10 +109,10 @@ def run_summary(summary: Any) -> list[Comparison]:
     p_value = "" if p is None else f", p = {p:.2g}" if p >= 1e-4 else ", p < 0.0001"
     tasks = finite_number(as_mapping(summary).get("tasks"))
     number = "" if tasks is None else f", n = {tasks:,.0f}"
-    return [Comparison(f"Held-out tasks{number}{p_value}", ["", "before", "after"], [*rows])]
+    return [Table([("before", ""), ("after", "")], rows, f"Held-out tasks{number}{p_value}")]
 
 
-def failing_groups(diagnosis: RunDiagnosis | None) -> list[Comparison]:
+def failing_groups(diagnosis: RunDiagnosis | None) -> list[Table]:
     """What failing tasks have in common; [] if nothing was found."""
     if diagnosis is None or not diagnosis.groups:
         return []
@@ -121,7 +121,7 @@ def failing_groups(diagnosis: RunDiagnosis | None) -> list[Comparison]:
         for group in diagnosis.groups
     ]
     title = f"Failing tasks have in common ({diagnosis.basis})"
-    return [Comparison(title, ["", "tasks", "pass", "the others pass"], [*rows])]
+    return [Table([("tasks", ""), ("pass", ""), ("the others pass", "")], rows, title)]
 
 
 def estimate(value: Any, name: str) -> str:

@@ -139,8 +139,12 @@ class RunSource(Source):
     def charts(self, work: str = "") -> list[Chart]:
         if run := self.run(work):
             return draw_charts(run.chart_series(), CurveView())
+        return draw_charts(self.overview_series(), CurveView())
+
+    def overview_series(self) -> list[tuple[Chart, list[Series]]]:
+        """The charts of the newest runs, a metric in each."""
         names = [run.name for run in self._newest(8)]
-        return draw_charts([(metric_chart(metric), self.run_series(metric, names)) for metric in OVERVIEW], CurveView())
+        return [(metric_chart(metric), self.run_series(metric, names)) for metric in OVERVIEW]
 
     def run_series(self, metric: str, runs: Sequence[str]) -> list[Series]:
         found = [run.series(metric) for name in runs if (run := self.run(name))]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import html
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -19,26 +18,13 @@ from urllib.parse import parse_qs, quote
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from rlvr.service.dashboard.pages.page_parts import address
+
 COOKIE = "rlvr_dashboard"
 SECONDS = 12 * 3600.0
 MOST = 10_000  # valid cookies at a time
 LONGEST = 4096  # bytes of a form
 SLOW = 0.5  # seconds, at least, for a wrong key
-
-_FORM = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Sign in - rlvr</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 0; display: grid; place-items: center; min-height: 100vh }}
-form {{ width: min(22rem, 90vw); display: grid; gap: .75rem }}
-h1 {{ font-size: 1.25rem; margin: 0 }} p {{ margin: 0 }} [role=alert] {{ color: #c0262d }}
-input, button {{ font: inherit; padding: .5rem .75rem; border-radius: .5rem; border: 1px solid #8888; width: 100%;
-  box-sizing: border-box }}
-button {{ background: #2456d6; color: #fff; border-color: #2456d6; cursor: pointer }}
-:focus-visible {{ outline: 3px solid #6b9bff; outline-offset: 2px }}
-</style></head><body><form method="post" action="{path}"><h1>rlvr</h1>
-<label for="key">API key of this service</label>
-<input id="key" name="key" type="password" autocomplete="current-password" required autofocus>
-<input type="hidden" name="next" value="{next}">{error}<button>Sign in</button></form></body></html>"""
 
 
 class SignIn:
@@ -70,27 +56,24 @@ class SignIn:
         owner, until = self._cookies.get(_hash(morsel.value), ("", 0.0)) if morsel else ("", 0.0)
         return owner if until > self._clock() else None
 
-    def show_form(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> Awaitable[None]:
+    def show_form(self, path: str, scope: MutableMapping[str, Any], receive: Any, send: Any) -> Awaitable[None]:
+        """The form in the place of the page at `path`, which is shown after it."""
         query = scope.get("query_string", b"").decode("latin-1")
-        target = quote(scope["path"], safe="/:@!$'()*+,;=~") + (f"?{query}" if query else "")
+        target = quote(path, safe="/:@!$'()*+,;=~") + (f"?{query}" if query else "")
         return self.form(target, status=401)(scope, receive, send)
 
     def form(self, target: str, error: str = "", status: int = 200) -> Response:
-        alert = f'<p role="alert">{html.escape(error)}</p>' if error else ""
-        text = _FORM.format(path=self.path, next=html.escape(local(target)), error=alert)
-        allowed = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'"
-        headers = {"content-security-policy": allowed, "cache-control": "no-store", "referrer-policy": "same-origin"}
-        return HTMLResponse(text, status, headers=headers)
+        from rlvr.service.dashboard.page_templates import render  # with the first page, not with the service
+
+        given = {"path": address(self.path), "target": local(target), "error": error}
+        text = render("sign_in.html", page={"title": "Sign in"}, **given)
+        allowed = "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; frame-ancestors 'none'"
+        return HTMLResponse(text, status, {"content-security-policy": allowed, "cache-control": "no-store"})
 
     async def _answer(self, request: Request) -> Response:
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > LONGEST:
-                return self.form("/", "the key is too long", 413)
-        fields = parse_qs(body.decode("latin-1"))
-        target = local(fields.get("next", ["/"])[0])
-        owner = self._owner_of(fields.get("key", [""])[0].strip())
+        fields = await read_form(request)
+        target = local(fields.get("next", "/"))
+        owner = self._owner_of(fields.get("key", "").strip())
         if owner is None:
             await asyncio.sleep(SLOW)
             return self.form(target, "unknown API key", 401)
@@ -99,12 +82,22 @@ class SignIn:
         while len(self._cookies) >= MOST:
             del self._cookies[next(iter(self._cookies))]
         self._cookies[_hash(cookie)] = (owner, now + SECONDS)
-        answer = RedirectResponse(target, 303, headers={"cache-control": "no-store"})
+        answer = RedirectResponse(address(target), 303, headers={"cache-control": "no-store"})
         answer.set_cookie(
             COOKIE, cookie, max_age=int(SECONDS), httponly=True, samesite="strict",
             secure=request.url.scheme == "https",
         )  # fmt: skip
         return answer
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a form; none of one that is too long."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LONGEST:
+            return {}
+    return {name: values[0] for name, values in parse_qs(body.decode("latin-1")).items()}
 
 
 def _hash(cookie: str) -> bytes:

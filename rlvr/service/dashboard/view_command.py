@@ -23,9 +23,9 @@ def view(path: Path, host: str, port: int, say: Callable[[str], None]) -> None:
     source = RecordingSource(path) if path.is_file() else RunSource(path)
     with bind_socket(host, port) as listening:
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-        attach(app, source)
+        dashboard = attach(app, source)
 
         def on_start() -> None:
             say(f"{source.title} at {server_url(listening)} (Ctrl-C stops)")
 
-        run_server(app, listening, on_ready=on_start, timeout_graceful_shutdown=2)
+        run_server(app, listening, on_ready=on_start, on_stop=dashboard.stop, ws="none", timeout_graceful_shutdown=2)

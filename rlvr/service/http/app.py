@@ -73,7 +73,8 @@ def create_app(service: Service, lifespan: Lifespan | None = None) -> ServiceMid
             service.store, health=generator.health, learning=generator.learning, decode=generator.decode,
             collect=service.sessions.metrics.collect, limit=service.settings.limits.sessions,
         )  # fmt: skip
-        attach(app, source, owner_of=keys.owner if keys else None, loopback_only=not keys)
+        dashboard = attach(app, source, owner_of=keys.owner if keys else None, loopback_only=not keys)
+        service.on_stop.append(dashboard.stop)
         has_own_auth = is_dashboard
     count = app.state.prometheus.count
     return ServiceMiddleware(app, keys, settings.limits, settings.cors_origins, count=count, has_own_auth=has_own_auth)

@@ -86,6 +86,7 @@ class Service:
     slots: FairSlots = field(default_factory=lambda: FairSlots(CALLS, SHARE))
     turns: LoopTurns = field(default_factory=LoopTurns)  # of those who watch sessions
     grading: GradingQueue = field(default_factory=GradingQueue)
+    on_stop: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])  # what ends with the service
 
     def __post_init__(self) -> None:
         store = self.store
@@ -138,6 +139,8 @@ class Service:
         await self.stopping
 
     async def _stop(self) -> None:
+        for end in self.on_stop:
+            end()
         await self.sessions.close(self.settings.limits.grace_seconds)
         self.grading.close()
         await self.generator.close()

@@ -1,8 +1,9 @@
-// Saves a chart as PNG: the SVG with its colours written into it, under its title and above its legend.
+// Saves a chart as SVG or PNG: its drawing with the colours written into it, under its title and above its legend.
+
+import { make } from "./chart.js";
 
 const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "fill-opacity", "font-size"];
-const SCALE = 2;
-const MARGIN = 14;
+const [SCALE, MARGIN, ROW] = [2, 14, 18];
 
 function copyWithStyles(svg) {
   const copy = svg.cloneNode(true);
@@ -10,43 +11,45 @@ function copyWithStyles(svg) {
   from.forEach((element, place) => {
     const computed = getComputedStyle(element);
     for (const name of STYLES) to[place].setAttribute(name, computed.getPropertyValue(name));
-    to[place].setAttribute("font-family", "sans-serif");
+    to[place].removeAttribute("class");
   });
-  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-  return new XMLSerializer().serializeToString(copy);
+  return copy.childNodes;
 }
 
-export async function savePicture(svg, name, lines) {
-  const image = new Image();
-  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(copyWithStyles(svg))}`;
-  await image.decode();
-  const figure = svg.closest("figure");
-  const style = getComputedStyle(figure);
-  const width = Number(svg.getAttribute("width"));
-  const height = Number(svg.getAttribute("height"));
-  const row = 18;
-  const canvas = document.createElement("canvas");
-  canvas.width = SCALE * (width + 2 * MARGIN);
-  canvas.height = SCALE * (height + 40 + row * lines.length + MARGIN);
-  const context = canvas.getContext("2d");
-  context.scale(SCALE, SCALE);
-  context.fillStyle = style.backgroundColor;
-  context.fillRect(0, 0, canvas.width, canvas.height);
-  context.fillStyle = style.color;
-  context.font = "bold 15px sans-serif";
-  context.fillText(name, MARGIN, 24);
-  context.drawImage(image, MARGIN, 34, width, height);
-  context.font = "12px sans-serif";
-  const swatches = figure.querySelectorAll(".swatch");
-  lines.forEach((line, place) => {
-    const y = height + 46 + place * row;
-    context.fillStyle = getComputedStyle(swatches[place]).backgroundColor;
-    context.fillRect(MARGIN, y - 5, 14, 4);
-    context.fillStyle = style.color;
-    context.fillText(line.name || name, MARGIN + 22, y);
+function compose(chart) {
+  const [width, height] = [chart.width, Number(chart.svg.getAttribute("height"))];
+  const { backgroundColor, color } = getComputedStyle(chart.figure);
+  const swatches = chart.figure.querySelectorAll(".swatch");
+  const legend = chart.named.flatMap((line, place) => {
+    const y = height + 46 + place * ROW;
+    const fill = getComputedStyle(swatches[place]).backgroundColor;
+    return [
+      make("rect", { x: MARGIN, y: y - 5, width: 14, height: 4, fill }),
+      make("text", { x: MARGIN + 22, y, fill: color, "font-size": 12 }, line.name || chart.name),
+    ];
   });
+  const size = [width + 2 * MARGIN, height + 40 + ROW * chart.named.length + MARGIN];
+  const picture = make("svg", { xmlns: "http://www.w3.org/2000/svg", width: size[0], height: size[1], "font-family": "sans-serif" },
+    make("rect", { width: size[0], height: size[1], fill: backgroundColor }),
+    make("text", { x: MARGIN, y: 24, fill: color, "font-size": 15, "font-weight": "bold" }, chart.name),
+    make("g", { transform: `translate(${MARGIN} 34)` }, ...copyWithStyles(chart.svg)), ...legend);
+  return [`data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(picture))}`, ...size];
+}
+
+async function rasterize(address, width, height) {
+  const image = new Image();
+  image.src = address;
+  await image.decode();
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [SCALE * width, SCALE * height];
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  return canvas.toDataURL("image/png");
+}
+
+export async function savePicture(chart, kind) {
+  const [address, width, height] = compose(chart);
   const link = document.createElement("a");
-  link.download = `${name.replace(/[^A-Za-z0-9_-]+/g, "-").toLowerCase()}.png`;
-  link.href = canvas.toDataURL("image/png");
+  link.download = `${chart.name.replace(/[^A-Za-z0-9_-]+/g, "-").toLowerCase()}.${kind}`;
+  link.href = kind === "svg" ? address : await rasterize(address, width, height);
   link.click();
 }

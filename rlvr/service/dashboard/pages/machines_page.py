@@ -5,40 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from rlvr.service.dashboard.dashboard_data import MachineGroup, MachinePart, Source
-from rlvr.service.dashboard.element_tree import Child, Page, Tree, h
+from rlvr.service.dashboard.dashboard_data import Cell, MachineGroup, MachinePart, Source, Table
 from rlvr.service.dashboard.pages import page_parts as parts
 
 PATH = "/ui/machines"
 
 
-def machines(source: Source, parameters: Mapping[str, str]) -> Page:
+def machines(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     if not source.has_machines:
         return parts.not_found_page(source, "page", PATH)
-    groups = source.machines()
-    return parts.frame_page(
-        source, "Machines", "Machines",
-        h("div", h("h1", "Machines"), h("p", "What is busy, and what waits for what.", class_="dim"), class_="head"),
-        [_group(source, one) for one in groups]
-        or [h("p", f"No {source.noun} has measured a step yet.", class_="panel empty")],
-        h("section", h("h2", "The machine of this dashboard"), parts.figures(_load()), class_="panel"),
-    )  # fmt: skip
+    groups = [(group, _table(group) if group.parts else None) for group in source.machines()]
+    return parts.Page(source, "Machines", "machines.html", {"groups": groups, "load": _load()}, "Machines")
 
 
-def _group(source: Source, group: MachineGroup) -> Tree:
-    name = h("a", group.name, href=parts.work_address(source, group.work)) if group.work else group.name
+def _table(group: MachineGroup) -> Table:
     columns = [("Busy", "wide"), ("", "num"), ("What it did", ""), ("Waits for", "")]
-    table = parts.data_table(columns, [_part(one) for one in group.parts], group.name, head="Part")
-    return h(
-        "section",
-        h("div", h("h2", name), parts.badge(group.status, group.status in ("running", "writing")), class_="head"),
-        h("p", group.about, class_="lead"), table if group.parts else None, class_="panel stack tight",
-    )  # fmt: skip
+    return Table(columns, [_part(one) for one in group.parts], group.name, "Part")
 
 
-def _part(part: MachinePart) -> list[Child]:
+def _part(part: MachinePart) -> list[Cell | str]:
     share = "not measured" if part.busy is None else f"{100 * part.busy:.0f} %"
-    bar = None if part.busy is None else parts.span(0.0, part.busy)
+    bar = "" if part.busy is None else Cell(span=(0.0, part.busy))
     return [part.name, bar, share, part.did, part.waits or "–"]
 
 

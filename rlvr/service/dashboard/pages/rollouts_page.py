@@ -1,190 +1,199 @@
-"""The table of all rollouts, by group or one by one, with its filters. The address has all of them."""
+"""The table of all rollouts, by group or one by one, and its filters: read from an address with what is wrong about
+them, written as links, and what their form offers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from rlvr.service.dashboard.dashboard_data import AnswerRow, GroupRow, Query, Source
-from rlvr.service.dashboard.element_tree import Child, Page, Tree, h
+from rlvr.service.dashboard.dashboard_data import PAGE, Conditions, GroupPage, Query, Source, one_line, visible_text
 from rlvr.service.dashboard.pages import page_parts as parts
-from rlvr.service.dashboard.pages.rollout_filters import (
-    PATH,
-    SINGLE,
-    RolloutFilters,
-    draw_form,
-    filters_of,
-    link,
-    read_filters,
-)
+from rlvr.service.dashboard.suspicions import KINDS
 
+PATH = "/ui/trajectories"
+LONGEST = 300  # characters of a search: comparing a text takes as long as both are
+LONGEST_VALUE = 4000  # characters of a filter
+SINGLE = "single"  # the value of `show` for a table without groups
+SORT_NAMES = {
+    "reward": ("Reward", "highest first", "lowest first"),
+    "advantage": ("Advantage", "highest first", "lowest first"),
+    "tokens": ("Length", "longest first", "shortest first"),
+    "logprob": ("Log-prob", "highest first", "lowest first"),
+    "step": ("Step", "last first", "first first"),
+}
+# The names of filters in an address, by the filter of the source that each needs.
+NAMES = {
+    "text": ("q",), "outcome": ("outcome",), "reason": ("reason",), "task": ("task",), "level": ("level",),
+    "steps": ("from", "to", "step"), "rewards": ("min", "max"), "status": ("status",),
+}  # fmt: skip
+GROUPED = ("group", "sign")  # that need a source with groups
+RARE = ("reason", "task", "level", "from", "to", "step", "status", "work", *GROUPED)  # behind "More filters"
 OPEN_ROWS = 60  # completions of a page whose groups are opened, where a filter chose them
 FEW = 8  # rollouts on the page of a run or session; the table has all
-PAGER = ("Previous", "Next")
+SORTED = ("Previous", "Next")
 
 
-def rollouts(source: Source, parameters: Mapping[str, str]) -> Page:
-    filters = read_filters(source, parameters)
-    nouns = source.answer_nouns
-    if filters.is_grouped:
-        groups = source.groups(filters.query)
-        content: list[Child] = [_group(source, filters, one, groups.answers) for one in groups.groups]
-        content = [h("ol", content, class_="groups", aria_label="Groups")] if content else []
-        shown, total, note = len(groups.groups), groups.total, groups.note
-        in_groups = f"in {total:,} group{'' if total == 1 else 's'}"
-        said = f"{groups.answers:,} {nouns if groups.answers != 1 else source.answer_noun} {in_groups}"
-        share = groups.share
-    else:
-        page = source.answers(filters.query)
-        content = [rollout_table(source, page.rows, filters)] if page.rows else []
-        shown, total, share, note = len(page.rows), page.total, page.share, page.note
-        said = f"{total:,} {nouns if total != 1 else source.answer_noun}"
-    narrowed = (" match" if filters.narrowing else "") + ("" if share >= 1 else " so far")
-    empty = f"No {source.answer_noun} matches." if filters.narrowing else f"No {source.answer_noun} yet."
-    return parts.frame_page(
-        source,
-        nouns.capitalize(),
-        nouns.capitalize(),
-        h("div", h("h1", nouns.capitalize()), h("p", f"{said}{narrowed}", class_="dim", role="status"), class_="head"),
-        [h("p", text, class_="note problem", role="alert") for text in filters.problems],
-        draw_reading(share),
-        h("p", note, class_="note hint") if note else None,
-        draw_form(source, filters),
-        h("section", *(content or [h("p", empty, class_="empty")]),
-          parts.pager(PATH, filters.given, filters.query.offset, shown, total, PAGER if filters.query.sort else
-                      ("Newer", "Older")), class_="panel", aria_label=nouns.capitalize()),
+@dataclass(frozen=True)
+class RolloutFilters:
+    """What an address asks for: `given` are its filters as they stand in links, `problems` what cannot be applied."""
+
+    query: Query
+    is_grouped: bool
+    given: dict[str, str]
+    problems: list[str] = field(default_factory=list[str])
+
+    @property
+    def narrowing(self) -> dict[str, str]:
+        """The filters that choose among the rollouts of a work."""
+        return {name: value for name, value in self.given.items() if name not in ("sort", "show", "work")}
+
+    def link(self, **changes: object) -> str:
+        """The address of the table with other filters."""
+        return parts.address(PATH, **{**self.given, **changes})
+
+
+def read_filters(source: Source, parameters: Mapping[str, str]) -> RolloutFilters:
+    """A filter that makes no sense is left out, and a problem says so."""
+    problems = list[str]()
+    known = [name for filter, names in NAMES.items() if filter in source.filters for name in names]
+    known += ["work", *(GROUPED if source.can_group else ()), *(("sort", "show") if source.sorts else ())]
+    given = {name: value for name in known if (value := visible_text(parameters.get(name), LONGEST_VALUE).strip())}
+    others = [name for names in NAMES.values() for name in names if parameters.get(name) and name not in known]
+    if others:
+        problems.append(f"{source.noun.capitalize()}s cannot be filtered by {', '.join(others)}; that is left out.")
+    if step := given.pop("step", ""):  # one step: it is read once, and named once if it is none
+        given = {name: value for name, value in given.items() if name != "to"} | {"from": step}
+    text = given.get("q", "")
+    if len(text) > LONGEST:
+        problems.append(f"The search has {len(text):,} characters; only the first {LONGEST} are searched for.")
+        given["q"] = text = text[:LONGEST].strip()
+    steps = _read_range(given, "from", "to", source.step_noun, whole=True, problems=problems)
+    if step and "from" in given:
+        given["to"], steps = step, (steps[0], steps[0])
+    rewards = _read_range(given, "min", "max", "reward", whole=False, problems=problems)
+    sort = given.get("sort", "")
+    if sort.removeprefix("-") not in ("", *source.sorts):
+        names = ", ".join(source.sorts)
+        problems.append(f"{one_line(sort, 40)!r} is no order; expected one of {names}, with - for the smallest first.")
+        del given["sort"]
+        sort = ""
+    if given.get("sign", "") not in ("", *KINDS):
+        problems.append(f"{one_line(given.pop('sign'), 40)!r} is no suspicion; expected one of {', '.join(KINDS)}.")
+    more = Conditions(
+        text, given.get("reason", ""), given.get("level", ""), _as_steps(steps), rewards, given.get("group", ""),
+        given.get("sign", ""),
     )  # fmt: skip
+    query = Query(
+        given.get("work", ""), given.get("task", ""), given.get("outcome", ""), given.get("status", ""),
+        offset=(parts.page_number(parameters) - 1) * PAGE, sort=sort, more=more,
+    )  # fmt: skip
+    return RolloutFilters(query, source.can_group and given.get("show") != SINGLE, given, problems)
 
 
-def draw_reading(share: float) -> Tree | None:
-    """How much of the rollouts is read, while they are."""
-    if share >= 1:
-        return None
-    said = f"{100 * share:.0f} % of the rollouts are read, the newest first. This page follows."
-    return h("div", h("p", said), h("progress", value=f"{share:.3f}", max="1", aria_label="rollouts read"),
-             class_="note hint", role="status")  # fmt: skip
+Range = tuple[float | None, float | None]
 
 
-def latest_rollouts(source: Source, work: str) -> Tree:
+def _as_steps(steps: Range) -> tuple[int | None, int | None]:
+    low, high = steps
+    return None if low is None else int(low), None if high is None else int(high)
+
+
+def _read_range(given: dict[str, str], low: str, high: str, noun: str, whole: bool, problems: list[str]) -> Range:
+    """Two numbers of an address; those that are none are taken out of `given`."""
+    found: dict[str, float | None] = {low: None, high: None}
+    for name in (low, high):
+        text = given.get(name, "")
+        try:
+            number = float(int(text) if whole and len(text) < 10 else text) if text else None
+            if number is not None and not (math.isfinite(number) and (not whole or 0 <= number < 1e9)):
+                raise ValueError
+            found[name] = number
+        except ValueError:
+            expected = "a whole number from 0 on, such as 12" if whole else "a number such as 0.5"
+            shown = one_line(given.pop(name), 40)
+            problems.append(f"The filter {noun} {name}={shown!r} is left out: expected {expected}.")
+    first, last = found[low], found[high]
+    if first is not None and last is not None and first > last:
+        problems.append(f"No {noun} is from {given[low]} to {given[high]}: the first is the greater one.")
+    return first, last
+
+
+def filters_of(query: Query) -> RolloutFilters:
+    """The filters of a query, for a table without groups."""
+    more, (first, last), (low, high) = query.more, query.more.steps, query.more.rewards
+    given = {
+        "q": more.text, "outcome": query.outcome, "reason": more.reason, "task": query.task, "level": more.level,
+        "from": first, "to": last, "min": low, "max": high, "status": query.status, "work": query.work,
+        "group": more.group, "sign": more.sign, "sort": query.sort, "show": SINGLE,
+    }  # fmt: skip
+    return RolloutFilters(query, False, {name: str(value) for name, value in given.items() if value not in ("", None)})
+
+
+def describe_form(source: Source, filters: RolloutFilters) -> dict[str, Any]:
+    """What the form of all filters of the source offers; those that are rarely used are behind "More filters"."""
+    works = source.names()
+    return {
+        "choices": source.choices(filters.query.work),
+        "works": works if len(works) > 1 or filters.query.work else None,
+        "sorts": _name_sorts(source), "single": {SINGLE: f"single {source.answer_nouns}"}, "longest": LONGEST,
+        "signs": {sign: title for sign, (title, _) in KINDS.items()},
+        "is_open": any(name in filters.given for name in RARE),
+    }  # fmt: skip
+
+
+def _name_sorts(source: Source) -> dict[str, str]:
+    """{value of `sort`: label}."""
+    named: dict[str, str] = {}
+    for sort in source.sorts:
+        name, most, least = SORT_NAMES[sort]
+        name = source.step_noun.capitalize() if sort == "step" else name
+        named |= {sort: f"{name}, {most}", f"-{sort}": f"{name}, {least}"}
+    return named
+
+
+def rollouts(source: Source, parameters: Mapping[str, str]) -> parts.Page:
+    filters = read_filters(source, parameters)
+    page = source.groups(filters.query) if filters.is_grouped else source.answers(filters.query)
+    answers, groups, rows, within = page.total, [], [], ""
+    if isinstance(page, GroupPage):
+        answers, groups = page.answers, page.groups
+        within = f" in {page.total:,} group{'' if page.total == 1 else 's'}"
+    else:
+        rows = page.rows
+    said = f"{answers:,} {source.answer_noun if answers == 1 else source.answer_nouns}{within}"
+    words, title = SORTED if filters.query.sort else parts.NEWEST_FIRST, source.answer_nouns.capitalize()
+    offset, shown = filters.query.offset, len(groups or rows)
+    data = {
+        "said": said + (" match" if filters.narrowing else "") + ("" if page.share >= 1 else " so far"),
+        "filters": filters, "form": describe_form(source, filters), "groups": groups, "rows": rows,
+        "are_open": bool(filters.narrowing) and answers <= OPEN_ROWS, "share": page.share, "note": page.note,
+        "empty": f"No {source.answer_noun} matches." if filters.narrowing else f"No {source.answer_noun} yet.",
+        "pager": parts.make_pager(PATH, filters.given, offset, shown, page.total, words),
+    }  # fmt: skip
+    return parts.Page(source, title, "rollouts.html", data, title)
+
+
+def latest_rollouts(source: Source, work: str) -> dict[str, Any]:
     """The newest rollouts of a run or session, one of each group, whose rollouts are alike, and a link to all."""
     filters = filters_of(Query(work=work, limit=FEW * 8))
     page = source.answers(filters.query)
     first = {row.group or row.key: row for row in reversed(page.rows)}
     latest = [row for row in page.rows if first[row.group or row.key] is row][:FEW]
-    more = h("a", f"All {page.total:,} {source.answer_nouns}", href=parts.address(PATH, work=work))
-    return h(
-        "section", h("h2", f"Latest {source.answer_nouns}"),
-        rollout_table(source, latest, filters) if latest
-        else h("p", f"No {source.answer_noun} is stored.", class_="empty"),
-        h("p", "Open one to rate it, by the keys 1 to 5.", class_="dim") if source.can_rate and latest else None,
-        h("p", more) if page.total > len(latest) else None, class_="panel",
-    )  # fmt: skip
+    every = parts.address(PATH, work=work) if page.total > len(latest) else ""
+    return {"rows": latest, "filters": filters, "all": every, "total": page.total}
 
 
-def _group(source: Source, filters: RolloutFilters, group: GroupRow, answers: int) -> Tree:
-    """A group as a row that opens to its completions."""
-    first = group.rows[0]
-    count = f"{group.matching:,} of {group.size:,}" if group.matching < group.size else f"{group.size:,}"
-    is_open = bool(filters.narrowing) and answers <= OPEN_ROWS
-    rest = group.matching - len(group.rows)
-    more = link(filters, group=group.name, work=first.work, show=SINGLE, **{"from": first.step, "to": first.step})
-    whole = parts.address(
-        PATH, group=group.name, work=first.work, show=SINGLE, **{"from": first.step, "to": first.step}
-    )
-    return h(
-        "li",
-        h("details",
-          h("summary", h(
-            "span",
-            h("span", first.prompt or first.task or "(no prompt)", class_="short mono"),
-            h("span", [h("i", class_=parts.kind_of(row.outcome)) for row in group.rows], class_="cells",
-              aria_hidden="true"),
-            h("span", h("small", "passed "), f"{group.passed:,} of {group.matching:,}"),
-            h("span", h("small", "reward "), _write_rewards(group)),
-            h("span", h("small", f"{source.step_noun} "), str(first.step)) if first.step is not None else None,
-            h("span", h("small", f"{source.answer_nouns} "), count), class_="group-line")),
-          h("p", h("span", first.task or "no task", class_="mono"), h("span", f"level {first.level}")
-            if first.level else None, h("span", f"{source.noun} {first.work}") if not filters.query.work else None,
-            class_="dim rate"),
-          rollout_table(source, group.rows, filters, in_group=True),
-          h("p", h("a", f"{rest:,} more that match", href=more) if rest > 0 and group.name else None,
-            h("a", "The whole group", href=whole) if group.matching < group.size and group.name else None,
-            class_="rate"),
-          open="" if is_open else None),
-        key=f"{first.work} {first.step} {group.name or first.key}",
-    )  # fmt: skip
-
-
-def _write_rewards(group: GroupRow) -> str:
-    if group.rewards is None:
-        return "–"
-    low, mean, high = group.rewards
-    return f"{mean:.3f}" + (f" ({low:.3g} to {high:.3g})" if low < high else "")
-
-
-def rollout_table(source: Source, rows: list[AnswerRow], filters: RolloutFilters, in_group: bool = False) -> Tree:
-    """Rollouts as rows; their links take the filters along, so that keys lead through the same list."""
-    several = not filters.query.work and not in_group and len({row.work for row in rows}) > 1
-    has_logprobs = any(row.logprob is not None for row in rows)
-    columns = [("Outcome", "", ""), ("Reward", "num", "reward"), ("Advantage", "num", "advantage"),
-               ("Length", "num", "tokens")] + ([("Log-prob", "num", "logprob")] if has_logprobs else [])  # fmt: skip
-    if not in_group:
-        columns += [(source.step_noun.capitalize(), "num", "step"), ("Task", "", "")]
-    columns += [("Completion", "", ""), (source.status_noun.capitalize(), "", "")]
-    columns += [(source.noun.capitalize(), "", "")] if several else []
-    heads = [
-        _sorting_head(source, filters, name, kind, sort) if sort and not in_group
-        else h("th", name, scope="col", class_=kind or None) for name, kind, sort in columns
-    ]  # fmt: skip
-    label = f"{source.answer_nouns.capitalize()}{' of the group' if in_group else ''}"
-    return h(
-        "div",
-        h("table", h("thead", h("tr", heads)),
-          h("tbody", [_row(source, row, filters, columns) for row in rows]),
-          class_="answers rollouts", aria_label=label),
-        style="overflow-x: auto",
-    )  # fmt: skip
-
-
-def _sorting_head(source: Source, filters: RolloutFilters, name: str, kind: str, sort: str) -> Tree:
-    """A column's head, which sorts by it; once more the other way round."""
-    if sort not in source.sorts:
-        return h("th", name, scope="col", class_=kind)
-    now = filters.query.sort
-    mark, way = {sort: (" ↓", "descending"), f"-{sort}": (" ↑", "ascending")}.get(now, ("", None))
-    to = link(filters, sort=f"-{sort}" if now == sort else sort)
-    return h("th", h("a", f"{name}{mark}", href=to), scope="col", class_=kind, aria_sort=way)
-
-
-def _row(source: Source, row: AnswerRow, filters: RolloutFilters, columns: list[tuple[str, str, str]]) -> Tree:
-    label = f"{row.outcome or 'not judged'}, task {row.task}, {source.step_noun} {row.step}"
-    text = highlight(row.found, filters.query.more.text) if row.found else [row.answer or "(empty)"]
-    opens = h("a", parts.badge(row.outcome, text=row.outcome or "not judged"), class_="row-link",
-              href=parts.answer_address(row.key, **filters.given), aria_label=f"Open: {label}")  # fmt: skip
-    cells = {
-        "Outcome": h("td", opens, h("small", f" {row.reason}") if row.reason else None),
-        "Reward": h("td", parts.format_number(row.reward), class_="num", data_label="reward"),
-        "Advantage": h("td", parts.format_number(row.advantage), class_="num", data_label="advantage"),
-        "Length": h("td", f"{row.tokens:,}" if row.tokens else "–", class_="num", data_label="tokens"),
-        "Log-prob": h("td", parts.format_number(row.logprob, 2), class_="num", data_label="log-prob"),
-        source.step_noun.capitalize(): h("td", "–" if row.step is None else str(row.step), class_="num",
-                                         data_label=source.step_noun),
-        "Task": h("td", row.task or "–", class_="mono wide"),
-        "Completion": h("td", h("span", *text), class_="text mono wide"),
-        source.status_noun.capitalize(): h("td", row.status or "–", class_="dim", data_label=source.status_noun),
-        source.noun.capitalize(): h("td", row.work[:8] if source.noun == "session" else row.work, class_="dim",
-                                    data_label=source.noun),
-    }  # fmt: skip
-    return h("tr", [cells[name] for name, _, _ in columns], key=row.key)
-
-
-def highlight(text: str, searched: str) -> list[Child]:
-    """A text in which the places of a search are marked; large and small letters of the Latin alphabet are alike."""
+def highlight(text: str, searched: str) -> list[tuple[str, bool]]:
+    """A text in pieces, of which the places of a search are marked; large and small letters of the Latin alphabet are
+    alike."""
     wanted, places = searched.lower(), text.lower()
     if not wanted or len(places) != len(text):  # a letter that is two when small: its places would be others
-        return [text]
-    found: list[Child] = []
+        return [(text, False)]
+    found: list[tuple[str, bool]] = []
     begin = 0
     while (place := places.find(wanted, begin)) >= 0 and len(found) < 40:
-        found += [text[begin:place], h("mark", text[place : place + len(wanted)])]
+        found += [(text[begin:place], False), (text[place : place + len(wanted)], True)]
         begin = place + len(wanted)
-    return [*found, text[begin:]]
+    return [*found, (text[begin:], False)]

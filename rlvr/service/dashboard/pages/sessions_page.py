@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlvr.service.dashboard.dashboard_data import PAGE, Source, as_list, finite_number, one_line
-from rlvr.service.dashboard.element_tree import Child, Page, Tree, h
+from rlvr.service.dashboard.dashboard_data import PAGE, Cell, Source, Table, as_list, finite_number, one_line
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.session_rows import RESULTS, SESSION_SORTS, Rows
 from rlvr.service.dashboard.session_source import StoreSource, as_work
 from rlvr.store import Session
 
 PATH = "/ui/sessions"
-Cell = Callable[[Session, Rows], Child]
+Write = Callable[[Session, Rows], Cell | str]
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Column:
     """A column of the table. `sort` is its key in `SESSION_SORTS`."""
 
     label: str
-    cell: Cell
+    cell: Write
     kind: str = ""
     sort: str = ""
 
@@ -30,32 +29,32 @@ def _span(first: float | None, last: float | None) -> str:
     return "–" if first is None or last is None else f"{max(0.0, last - first):.1f}"
 
 
-def _metric(name: str) -> Cell:
+def _metric(name: str) -> Write:
     return lambda session, steps: parts.format_number(finite_number(session.metrics.get(name)))
 
 
-def _strategies(session: Session, steps: Rows) -> Child:
+def _strategies(session: Session, steps: Rows) -> Cell | str:
     return " → ".join(one_line(step["action"], 40) or "–" for step in steps) or "–"
 
 
-def _describe_learning(session: Session, steps: Rows) -> Child:
+def _describe_learning(session: Session, steps: Rows) -> Cell | str:
     """The advantages that were counted, each with the strategy that wrote the prompt."""
     counted = [
         f"{one_line(step['action'], 40) or 'answer'} {step['advantage']:+.2f}"
         for step in steps
         if step["advantage"] is not None
     ]
-    return ", ".join(counted) or h("span", "nothing", class_="dim")
+    return ", ".join(counted) or Cell("nothing", class_="dim")
 
 
-def _result(session: Session, steps: Rows) -> Child:
+def _result(session: Session, steps: Rows) -> Cell | str:
     work = as_work(session)
-    return parts.badge(work.result or work.status, work.live)
+    return Cell(badge=work.result or work.status, is_live=work.live)
 
 
 COLUMNS = {
     "result": Column("Result", _result),
-    "prompt": Column("Prompt", lambda session, steps: h("span", one_line(session.prompt), class_="clip"), "wide"),
+    "prompt": Column("Prompt", lambda session, steps: Cell(one_line(session.prompt), class_="clip"), "wide"),
     "iterations": Column("Iterations", lambda session, steps: f"{session.iterations:,}", "num", "iterations"),
     "confidence": Column("Confidence", lambda session, steps: parts.format_number(session.final_confidence, 2), "num",
                          "confidence"),
@@ -70,12 +69,12 @@ COLUMNS = {
         one_line(name, 40) for name in as_list(session.metrics.get("verified_by"))) or "–"),
     "kind": Column("Kind", lambda session, steps: one_line(session.kind, 20)),
     "instance": Column("Process", lambda session, steps: one_line(session.instance, 40) or "–"),
-    "created": Column("Asked", lambda session, steps: parts.ago(session.created), "num", "created"),
+    "created": Column("Asked", lambda session, steps: Cell(at=session.created), "num", "created"),
 }  # fmt: skip
 DEFAULT = ("result", "prompt", "iterations", "confidence", "seconds", "strategies", "created")
 
 
-def sessions_page(source: Source, parameters: Mapping[str, str]) -> Page:
+def sessions_page(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     if not isinstance(source, StoreSource):
         return parts.not_found_page(source, "page", PATH)
     given = {name: value for name in ("result", "task", "sort") if (value := parameters.get(name, "").strip())}
@@ -85,56 +84,33 @@ def sessions_page(source: Source, parameters: Mapping[str, str]) -> Page:
     sort = given.get("sort", "")
     found, total = source.sessions(given.get("result", ""), given.get("task", ""), sort, offset)
 
-    def sort_link(name: str, key: str) -> Child:
+    def sort_link(name: str, key: str) -> Cell:
         mark = {key: " ↓", f"-{key}": " ↑"}.get(sort, "")
         query = {**given, **columns, "sort": f"-{key}" if sort == key else key}
-        return h("a", f"{name}{mark}", href=parts.address(PATH, **query))
+        return Cell(f"{name}{mark}", parts.address(PATH, **query))
 
     links = {one.label: sort_link(one.label, one.sort) for one in COLUMNS.values() if one.sort}
-    table = session_table(source, found, chosen or DEFAULT, links)
-    return parts.frame_page(
-        source, "Sessions", "Sessions",
-        h("div", h("h1", "Sessions"), h("p", f"{total:,} match" if given.keys() - {"sort"} else f"{total:,}",
-                                        class_="dim", role="status"), class_="head"),
-        _form(given, chosen or DEFAULT),
-        h("section", table if found else h("p", "No session matches.", class_="empty"),
-          parts.pager(PATH, {**given, **columns}, offset, len(found), total, ("Previous", "Next")), class_="panel",
-          aria_label="Sessions"),
-    )  # fmt: skip
+    orders = {key: label for name in SESSION_SORTS for key, label in (
+        (name, f"{name}, most first"), (f"-{name}", f"{name}, least first"))}  # fmt: skip
+    data = {
+        "said": f"{total:,} match" if given.keys() - {"sort"} else f"{total:,}", "given": given, "orders": orders,
+        "results": [*RESULTS], "columns": COLUMNS, "chosen": chosen or DEFAULT,
+        "table": session_table(source, found, chosen or DEFAULT, links) if found else None,
+        "pager": parts.make_pager(PATH, {**given, **columns}, offset, len(found), total, ("Previous", "Next")),
+    }  # fmt: skip
+    return parts.Page(source, "Sessions", "sessions.html", data, "Sessions")
 
 
 def session_table(
-    source: StoreSource, found: Sequence[Session], chosen: Sequence[str], heads: Mapping[str, Child] | None = None
-) -> Tree:
+    source: StoreSource, found: Sequence[Session], chosen: Sequence[str], links: Mapping[str, Cell] | None = None
+) -> Table:
     """Sessions as rows; the link of the first cell covers the row."""
     steps = source.steps_of(found)
     columns = [COLUMNS[name] for name in chosen]
-    rows: list[list[Child]] = [
-        [h("a", one_line(session.name or session.task_id, 60) or session.id[:8], class_="row-link",
-           href=parts.work_address(source, session.id)),
+    rows: list[list[Cell | str]] = [
+        [Cell(one_line(session.name or session.task_id, 60) or session.id[:8], parts.work_address(source, session.id),
+              "row-link"),
          *(column.cell(session, steps.get(session.id, ())) for column in columns)]
         for session in found
     ]  # fmt: skip
-    return parts.data_table(
-        [(one.label, one.kind) for one in columns], rows, "Sessions", head="Task", class_="data short rows", heads=heads
-    )
-
-
-def _form(given: Mapping[str, str], chosen: Sequence[str]) -> Tree:
-    orders = {key: label for name in SESSION_SORTS for key, label in (
-        (name, f"{name}, most first"), (f"-{name}", f"{name}, least first"))}  # fmt: skip
-    boxes = [
-        h("label", h("input", type="checkbox", name=f"c-{name}", checked="" if name in chosen else None),
-          column.label, class_="check")
-        for name, column in COLUMNS.items()
-    ]  # fmt: skip
-    return h(
-        "form",
-        h("div",
-          parts.select_field("result", "Result", given.get("result", ""), [*RESULTS]),
-          parts.text_field("task", "Task contains", given.get("task", "")),
-          parts.select_field("sort", "Sort by", given.get("sort", ""), orders, "newest"), class_="filters"),
-        h("details", h("summary", "Columns"), h("div", boxes, class_="checks", role="group", aria_label="Columns")),
-        h("div", h("button", "Show", class_="main"), h("a", "Reset", href=PATH, class_="button"), class_="rate"),
-        method="get", action=PATH, class_="stack-form panel", aria_label="Which sessions",
-    )  # fmt: skip
+    return Table([(one.label, one.kind) for one in columns], rows, "Sessions", "Task", "data short rows", links or {})

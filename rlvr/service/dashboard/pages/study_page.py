@@ -7,10 +7,9 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from rlvr.service.dashboard.curve_view import CurveView, Series
-from rlvr.service.dashboard.dashboard_data import Chart, Source, as_list, as_mapping, one_line
-from rlvr.service.dashboard.element_tree import Child, Page, Tree, h
+from rlvr.service.dashboard.dashboard_data import Cell, Chart, Source, Table, as_list, as_mapping, one_line
 from rlvr.service.dashboard.pages import page_parts as parts
-from rlvr.service.dashboard.pages.curve_parts import curve_section
+from rlvr.service.dashboard.pages.curve_parts import curve_section, link_files
 from rlvr.service.dashboard.run_charts import COMPARED, draw_charts, estimate, metric_chart
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.dashboard.study_reader import StudyReader, seed_bands, seed_dots
@@ -19,36 +18,28 @@ from rlvr.training.interim import PASS_RATE
 SHOWN = (PASS_RATE, *(metric for metric in COMPARED if metric != PASS_RATE))
 
 
-def study_address(name: str) -> str:
+def study_path(name: str) -> str:
     return f"/ui/study/{quote(name, safe='')}"
 
 
-def study_list(source: RunSource) -> Tree | None:
-    """The studies in the folder."""
-    items = [
-        h("li", h("div", h("a", study.name, href=study_address(study.name)), class_="line"),
-          h("p", _describe(source, study), class_="dim"), class_="panel work")
-        for study in source.studies()
-    ]  # fmt: skip
-    return h("section", h("h2", "Studies"), h("ul", items, class_="works"), aria_label="Studies") if items else None
+def list_studies(source: RunSource) -> list[tuple[str, str, str]]:
+    """The studies in the folder: names, addresses, descriptions."""
+    return [(one.name, parts.address(study_path(one.name)), _describe(source, one)) for one in source.studies()]
 
 
-def study_page(source: Source, parameters: Mapping[str, str], here: str = "") -> Page:
+def study_page(source: Source, parameters: Mapping[str, str], here: str = "") -> parts.Page:
     if not isinstance(source, RunSource) or (study := source.study(parameters.get("study", ""))) is None:
         return parts.not_found_page(source, "study", parameters.get("study", ""))
-    metric, view = parameters.get("metric", ""), CurveView.of(parameters)
+    metric, view, path = parameters.get("metric", ""), CurveView.of(parameters), study_path(study.name)
     runs = [name for variant in study.variants() for name in variant.runs.values()]
     charts = draw_charts(study_series(source, study, metric, view.window), view)
     metrics = sorted({one for name in runs[:4] if (run := source.run(name)) for one in run.metric_names()})
-    return parts.frame_page(
-        source, study.name, here,
-        h("div", h("h1", study.name), h("span", "study", class_="badge plain"),
-          h("span", _describe(source, study), class_="dim"), class_="head"),
-        _statistics(study),
-        _seeds(study),
-        curve_section(study_address(study.name), {}, charts, view, metric, metrics),
-        _runs(source, study),
-    )  # fmt: skip
+    data = {
+        "name": study.name, "about": _describe(source, study), "statistics": _statistics(study),
+        "seeds": link_files(draw_charts(seed_series(study), CurveView()), path),
+        "curves": curve_section(path, {}, charts, view, metric, metrics), "runs": _runs(source, study),
+    }  # fmt: skip
+    return parts.Page(source, study.name, "study.html", data, here)
 
 
 def study_series(
@@ -76,20 +67,17 @@ def _describe(source: RunSource, study: StudyReader) -> str:
     return f"{kinds}, {finished:,} of {len(runs):,} runs finished"
 
 
-def _statistics(study: StudyReader) -> Tree:
+def _statistics(study: StudyReader) -> list[tuple[str, Table]]:
+    """A table for each variant and comparison, with its title."""
     statistics = study.statistics()
     if not statistics:
-        text = "No run of this study has finished, or its summary.json cannot be read: there are no statistics yet."
-        return h("section", h("h2", "Result"), h("p", text, class_="dim", role="status"), class_="panel")
+        return []
     [head], *rest = statistics
     columns = [(name, "") for name in (*head[1:], "p")]
-    tables = [
-        h("section", h("h3", one_line(rows[0][0], 300)),
-          parts.data_table(columns, [_statistics_row(row) for row in rows[1:]], rows[0][0], head=head[0]),
-          class_="stack tight")
+    return [
+        (one_line(rows[0][0], 300), Table(columns, [_statistics_row(row) for row in rows[1:]], rows[0][0], head[0]))
         for rows in _split(rest)
-    ]  # fmt: skip
-    return h("section", h("h2", "Result"), tables, class_="panel stack")
+    ]
 
 
 def _split(groups: list[list[tuple[str, ...]]] | list) -> list[list[tuple[str, ...]]]:
@@ -103,45 +91,41 @@ def _split(groups: list[list[tuple[str, ...]]] | list) -> list[list[tuple[str, .
     return found
 
 
-def _statistics_row(row: tuple[str, ...]) -> list[Child]:
-    cells: list[Child] = [one_line(cell, 300) for cell in row]
+def _statistics_row(row: tuple[str, ...]) -> list[Cell | str]:
+    cells: list[Cell | str] = [one_line(cell, 300) for cell in row]
     if row[0].startswith("    "):
-        cells[0] = h("span", cells[0], class_="sub")
+        cells[0] = Cell(one_line(row[0], 300), class_="sub")
     if len(cells) > 1 and not any(cells[1:]):
         cells = [cells[0]]
     return [*cells, *[""] * (5 - len(cells))] if len(cells) > 1 else [*cells]
 
 
-def _seeds(study: StudyReader) -> Tree | None:
+def seed_series(study: StudyReader) -> list[tuple[Chart, list[Series]]]:
     """The picture: each seed's pass rate before and after."""
-    view = CurveView()
-    charts = [
-        view.draw(Chart(f"Each seed {side} training", [], True, "seed", "held-out pass@1; bars: 95 % over tasks",
-                        "% of completions"), seed_dots(study, side))
+    hint, unit = "held-out pass@1; bars: 95 % over tasks", "% of completions"
+    return [
+        (Chart(f"Each seed {side} training", [], True, "seed", hint, unit), seed_dots(study, side))
         for side in ("before", "after")
-    ]  # fmt: skip
-    drawn = [chart for chart in charts if chart is not None]
-    return parts.charts(drawn, "Seeds")
+    ]
 
 
-def _runs(source: RunSource, study: StudyReader) -> Tree:
+def _runs(source: RunSource, study: StudyReader) -> Table | None:
     """Every run as a link, with its result."""
     results = study.results()
-    rows: list[list[Child]] = []
+    rows: list[list[Cell | str]] = []
     for variant in study.variants():
         first = next(iter(variant.runs.values()), "")
         for seed, name in variant.runs.items():
             result, run = results.get(name, {}), source.run(name)
             work = run.work() if run else None
-            link = h("a", f"seed {seed}", href=parts.work_address(source, name)) if run else f"seed {seed}"
-            state = parts.badge(work.status, work.live) if work else parts.badge("", text="not begun")
+            link = Cell(f"seed {seed}", parts.work_address(source, name)) if run else f"seed {seed}"
+            state = Cell(badge=work.status, is_live=work.live) if work else Cell("not begun", badge="")
             alarms = ", ".join(one_line(as_mapping(one).get("code"), 40) for one in as_list(result.get("alarms")))
             reason = one_line(result.get("reason"), 160)
             label = f"Compare seed {seed} with the first one"
-            beside = h("a", "compare", href=parts.address("/ui/compare", a=first, b=name), aria_label=label)
+            beside = Cell("compare", parts.address("/ui/compare", a=first, b=name), label=label)
             rows.append([link, variant.label or "–", state, estimate(result.get("before"), "pass@1"),
                          estimate(result.get("after"), "pass@1"), alarms or reason or "–",
                          beside if run and name != first else ""])  # fmt: skip
-    columns = ["Variant", "State", "Before", "After", "Alarms", ""]
-    table = parts.data_table([(name, "") for name in columns], rows, "Runs of the study", head="Run")
-    return h("section", h("h2", "Runs"), table, class_="panel") if rows else h("p", "No run.", class_="panel empty")
+    columns = [(name, "") for name in ("Variant", "State", "Before", "After", "Alarms", "")]
+    return Table(columns, rows, "Runs of the study", "Run") if rows else None
