@@ -57,7 +57,8 @@ def check_shares(command: str, **options: float) -> None:
     """ValueError for an option, by its name in Python, that is no share."""
     for name, share in options.items():
         if not isinstance(share, (int, float)) or not 0 <= share <= 1:
-            option = f"--{name.replace('_', '-')} {share!r}"
+            shown = f"{share:g}" if isinstance(share, float) else repr(share)
+            option = f"--{name.replace('_', '-')} {shown}"
             raise ValueError(f"{command}: {option}, expected a share from 0 to 1, such as 0.05")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,11 @@ def test_a_run_is_served_and_is_a_model_to_start_from(model: Path) -> None:
 def test_the_service_answers_beside_the_program(model: Path) -> None:
     with rlvr.serve(model, service=True, training={"max_iterations": 2}, quiet=True) as server:
         health = ask(f"{server.url}/health")
+        for _ in range(600):  # the model is loaded meanwhile
+            if health["generator"]["state"] != "loading":
+                break
+            time.sleep(0.1)
+            health = ask(f"{server.url}/health")
         assert health["generator"]["name"] == str(model)
     with pytest.raises(OSError, match="refused"):
         ask(f"{server.url}/health")
