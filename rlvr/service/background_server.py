@@ -113,7 +113,8 @@ def serve(
     - `settings`: those of `rlvr serve engine` (`device`, `trainers`, `engine={"threads": 2}`, `limits`, ...), or of
       `rlvr serve` (`database`, `dashboard`, `training={"max_iterations": 4}`, ...). `log` is a log level.
 
-    The service answers while its model is loaded; `/health/ready` is 200 when it is there, and sessions get 503 until then.
+    The service answers while its model is loaded: `/health/ready` is 200 when it is there, and sessions get 503 until
+    then.
 
     The server works on a thread of this process until `close()`, the end of the `with` block, or of the program. Its
     log is `server.log` in `state`. ValueError for what cannot be served, or a port that is taken.
