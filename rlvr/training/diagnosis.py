@@ -29,11 +29,9 @@ from rlvr.training.metric_values import (
     get_values,
     select_rl_rows,
 )
-from rlvr.training.proposal_findings import find_proposal_faults
+from rlvr.training.role_findings import find_role_faults
 from rlvr.training.stall import CEILING, TREND, has_no_signal, is_flat, is_near_best
-from rlvr.training.tester_findings import find_tester_faults
 from rlvr.training.update_findings import START, find_update_faults
-from rlvr.training.verdict_findings import find_verdict_faults
 
 SOLVED = 0.95  # pass rate from which little is left to learn
 HARD = 0.1  # pass rate up to which groups without signal mean that tasks are too hard
@@ -81,10 +79,8 @@ def findings(rows: Rows, groups: Sequence[FailureGroup] = (), form: AnswerForm |
         *kinds,
         *_demonstrations(sft, rows),
         *_in_causal_order(list(_answers(recent)), list(_groups(recent, rows)), recent),
-        *find_proposal_faults(rows),
-        *find_tester_faults(rows),
+        *find_role_faults(rows),
         *find_update_faults(rows),
-        *find_verdict_faults(rows),
         *_trend(rows),
     ]
     explained = {code for finding in results for code in EXPLAINED.get(finding.code, ())}

@@ -18,11 +18,9 @@ from rlvr.training import (
     answer_form,
     baseline,
     diagnosis,
-    proposal_findings,
+    role_findings,
     run_diagnosis,
-    tester_findings,
     update_findings,
-    verdict_findings,
 )
 from rlvr.training.answer_form import Acceptance, AnswerForm
 from rlvr.training.diagnosis import findings, format_findings
@@ -571,8 +569,7 @@ def test_the_watch_names_the_kind_of_a_run_that_stalls_far_from_the_best():
 
 def test_every_setting_that_a_remedy_names_exists():
     """A remedy that cannot be typed is none."""
-    parts = (proposal_findings, tester_findings, update_findings, verdict_findings)
-    modules = (answer_form, baseline, diagnosis, *parts, run_diagnosis)
+    modules = (answer_form, baseline, diagnosis, role_findings, run_diagnosis, update_findings)
     trees = [ast.parse(Path(m.__file__).read_text(encoding="utf-8")) for m in modules]
     nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
     source = "\n".join(node.value for node in nodes if isinstance(node.value, str))
@@ -584,8 +581,7 @@ def test_every_setting_that_a_remedy_names_exists():
 
 
 def test_the_troubleshooting_page_lists_every_finding_and_no_other():
-    parts = (proposal_findings, tester_findings, update_findings, verdict_findings)
-    modules = (answer_form, diagnosis, *parts, run_diagnosis)
+    modules = (answer_form, diagnosis, role_findings, run_diagnosis, update_findings)
     trees = [ast.parse(Path(module.__file__).read_text(encoding="utf-8")) for module in modules]
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     made = {ast.literal_eval(call.args[1]) for call in calls if getattr(call.func, "id", "") == "Finding"}
