@@ -144,7 +144,8 @@ REFUSED = "env__all__proposals__refused"
 def test_proposals_that_are_refused_are_counted_by_reason(reason: str, share: float, severity: str, remedy: str):
     """A solver without a task takes no turn: one cause, one finding."""
     idle = {"env__all__turns__solver": 0.0, "frac_groups_with_signal": 0.0} if severity == "problem" else {}
-    found = findings(rows(**{REFUSED: share, f"{REFUSED}__{reason}": share, **idle}))
+    rare = "size" if reason != "size" else "heldout"  # the remedy is that of the most frequent reason
+    found = findings(rows(**{REFUSED: share, f"{REFUSED}__{rare}": 0.1, f"{REFUSED}__{reason}": share - 0.1, **idle}))
     assert codes(found) == {"proposals_refused": severity} and remedy in found[0].remedy and reason in found[0].fact
     assert findings(rows(**{REFUSED: 0.2, f"{REFUSED}__{reason}": 0.2})) == [], "some always are"
 
