@@ -222,7 +222,9 @@ def grade_file(
                 log(f"the completions are read from the field {field!r}")
                 break
     assert field is not None  # `read_rows` refuses a file without a usable row
-    check_gold(resolve_reward(grader.reward, **grader.options), field)
+    reward = resolve_reward(grader.reward, **grader.options)
+    check_gold(reward, field)
+    reward.start()  # before the output is made: what the reward depends on may be missing
     tally = VerdictCounts()
     with _open_output(out, source, grader, field, limit, tally) as file:
         for verdicts in grade_rows(islice(chain(head, rows), limit), grader, field, tally, progress):

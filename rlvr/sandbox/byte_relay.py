@@ -103,6 +103,11 @@ class Relay:
         with suppress(KeyError):
             self._poller.unregister(end)
 
+    def close(self) -> None:
+        """Close every connection; the listening socket is the caller's."""
+        while self._halves:
+            self._close(next(iter(self._halves.values()))[0])
+
     def _close(self, half: _Half) -> None:
         if len(self._halves) >= 2 * self._most:
             self._poller.register(self._listening, select.POLLIN)

@@ -40,7 +40,7 @@ class Running:
             self.rounds += 1
             for descriptor, _ in self.poller.poll():
                 if descriptor == self.stops:
-                    return
+                    return self.relay.close()
                 self.relay.handle(descriptor)
 
     def _serve(self) -> None:
