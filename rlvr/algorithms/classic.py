@@ -244,10 +244,14 @@ class _Classic:
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a state of `get_state`. ValueError if it is another algorithm's, or not a state."""
         if not isinstance(state, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"{self.name}.load_state: a {type(state).__name__}; give what get_state() returned")
+            raise ValueError(
+                f"{self.name}.load_state: the state is of type {type(state).__name__}; give what get_state() returned"
+            )
         missing = [key for key in ("algorithm", "step", "baseline", "optimizer") if key not in state]
         if missing:
-            raise ValueError(f"{self.name}.load_state: no {', '.join(missing)} in it; give what get_state() returned")
+            raise ValueError(
+                f"{self.name}.load_state: the state lacks {', '.join(missing)}; give what get_state() returned"
+            )
         if state["algorithm"] != self.name:
             raise ValueError(
                 f"{self.name}.load_state: this is a state of {state['algorithm']!r}; load it into that algorithm, or "
@@ -323,7 +327,9 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"checkpoint {file} cannot be read ({error.strerror}); make it readable") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"checkpoint {file} is not JSON ({error}); it is damaged, or no checkpoint") from None
+        raise ValueError(
+            f"checkpoint {file} is not JSON ({error}); the file is damaged, or no checkpoint: give another one"
+        ) from None
     if not isinstance(state, dict):
         raise ValueError(f"checkpoint {file} holds a {type(state).__name__}, expected a state (an object)")
     return cast(dict[str, Any], state)

@@ -145,9 +145,9 @@ def _read_inputs(given: Any) -> tuple[tuple[str, int], ...]:
             raise ValueError(f"input {name!r}: rank {_describe(rank)}, expected 0 (a number), 1 ([T]) or 2 ([T, K])")
         found.append((name, rank))
     if found[0][0] != "logprobs" or found[0][1] == 0:
-        raise ValueError(f"its first input is {found[0][0]!r} of rank {found[0][1]}, expected logprobs of rank 1 or 2")
+        raise ValueError(f"the first input is {found[0][0]!r} of rank {found[0][1]}, expected logprobs of rank 1 or 2")
     if len({name for name, _ in found}) < len(found):
-        raise ValueError("two of its inputs have the same name")
+        raise ValueError("two inputs have the same name; give each input its own")
     return tuple(found)
 
 
@@ -156,7 +156,7 @@ def _read_graph(name: str, inputs: tuple[tuple[str, int], ...], graph: Any) -> L
     if not _is_object(graph) or not _is_list(nodes) or graph.get("format", 1) != 1:
         raise ValueError('expected a graph of {"format": 1, "nodes": [...]}')
     if len(nodes) > MAX_NODES:
-        raise ValueError(f"its graph has {len(nodes):,} nodes, expected at most {MAX_NODES:,}; write fewer operations")
+        raise ValueError(f"the graph has {len(nodes):,} nodes, expected at most {MAX_NODES:,}; write fewer operations")
     known: dict[str, int] = {}
     placeholders: list[str] = []
     calls: list[LossNode] = []
@@ -166,18 +166,20 @@ def _read_graph(name: str, inputs: tuple[tuple[str, int], ...], graph: Any) -> L
             if place != len(nodes) - 1:
                 raise ValueError(f"node {label!r}: expected one output, as the last node")
             if [found for found, _ in inputs] != placeholders:
-                raise ValueError(f"it reads {placeholders}, expected its inputs {[found for found, _ in inputs]}")
+                raise ValueError(
+                    f"the graph reads the inputs {placeholders}, expected {[found for found, _ in inputs]}"
+                )
             loss, metrics = _read_output(node.get("args"), known)
             labels = tuple(list(known)[: len(placeholders)])
             return LossGraph(name, inputs, labels, tuple(calls), loss, metrics)
         if op == "placeholder":
             if calls or node.get("args") or node.get("kwargs"):
-                raise ValueError(f"node {label!r}: inputs come first, and have no defaults")
+                raise ValueError(f"node {label!r}: expected the inputs before all other nodes, and without defaults")
             placeholders.append(target)
         else:
             calls.append(_read_call(node, label, op, target, known))
         known[label] = place
-    raise ValueError("its graph has no output node")
+    raise ValueError("the graph has no output node")
 
 
 def _read_head(node: Any, place: int, known: Mapping[str, int]) -> tuple[str, str, str]:
@@ -205,7 +207,9 @@ def _read_call(node: dict[str, Any], label: str, op: str, target: str, known: Ma
     if not _is_list(args) or not _is_object(kwargs):
         raise ValueError(f"{where}: expected args as a list, and kwargs as an object")
     if refused := KEYWORDS_REFUSED & kwargs.keys():
-        raise ValueError(f"{where}: {', '.join(sorted(refused))} cannot be given here; leave it out")
+        raise ValueError(
+            f"{where}: the keyword arguments {', '.join(sorted(refused))} are not supported; leave them out"
+        )
     if kwargs.get("inplace"):
         raise ValueError(f"{where}: inplace=True changes a tensor that others read; leave it out")
     if target == "getattr":
@@ -244,17 +248,19 @@ def _read_argument(
             return given
         case int():
             if not -(2**63) <= given < 2**63:
-                raise ValueError(f"{where}: an integer beyond 64 bits")
+                raise ValueError(f"{where}: an integer does not fit into 64 bits; use a smaller one")
             return given
         case str():
             if given not in WORDS and not (texts and texts.fullmatch(given) and len(given) <= 100):
-                raise ValueError(f"{where}: the text {given[:80]!r} is not one that an operation takes here")
+                raise ValueError(
+                    f"{where}: the text {given[:80]!r} is no argument of an operation; use numbers and tensors"
+                )
             return given
         case list():
             return inner(given)
         case {"ref": str(name), **rest} if not rest:
             if name not in known:
-                raise ValueError(f"{where} reads {name[:80]!r}, which is no node before it")
+                raise ValueError(f"{where} reads {name[:80]!r}, which is no earlier node of the graph")
             return Ref(name)
         case {"tuple": parts, **rest} if not rest:
             return tuple(inner(parts))
@@ -286,19 +292,19 @@ def _read_output(args: Any, known: Mapping[str, int]) -> tuple[str, Mapping[str,
     parts: list[Any] = pair if _is_list(pair) and len(pair) == 2 else [None, None]
     loss, metrics = _take_field(parts[0], "ref"), _take_field(parts[1], "dict")
     if not isinstance(loss, str) or not _is_object(metrics):
-        raise ValueError(f"its output is {_describe(args)}; {expected}")
+        raise ValueError(f"the output is {_describe(args)}; {expected}")
     if len(metrics) > MAX_METRICS:
-        raise ValueError(f"it returns {len(metrics):,} metrics, expected at most {MAX_METRICS}")
+        raise ValueError(f"the loss returns {len(metrics):,} metrics, expected at most {MAX_METRICS}")
     found: dict[str, str] = {}
     for name, value in metrics.items():
         if not _METRIC.fullmatch(name):
-            raise ValueError(f"the metric {name[:100]!r} is not named as {expected[10:]}")
+            raise ValueError(f"the metric {name[:100]!r} has a wrong name; {expected}")
         node = _take_field(value, "ref")
         if not isinstance(node, str) or node not in known:
             raise ValueError(f"the metric {name!r} is {_describe(value)}, expected a tensor")
         found[name] = node
     if loss not in known:
-        raise ValueError(f"its loss is {loss[:80]!r}, which is no node of the graph")
+        raise ValueError(f"the loss is {loss[:80]!r}, which is no node of the graph")
     return loss, found
 
 

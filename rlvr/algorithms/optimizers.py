@@ -132,7 +132,9 @@ class Optimizer(Variant):
                 f"decay={self.decay} raised {describe_raise(error)}, at progress {progress:g}; correct the function"
             ) from error
         if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share < math.inf:
-            raise ValueError(f"decay={self.decay}: it gave {share!r} at progress {progress:g}, expected a number >= 0")
+            raise ValueError(
+                f"decay={self.decay}: the function returned {share!r} at progress {progress:g}, expected a number >= 0"
+            )
         return share
 
     def count_states(self, weights: int, matrices: int) -> int:

@@ -172,7 +172,9 @@ def find_algorithm(name: str) -> Algorithm:
     if ":" in name:
         spec = load_object("algorithm", name)
         if not isinstance(spec, Algorithm):
-            raise ValueError(f"algorithm {name!r}: it is of type {type(spec).__name__}, expected an Algorithm(...)")
+            raise ValueError(
+                f"algorithm {name!r}: the object is of type {type(spec).__name__}, expected an Algorithm(...)"
+            )
         return spec
     if name not in ALGORITHMS:
         load_plugins()

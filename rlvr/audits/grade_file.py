@@ -58,7 +58,7 @@ class RewardPool:
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 0:
-            raise ValueError(f"workers={self.workers}: at least 1 is needed")
+            raise ValueError(f"workers={self.workers}, expected at least 1")
 
     @contextmanager
     def start(self) -> Iterator[Callable[[list[Case | BadRow]], Future[list[dict[str, Any]]]]]:
@@ -211,7 +211,7 @@ def grade_file(
 ) -> VerdictCounts:
     """Grade the first `limit` rows of `source` (None: all) into `out` (None: standard output)."""
     if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit}: at least 1 is needed")
+        raise ValueError(f"limit={limit}, expected at least 1")
     rows = read_rows(source)
     head: list[tuple[str, Any]] = []  # the rows that were read to find the field
     if field is None:

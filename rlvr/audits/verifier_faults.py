@@ -116,7 +116,9 @@ class TrialProcess:
                 self._pipe.recv()  # the reward is there
             except EOFError:
                 self.close()
-                raise ValueError(f"audit: {self._reward} did not start in a process of its own") from None
+                raise ValueError(
+                    f"audit: {self._reward} could not be started in a process of its own; its output says why"
+                ) from None
         self._pipe.send(case)
         try:
             if self._pipe.poll(self.seconds):

@@ -112,7 +112,7 @@ def _read_completions(given: Any) -> tuple[list[tuple[str, Any]], str]:
     """(the rows, each with where it is, and what they are called)."""
     if isinstance(given, Run):
         if not (rows := given.rollouts()):
-            raise argument_error(f"{given.folder} stored no rollouts; run.rollouts_per_step says how many are kept")
+            raise argument_error(f"{given.folder} stored no rollouts; train with run.rollouts_per_step above 0")
         return [(f"row {number}", _as_row(row)) for number, row in enumerate(rows, 1)], str(given.folder)
     if isinstance(given, Path) or (isinstance(given, str) and "\n" not in given and len(given) < MOST_NAME):
         return list(completion_rows.read_rows(Path(given).expanduser())), str(given)

@@ -128,7 +128,9 @@ def _parse_arguments(words: Sequence[str]) -> tuple[dict[str, _Request], list[st
             shared.append(word)
             continue
         if name not in requests:
-            raise ValueError(f"{word}: the benchmark {name} is not among those to run; name it too, or leave this out")
+            raise ValueError(
+                f"{word}: the benchmark {name} is not among the benchmarks to run; name {name} too, or leave {word} out"
+            )
         if (section := rest.partition("=")[0].partition(".")[0]) in _ONE_ENGINE:
             raise ValueError(f"{word}: one engine runs all benchmarks of a command; give {section}. without {name}.")
         requests[name].overrides.append(rest)

@@ -51,7 +51,9 @@ def _find_start(request: ClientRequest) -> WeightsPlace:
     if not (place.is_model or place.is_adapter):
         raise ValueError(f"model.start_from={given!r}: {place.problem}; expected {_EXPECTED}")
     if (place.folder / "value_head.safetensors").exists():
-        raise ValueError(f"model.start_from={given!r}: it is a critic, which predicts values; give the policy's folder")
+        raise ValueError(
+            f"model.start_from={given!r}: the checkpoint is a critic's, which predicts values; give the policy's folder"
+        )
     if place.damage:
         raise ValueError(f"model.start_from={given!r}: the checkpoint is damaged: {place.damage}; give another one")
     return place
@@ -109,7 +111,7 @@ def plan_model(request: ClientRequest) -> ModelBuild:
     options = request.model
     name, tokenizer = base_names(request)
     if not name and not options.tokenizer:
-        raise ValueError("model.tokenizer is missing: words, characters, or a tokenizer's folder or hub name")
+        raise ValueError("model.tokenizer is missing; give words, characters, or a tokenizer's folder or hub name")
     loaded = load_tokenizer(tokenizer) if name else load_named_tokenizer(options.tokenizer or "", request)
     return ModelBuild(name, options.config, loaded, request.seed, options.device, options.dtype)
 

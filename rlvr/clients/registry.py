@@ -68,7 +68,7 @@ def resolve_client(name: str) -> ClientSpec:
         return _registered[name]
     spec = load_object("client", _BUILT_IN[name].path if name in _BUILT_IN else name)
     if not isinstance(spec, ClientSpec):
-        raise ValueError(f"client={name!r}: it is of type {type(spec).__name__}, expected a ClientSpec(...)")
+        raise ValueError(f"client={name!r}: the object is of type {type(spec).__name__}, expected a ClientSpec(...)")
     return spec
 
 

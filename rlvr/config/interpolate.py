@@ -134,7 +134,7 @@ def resolve(config: DictConfig, origin: Mapping[str, str]) -> tuple[dict[str, An
             tracking.touched.clear()
             try:
                 if depth > DEEPEST:
-                    raise ValueError(f"resolved, it is {TOO_DEEP}; does a value contain itself?")
+                    raise ValueError(f"the resolved value is {TOO_DEEP}; does a value contain itself?")
                 budget.before(text)
                 text = _original(text) if isinstance(text, str) else text
                 value = raw = node[key]

@@ -82,7 +82,7 @@ def load_path(kind: str, path: str) -> Callable[..., Any]:
     """The function at `package.module:function`; ValueError, with what to do, if it cannot be loaded."""
     found = load_object(kind, path)
     if not callable(found):
-        raise ValueError(f"{kind} {path!r}: it is of type {type(found).__name__}, expected a function")
+        raise ValueError(f"{kind} {path!r}: the object is of type {type(found).__name__}, expected a function")
     return found
 
 
@@ -108,7 +108,7 @@ def load_object(kind: str, path: str) -> Any:
     except (Exception, SystemExit) as error:
         raise ValueError(
             f"{kind} {path!r}: importing {module_name!r} failed ({type(error).__name__}: {error}); "
-            "run from the folder that holds it, or install it"
+            "run from the folder that holds the module, or install the module"
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):

@@ -77,7 +77,7 @@ def read_lora_config(folder: Path) -> LoraConfig:
         with safe_open(folder / "adapter_model.safetensors", "pt") as file:
             layers = {_layer_name(key.removeprefix(PEFT_PREFIX)) for key in file.keys()}  # noqa: SIM118 (no mapping)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"adapter {folder} cannot be read: {error}") from error
+        raise ValueError(f"adapter {folder} cannot be read ({error}); {REMEDY}") from error
     return LoraConfig(config.rank, config.alpha, tuple(sorted(layers)))
 
 
@@ -94,7 +94,7 @@ def read_adapter(folder: Path, bank: LoraBank) -> tuple[LoraConfig, dict[str, Te
     try:
         stored = load_file(folder / "adapter_model.safetensors")
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"adapter {folder} cannot be read: {error}") from error
+        raise ValueError(f"adapter {folder} cannot be read ({error}); {REMEDY}") from error
     weights = {key.removeprefix(PEFT_PREFIX): value.float() for key, value in stored.items()}
     layers = {_layer_name(key) for key in weights}
     for key in sorted({layer + part for layer in layers for part in _PARTS} ^ weights.keys()):

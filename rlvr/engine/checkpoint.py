@@ -174,7 +174,7 @@ def load_policy(
         state = load_file(folder / "optimizer.safetensors") if optimizer else {}
         gradient_sums = load_file(folder / "gradients.safetensors") if gradients else {}
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
+        raise ValueError(f"checkpoint {folder} cannot be read ({error}); {REMEDY}") from error
     steps = counters.get("optimizer_steps") if optimizer else {}
     if problem := _find_mismatch(policy, state, steps) if optimizer else "":
         raise ValueError(f"checkpoint {folder}: {problem}; load another one, or the weights alone (load_state)")
@@ -183,7 +183,9 @@ def load_policy(
             raise ValueError(f"checkpoint {folder}: gradients.safetensors has {key}, which does not fit this policy")
     for key, p in policy.parameters.items():
         if weights[key].dtype != p.dtype:
-            raise ValueError(f"checkpoint {folder} is in {weights[key].dtype}, this policy in {p.dtype}; use the same")
+            raise ValueError(
+                f"checkpoint {folder} is in {weights[key].dtype}, this policy in {p.dtype}; use one dtype for both"
+            )
     policy.preserve_snapshots()
     with torch.no_grad():
         for key, p in policy.parameters.items():
@@ -237,7 +239,7 @@ def load_adapter(folder: Path, policy: Policy) -> None:
     try:
         stored = load_file(folder / "adapter_model.safetensors")
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"adapter {folder} cannot be read: {error}") from error
+        raise ValueError(f"adapter {folder} cannot be read ({error}); {REMEDY}") from error
     stored = {key.removeprefix(PEFT_PREFIX): value for key, value in stored.items()}
     for key in (stored.keys() ^ policy.parameters.keys()) or ():
         owner = "only the adapter" if key in stored else "only the policy"
@@ -280,7 +282,7 @@ def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str,
         files += [folder / VALUE_HEAD_FILE] if policy.is_critic else []
         stored = {k.removeprefix(PEFT_PREFIX): v for file in files for k, v in load_file(file).items()}
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
+        raise ValueError(f"checkpoint {folder} cannot be read ({error}); {REMEDY}") from error
     if policy.lora is None and not stored.keys() >= policy.parameters.keys():
         # transformers stores some models under other names than in memory (fused experts) and can convert them back.
         with without_output():
@@ -294,7 +296,9 @@ def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str,
             f"checkpoint {folder} does not fit this policy: it adapts {more[0]} too; see LoraConfig.targets"
         )
     if (saved := counters["lora"]) != _lora(policy):
-        raise ValueError(f"checkpoint {folder} has lora {saved}, this policy has {_lora(policy)}; use the same")
+        raise ValueError(
+            f"checkpoint {folder} has lora {saved}, this policy has {_lora(policy)}; use the same LoRA options for both"
+        )
     weights = {key: stored[key].detach() for key in policy.parameters}
     if tensors_sha256(weights) != counters["weights_sha256"]:
         raise ValueError(

@@ -108,7 +108,7 @@ class Engine:
         """Create a trainable set of weights: an adapter with `lora`, else the model itself (then the only policy)."""
         with self.lock:
             if name in self.policies:
-                raise ValueError(f"a policy named {name!r} exists already")
+                raise ValueError(f"a policy named {name!r} exists already; choose another name")
             others = self.policies or self.bank.installed or self._base
             if any(p.lora is None for p in self.policies.values()) or (lora is None and others):
                 raise ValueError(

@@ -255,7 +255,7 @@ def _check_call(node: LossNode, args: list[Any], kwargs: Mapping[str, Any]) -> N
     if node.target.rpartition(".")[2] in SPLITS and size > MAX_SPLIT:
         raise ValueError(f"{size:,} elements are too many to be split, expected at most {MAX_SPLIT:,}")
     if kwargs.get("device", CPU) not in (CPU, None):
-        raise TypeError("its device is not that of the log-probs; leave it out")
+        raise TypeError("the argument `device` names another device than that of the log-probs; leave it out")
     if node.target == "to" and not all(
         one == CPU or isinstance(one, (torch.dtype, Tensor, bool)) for one in (*args[1:], *kwargs.values())
     ):
@@ -269,7 +269,7 @@ def _call(node: LossNode, args: list[Any], kwargs: dict[str, Any]) -> Any:
             raise TypeError(f"{args[1]} of a {type(args[0]).__name__}, expected a tensor")
         return getattr(args[0], args[1])
     if node.op == "call_method" and not (args and isinstance(args[0], Tensor)):
-        raise TypeError("a method of what is no tensor")
+        raise TypeError("a method is called on a value that is no tensor")
     if function is operator.getitem:
         if not isinstance(args[0], (Tensor, tuple, list)):
             raise TypeError(f"a {type(args[0]).__name__} cannot be indexed")
@@ -334,7 +334,7 @@ def _compute_number(function: Callable[..., Any], args: list[Any]) -> Any:
         return round(power) if is_whole and function is operator.pow else power
     result = function(*args)
     if isinstance(result, int) and not -(2**63) <= result < 2**63:
-        raise ValueError("an integer beyond 64 bits")
+        raise ValueError("an integer does not fit into 64 bits")
     return result
 
 

@@ -166,7 +166,10 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
     name = open_gguf(name)
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not is_model(Path(name).expanduser()):
-        raise ValueError(f"model.name={name!r}: no such model folder (no config.json there)")
+        raise ValueError(
+            f"model.name={name!r}: there is no such model folder (no config.json there); give a folder that "
+            "save_pretrained wrote, or a hub name"
+        )
     source = str(Path(name).expanduser()) if Path(name).expanduser().exists() else name
     if is_folder := is_model(Path(source)):
         if wrong := find_broken_file(Path(source)):

@@ -58,7 +58,9 @@ def load_tokenizer(name: str) -> Any:
 
     name = open_gguf(name)
     if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
-        raise ValueError(f"cannot load a tokenizer from {name!r}: there is no such folder")
+        raise ValueError(
+            f"cannot load a tokenizer from {name!r}: there is no such folder; give model.tokenizer=<folder or hub name>"
+        )
     if Path(name).is_dir() and not any(
         (Path(name) / file).exists() for file in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
     ):

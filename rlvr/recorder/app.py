@@ -37,7 +37,7 @@ def make_app(rollouts: OpenRollouts, model: str) -> Starlette:
     def find(request: Request) -> OpenRollout:
         rollout = rollouts.find(request.path_params["token"])
         if rollout is None:
-            raise DialectError("no rollout has this address, or it is over", status=410)
+            raise DialectError("no open rollout has this address; open one first (POST /rollouts)", status=410)
         return rollout
 
     async def answer(request: Request, dialect: ApiDialect) -> Response:

@@ -222,9 +222,9 @@ def read_recording(path: Path) -> Recording:
         try:
             fields = json.loads(line)
             if not isinstance(fields, dict) or fields.get("kind") not in ("recording", "call", "reward"):
-                raise ValueError("it has no kind `recording`, `call` or `reward`")
+                raise ValueError("the line has no kind `recording`, `call` or `reward`")
             if fields.get("version") != VERSION:
-                raise ValueError(f"it has version {fields.get('version')!r:.40}, expected {VERSION}")
+                raise ValueError(f"the recording has version {fields.get('version')!r:.40}, expected {VERSION}")
             if fields["kind"] == "recording":
                 model = str(fields["model"])
             elif fields["kind"] == "call":

@@ -167,7 +167,7 @@ class RecordingServer:
     def _find(self, request: Request) -> RecordedSession:
         session = self._sessions.get(request.path_params["token"])
         if session is None:
-            raise DialectError("no rollout has this address, or it is over", status=410)
+            raise DialectError("no open rollout has this address; open one first (POST /rollouts)", status=410)
         return session
 
     def _close(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:

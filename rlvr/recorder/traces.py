@@ -108,7 +108,10 @@ def make_events(rollout: RecordedRollout, model: str = "", *, keep_retried: bool
         if not any(mask):
             continue
         if not all(mask):
-            raise ValueError(f"call {node}: a part of its answer is trained, and triplets have no mask; use openenv")
+            raise ValueError(
+                f"call {node}: only a part of its answer is trained, which triplets cannot say (they have no mask); "
+                "use openenv"
+            )
         data = {
             "prompt_token_ids": call.prompt,
             "response_token_ids": choice.tokens,

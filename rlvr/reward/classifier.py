@@ -143,7 +143,9 @@ def _encode(
         if len(row) > most:
             rows[i] = tokenizer(texts[i], truncation=True, max_length=int(most), **encode)["input_ids"]
         elif not row:
-            raise ValueError("the tokenizer made no token of the prompt and the answer")
+            raise ValueError(
+                "the prompt and the answer of a case are empty, so there is no token to judge; leave such rows out"
+            )
     return rows, lengths
 
 
@@ -223,12 +225,12 @@ def _load(name: str, device: str) -> LoadedClassifier:
         config = AutoConfig.from_pretrained(name, **safe)
         kinds = config.architectures or ["unknown"]
         if not any(KIND in kind for kind in kinds):  # loading it would put a head of random weights on it
-            raise ValueError(f"it is a {', '.join(kinds)}, which has no classification head")
+            raise ValueError(f"the model is a {', '.join(kinds)}, which has no classification head")
         module, report = AutoModelForSequenceClassification.from_pretrained(
             name, use_safetensors=True, output_loading_info=True, **safe
         )
         if missing := sorted(report["missing_keys"]):
-            raise ValueError(f"its weights lack {', '.join(missing[:3])}")
+            raise ValueError(f"the weights of the model lack {', '.join(missing[:3])}")
         tokenizer = AutoTokenizer.from_pretrained(name, **safe)
     except Exception as error:  # each kind of model checks its config by its own errors
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]

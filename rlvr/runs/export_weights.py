@@ -142,7 +142,10 @@ def list_public_files(folder: Path) -> list[Path]:
 
 def _refuse_remote(folder: Path) -> None:
     if (folder / REMOTE).exists():
-        raise ValueError(f"the weights of {folder} are at a server ({weights_path(folder)}); download them there")
+        raise ValueError(
+            f"the weights of {folder} are kept by a server, as {weights_path(folder)}; download the weights from that "
+            "server"
+        )
 
 
 def _find_weights(given: str | Path, is_best: bool) -> Export:
@@ -160,7 +163,7 @@ def _find_weights(given: str | Path, is_best: bool) -> Export:
             f"{place.given} is not a run folder, of which the best weights could be taken; leave the option `best` out"
         )
     if place.kind is WeightsKind.SERVER:
-        raise ValueError(f"{place.given}: the weights are at a server; download them there")
+        raise ValueError(f"{place.given}: the weights are kept by a server; download the weights from that server")
     place = WeightsPlace.of(resolve_best(place.folder))
     if place.kind is WeightsKind.CHECKPOINT and place.folder.is_dir():
         if damage := find_damage(place.folder):

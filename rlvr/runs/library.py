@@ -120,7 +120,7 @@ class Run:
         files = [self.folder / "rollouts" / f"rl-{step:06d}.jsonl"] if step is not None else None
         if files and not files[0].exists():
             raise ValueError(
-                f"{self.folder} stored no rollouts of step {step}; run.rollouts_per_step says how many a step are kept"
+                f"{self.folder} stored no rollouts of step {step}; train with run.rollouts_per_step above 0"
             )
         found = files or self._rollout_files()
         return [row for file in found for row in _read_rows(file)]
@@ -225,7 +225,7 @@ class Run:
         """Draw the reward of all stored completions against their length, by default `lengths.png`."""
         rollouts = {int(found.stem.removeprefix("rl-")): _read_rows(found) for found in self._rollout_files()}
         if not rollouts:
-            raise ValueError(f"{self.folder} stored no rollouts; run.rollouts_per_step says how many a step are kept")
+            raise ValueError(f"{self.folder} stored no rollouts; train with run.rollouts_per_step above 0")
         place = self._picture(file, "lengths.png")
         plot_lengths(rollouts, place, self.folder.name)
         return place

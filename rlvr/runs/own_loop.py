@@ -114,7 +114,10 @@ def update(
         )
     temperatures = {trajectory.temperature for trajectory in batch}
     if len(temperatures) > 1:
-        raise ValueError(f"update: the batch was sampled at the temperatures {sorted(temperatures)}; expected one")
+        raise ValueError(
+            f"update: the batch was sampled at the temperatures {sorted(temperatures)}; expected one for all "
+            "completions"
+        )
     if max_tokens is None and (needs_budget(spec.reduction) or any(term.needs_budget for term in spec.terms)):
         raise ValueError(
             f"update: the algorithm {spec.name!r} needs max_tokens, the most tokens of a completion: give "

@@ -108,7 +108,9 @@ def _read_version(connection: sa.Connection, where: str) -> str | None:
 def main(arguments: list[str]) -> str:
     """`URL REVISION`: migrate a database back. Returns what to print; ValueError or StoreDown if it cannot be done."""
     if len(arguments) != 2:
-        raise ValueError(f"expected a database and a revision: one of {', '.join(KNOWN_VERSIONS)}")
+        raise ValueError(
+            f"{len(arguments)} words given, expected two: a database, and a revision of {', '.join(KNOWN_VERSIONS)}"
+        )
     url, revision = arguments
     database = Database(url)
     try:

@@ -160,7 +160,9 @@ def build_plan(
 ) -> StudyPlan:
     """The plan of these variants, whose configs are made and checked here; `shared` are words of all runs."""
     if len(drafts) * len(seeds) > MOST_RUNS:
-        raise ValueError(f"{len(drafts)} variants x {len(seeds)} seeds are more than {MOST_RUNS:,} runs")
+        raise ValueError(
+            f"{len(drafts)} variants x {len(seeds)} seeds are more than {MOST_RUNS:,} runs; give fewer of either"
+        )
 
     def compose(more: Sequence[str]) -> tuple[RunConfig, LoadedConfig]:
         loaded = load(config_name, config or config_path, [*shared, *more])
@@ -244,7 +246,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         if last < first:
             raise ValueError(f"seeds={text}: the range {part.strip()} is empty; write {last}..{first}")
         if last - first >= MOST_RUNS:
-            raise ValueError(f"seeds={text}: {last - first + 1:,} seeds, expected at most {MOST_RUNS:,}")
+            raise ValueError(f"seeds={text}: {last - first + 1:,} seeds, expected at most {MOST_RUNS:,}; give fewer")
         if last >= 2**63:
             raise ValueError(f"seeds={text}: {last} is too large; expected seeds from 0 to 2**63 - 1")
         if twice := seeds.intersection(range(first, last + 1)):

@@ -172,7 +172,7 @@ class Callbacks:
             try:
                 if held := getattr(callback, "state", dict)():
                     if not isinstance(held, dict) or json.loads(json.dumps(held)) != held:
-                        raise ValueError(f"it returned {held!r:.80}, expected a dictionary of text keys for JSON")
+                        raise ValueError(f"`state` returned {held!r:.80}, expected a dictionary of text keys for JSON")
                     states[name] = held
             except Exception as error:
                 self._fail(name, "state", error)
@@ -242,18 +242,18 @@ def check_metrics(returned: Any, taken: Mapping[str, Any]) -> dict[str, float]:
     if returned is None:
         return {}
     if not isinstance(returned, Mapping):
-        raise ValueError(f"it returned a {type(returned).__name__}, expected None or metrics: numbers by name")
+        raise ValueError(f"the method returned a {type(returned).__name__}, expected None or metrics: numbers by name")
     checked: dict[str, float] = {}
     for name, value in returned.items():
         if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # of numpy or torch
             value = value.item()
         if not (isinstance(name, str) and name) or not isinstance(value, Real) or isinstance(value, bool):
-            raise ValueError(f"it returned {name!r}: {value!r:.80}, expected a number under a name")
+            raise ValueError(f"the method returned {name!r}: {value!r:.80}, expected a number under a name")
         if name in taken:
-            raise ValueError(f"it returned {name!r}, which the step has already; use a name of its own")
+            raise ValueError(f"the method returned {name!r}, which the step has already; use a name of its own")
         if name in _OF_THE_RUN or name.startswith(_BEGINNINGS):
             reserved = ", ".join((*_OF_THE_RUN, *(f"{beginning}..." for beginning in _BEGINNINGS)))
-            raise ValueError(f"it returned {name!r}, a name of the run's own ({reserved}); use another one")
+            raise ValueError(f"the method returned {name!r}, a name of the run's own ({reserved}); use another one")
         checked[name] = float(value)
     return checked
 

@@ -296,12 +296,12 @@ class Middleware:
         )
 
     def _too_many_bytes(self, arriving: int) -> HttpError:
-        detail = f"{arriving:,} bytes of yours are arriving at the same time; send fewer requests at once"
+        detail = f"{arriving:,} bytes from you are arriving at the same time; send fewer requests at once"
         return self.error(429, "busy", detail, retry_after=1.0)
 
     def _too_many_requests(self, counted_as: str, owner: str) -> HttpError:
         hint = self.open_requests_hint if counted_as == owner else Middleware.open_requests_hint
-        detail = f"{self._open[counted_as]:,} requests of yours are not answered yet; {hint}"
+        detail = f"{self._open[counted_as]:,} of your requests are not answered yet; {hint}"
         return self.error(429, "busy", detail, retry_after=1.0)
 
 

@@ -79,7 +79,8 @@ def bind_unix_socket(path: str) -> socket.socket:
     except OSError as error:
         listening.close()
         raise ValueError(
-            f"cannot listen on the socket {path} ({error}); it may have 107 bytes: set TMPDIR to a shorter folder"
+            f"cannot listen on the socket {path} ({error}); its path may have at most 107 bytes: set TMPDIR to a "
+            "shorter folder"
         ) from error
     return listening
 

@@ -139,7 +139,7 @@ class ServiceClient:
 def _base_of(folder: Path) -> str:
     """The base model of a saved adapter."""
     if wrong := find_damage(folder):
-        raise ValueError(f"no whole checkpoint at {folder}: {wrong}; {_CURE}")
+        raise ValueError(f"no complete checkpoint at {folder}: {wrong}; {_CURE}")
     config = read_json(folder / ADAPTER_CONFIG, "the config of an adapter", _CURE)
     if not isinstance(name := config.get("base_model_name_or_path"), str):
         raise ValueError(f"{folder / ADAPTER_CONFIG} names no base model; give base_model=")

@@ -200,7 +200,8 @@ class VllmPublisher:
             if weights.folder is not None:
                 if not weights.folder.is_dir():  # vLLM's engine would end over a missing folder
                     raise SamplerError(
-                        f"{weights.folder} is missing: {server.url} cannot be given {weights.fingerprint}"
+                        f"the folder {weights.folder} is missing, so {server.url} cannot load the weights "
+                        f"{weights.fingerprint}"
                     )
                 await (_load_adapter if weights.is_adapter else _load_all)(server, weights)
             await self._verify(server, weights)

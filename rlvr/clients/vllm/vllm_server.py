@@ -77,7 +77,9 @@ class VllmServer:
             late = f"{where} did not answer within {self.options.timeout_s:g} s (sampler.timeout_s)"
             raise ServerDownError(late) from error
         except (self._http.HTTPError, self._http.InvalidURL, self._http.StreamError) as error:
-            raise ServerDownError(f"{where} cannot be reached: {type(error).__name__}: {error}") from error
+            raise ServerDownError(
+                f"{where} cannot be reached ({type(error).__name__}: {error}); start the server, or correct its address"
+            ) from error
         if response.status_code != 200:
             message = f"{where} answered {response.status_code}: {response.text.strip()[:500]}"
             if "EngineCore" in response.text:

@@ -112,7 +112,7 @@ class CommandSession:
             self._channel.settimeout(GRACE_SECONDS)
             self._channel.sendall(len(raw).to_bytes(8, "little") + raw)
         except OSError as error:
-            raise EpisodeError(f"sandbox: it has ended ({error})") from error
+            raise EpisodeError(f"the sandbox of the agent has ended ({error})") from error
         report, result, output = self._read_report(seconds + GRACE_SECONDS)
         said = output.decode("utf-8", "replace")
         return CommandEnd(report["code"], report["used"], said, result, report["result"])
@@ -142,7 +142,7 @@ class CommandSession:
         try:
             piece = self._channel.recv(1 << 16)
         except OSError as error:
-            raise EpisodeError(f"sandbox: no report came ({type(error).__name__}: {error})") from error
+            raise EpisodeError(f"the sandbox of the agent gave no report ({type(error).__name__}: {error})") from error
         if not piece:
-            raise EpisodeError("sandbox: it has ended before its command did")
+            raise EpisodeError("the sandbox of the agent ended before the agent's command did")
         self._received += piece

@@ -249,7 +249,7 @@ class HarborTasks(RowSource):
         if not tasks:
             raise ValueError(
                 f"{name}: no task can run without Docker. {self._list_left_out()}. For tasks that need an image give a "
-                "root folder of yours: env.kwargs.image=FOLDER"
+                "root folder of your own: env.kwargs.image=FOLDER"
             )
         rows = _make_rows(tasks)
         if isinstance(heldout, Sequence):

@@ -99,7 +99,7 @@ def read_task(folder: Path, image: str = "") -> HarborTask:
             _read_table(config, name) for name in ("agent", "verifier", "environment", "solution")
         )
         if config.get("steps") or (folder / "steps").is_dir():
-            raise NeedsImage("it has several steps")
+            raise NeedsImage("the task has several steps")
         _check_environment(folder, environment, image)
         _check_verifier(folder, verifier)
         instruction = (folder / "instruction.md").read_text(encoding="utf-8").strip()
@@ -158,20 +158,20 @@ def _check_environment(folder: Path, environment: Mapping[str, Any], image: str)
             raise NeedsImage(reason)
     for name in ("docker-compose.yaml", "docker-compose.yml"):
         if (folder / "environment" / name).exists():
-            raise NeedsImage(f"it has services (environment/{name})")
+            raise NeedsImage(f"the task has services (environment/{name})")
 
 
 def _check_verifier(folder: Path, verifier: Mapping[str, Any]) -> None:
     if (mode := verifier.get("environment_mode", "shared")) != "shared":
-        raise NeedsImage(f"its tests run in an image of their own (verifier.environment_mode={mode!r})")
+        raise NeedsImage(f"the task's tests run in an image of their own (verifier.environment_mode={mode!r})")
     if (path := verifier.get("import_path")) is not None:
-        raise NeedsImage(f"it has a verifier of its own ({path!r})")
+        raise NeedsImage(f"the task has a verifier of its own ({path!r})")
     script = folder / "tests" / "test.sh"
     if not script.is_file():
         raise ValueError(f"harbor: the task {folder} has no tests/test.sh")
     text = "\n".join(line for line in script.read_text(encoding="utf-8").splitlines() if not _is_comment(line))
     if found := _DOWNLOADS.search(text):
-        raise NeedsImage(f"its tests download what they need (tests/test.sh uses {found[1]})")
+        raise NeedsImage(f"the task's tests download what they need (tests/test.sh uses {found[1]})")
 
 
 class _CopiedFiles:
@@ -197,13 +197,13 @@ class _CopiedFiles:
             return
         if word == "FROM":
             if self._has_base or not _PLAIN.fullmatch(rest):
-                raise NeedsImage(f"its Dockerfile has no plain base image (FROM {rest:.80})")
+                raise NeedsImage(f"the task's Dockerfile has no plain base image (FROM {rest:.80})")
             self._has_base = True
         elif word in ("WORKDIR", "ENV", "COPY", "ADD") and ("$" in rest or "<<" in rest):
             if self._is_built and word == "ENV" and "<<" not in rest:
                 self._take(word, self._expand(rest))
                 return
-            raise NeedsImage(f"its Dockerfile has more than plain paths ({word} {rest:.80})")
+            raise NeedsImage(f"the task's Dockerfile has more than plain paths ({word} {rest:.80})")
         elif word == "WORKDIR":
             self.workdir = str(PurePosixPath(self.workdir) / _split(rest)[0])
         elif word == "ENV":
@@ -217,11 +217,11 @@ class _CopiedFiles:
             ):
                 if self._is_built:
                     return
-                raise NeedsImage(f"its Dockerfile has more than files of its own ({word} {rest:.80})")
+                raise NeedsImage(f"the task's Dockerfile has more than files of its own ({word} {rest:.80})")
             *sources, target = [one for one in words if not one.startswith("--")]
             self.copy(sources, target)
         elif not self._is_built:
-            raise NeedsImage(f"its Dockerfile builds an image ({word} {rest:.80})")
+            raise NeedsImage(f"the task's Dockerfile builds an image ({word} {rest:.80})")
 
     def _expand(self, text: str) -> str:
         """With the variables so far; NeedsImage for another one."""
@@ -229,22 +229,22 @@ class _CopiedFiles:
         try:
             return Template(text).substitute(known)
         except (KeyError, ValueError) as error:
-            raise NeedsImage(f"its Dockerfile has a variable that is not known (ENV {text:.80})") from error
+            raise NeedsImage(f"the task's Dockerfile has a variable that is not known (ENV {text:.80})") from error
 
     def copy(self, sources: list[str], target: str) -> None:
         if (self._context / ".dockerignore").exists():
             if self._is_built:
                 return
-            raise NeedsImage("its environment has a .dockerignore")
+            raise NeedsImage("the task's environment has a .dockerignore")
         place = PurePosixPath(os.path.normpath(PurePosixPath(self.workdir) / target))
         found: list[Path] = []
         for source in sources:
             pattern = os.path.normpath(source.lstrip("/") or ".")
             if pattern.startswith(".."):
-                raise NeedsImage(f"its Dockerfile copies {source}, which is outside of environment/")
+                raise NeedsImage(f"the task's Dockerfile copies {source}, which is outside of environment/")
             found += [self._context] if pattern == "." else sorted(self._context.glob(pattern))
         if not found and self._context.is_dir() and not self._is_built:
-            raise NeedsImage(f"its Dockerfile copies {', '.join(sources)}, which environment/ does not have")
+            raise NeedsImage(f"the task's Dockerfile copies {', '.join(sources)}, which environment/ does not have")
         into = len(found) > 1 or target.endswith("/") or str(place) == self.workdir
         for path in found:
             if path.is_dir():
@@ -266,7 +266,7 @@ def _is_system(place: str) -> bool:
 def _check_place(place: str) -> None:
     top = place.split("/")[1] if place.startswith("/") else ""
     if not top or _is_system(place) or f"/{top}" in PRIVATE:
-        raise NeedsImage(f"it has files in {place}, where the sandbox has its own")
+        raise NeedsImage(f"the task puts files into {place}, which is the sandbox's own")
 
 
 def _split(rest: str) -> list[str]:
@@ -275,7 +275,7 @@ def _split(rest: str) -> list[str]:
     try:
         return shlex.split(rest)
     except ValueError as error:
-        raise NeedsImage(f"its Dockerfile cannot be read ({rest:.80}: {error})") from error
+        raise NeedsImage(f"the task's Dockerfile cannot be read ({rest:.80}: {error})") from error
 
 
 def _is_comment(line: str) -> bool:
@@ -301,7 +301,7 @@ def _read_variables(table: Mapping[str, Any]) -> dict[str, str]:
     found = {str(name): str(value) for name, value in dict(table.get("env") or {}).items()}
     for name, value in found.items():
         if "${" in value:
-            raise NeedsImage(f"it takes {name} from the host's environment")
+            raise NeedsImage(f"the task takes {name} from the host's environment")
     return found
 
 

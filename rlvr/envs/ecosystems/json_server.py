@@ -97,7 +97,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
         place = urlsplit(newurl)
         raise ValueError(
-            f"it redirects to {newurl:.200}, which is not followed; give the address that answers itself, such as "
+            f"the server redirects to {newurl:.200}, which is not followed; give the address that answers itself, "
+            "such as "
             f"{place.scheme}://{place.netloc}"
         )
 

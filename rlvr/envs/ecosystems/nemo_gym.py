@@ -51,7 +51,9 @@ class NemoRow:
         self._task = task
         answer = await self._post("/seed_session", task.meta["row"])
         if isinstance(answer, dict) and answer.get("mcp"):
-            raise EpisodeError(f"{self._what('/seed_session')}: its tools are served by MCP, which is not supported")
+            raise EpisodeError(
+                f"{self._what('/seed_session')}: the server's tools are served by MCP, which is not supported"
+            )
 
     async def verify(self) -> tuple[float, Json]:
         """The reward of the episode, and what else the server says of it."""
@@ -232,7 +234,9 @@ def _check_tools(tools: Any, place: str) -> None:
     names = [one.get("name") if isinstance(one, dict) else one for one in tools] if isinstance(tools, list) else [tools]
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in _OWN_PATHS:
-            raise ValueError(f"nemo_gym: {place}: it has the tool {name!r:.80}, expected functions with a name each")
+            raise ValueError(
+                f"nemo_gym: {place}: the row has the tool {name!r:.80}, expected functions with a name each"
+            )
 
 
 def _read_message(one: Any, place: str) -> dict[str, str]:

@@ -86,10 +86,16 @@ class GameEnv(ExternalEnv):
 
     async def _draw_move(self, role: str, opponent: str) -> str:
         if not opponent:
-            raise EpisodeError(f"task {self.task.id!r}: it is the turn of {role!r}, which no one plays")
+            raise EpisodeError(
+                f"task {self.task.id!r}: the role {role!r} has the turn, and neither the policy nor an opponent plays "
+                "it"
+            )
         moves = list(await self._session.list_moves(opponent))
         if not moves:
-            raise EpisodeError(f"task {self.task.id!r}: the opponent {opponent!r} has no move as {role!r}")
+            raise EpisodeError(
+                f"task {self.task.id!r}: the game lists no move of the opponent {opponent!r} as {role!r}; list_moves "
+                "must give at least one"
+            )
         return moves[rng.integer(len(moves), rng.key("opponent", self._seats.key, *self._said))]
 
     def _show(self, turn: GameTurn) -> ModelInput | None:
@@ -104,7 +110,9 @@ class GameEnv(ExternalEnv):
         else:
             prompt = conversation.answer(turn.text)
         if prompt == []:
-            raise EpisodeError(f"task {self.task.id!r}: the game said nothing to {turn.role!r}, and it has no prompt")
+            raise EpisodeError(
+                f"task {self.task.id!r}: the game gave no text to {turn.role!r}, and that role has no prompt either"
+            )
         if prompt is None or (self.prompt_limit is not None and len(prompt) > self.prompt_limit):
             return None
         return ModelInput(prompt)

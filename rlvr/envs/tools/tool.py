@@ -76,7 +76,9 @@ class Tool:
             fields[one.name] = (hints[one.name], ... if one.default is one.empty else one.default)
         description = " ".join((inspect.getdoc(function) or "").split())
         if not description:
-            raise ValueError(f"tool {name}: it has no docstring, which tells the model what it does; write one")
+            raise ValueError(
+                f"tool {name}: the function has no docstring, which tells the model what the tool does; write one"
+            )
         try:
             model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
             model.model_json_schema()

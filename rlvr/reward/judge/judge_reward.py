@@ -111,7 +111,7 @@ class EndpointJudgeOptions(JudgeOptions):
             raise ValueError(f"extra_body sets {name!r}, which the judge sets itself; `model` and `votes` are options")
         self.endpoint.check("endpoint")
         if importlib.util.find_spec("httpx2") is None:
-            raise ValueError("it needs an HTTP client: pip install 'rlvr[judge]'")
+            raise ValueError("reward 'judge' needs an HTTP client: pip install 'rlvr[judge]'")
 
     @property
     def endpoint(self) -> Endpoint:

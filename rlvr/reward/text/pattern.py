@@ -51,7 +51,7 @@ def check_pattern(pattern: Any, match: str = "full", seconds: float = SECONDS) -
     if reply.value:
         place = "" if reply.value["position"] is None else f" at position {reply.value['position']}"
         raise ValueError(
-            f"{which} is not a regular expression: {reply.value['error']}{place}; correct it there (a literal "
+            f"{which} is not a regular expression: {reply.value['error']}{place}; correct the expression (a literal "
             "( [ { * + ? . or \\ takes a backslash before it)"
         )
 

@@ -268,7 +268,7 @@ class Sessions:
                     live.request_stop(Status.INTERRUPTED)
                     raise asyncio.CancelledError
                 if not await asyncio.to_thread(self._claim, session):
-                    raise SessionFailure("cancelled", "it was ended while it was queued")
+                    raise SessionFailure("cancelled", "the session was cancelled while it was queued")
                 session.status, session.started = Status.RUNNING, time.time()
                 live.advance(Phase.RUNNING)
                 live.publish(status_event(session.id, Status.RUNNING))

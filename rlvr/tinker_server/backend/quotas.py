@@ -26,10 +26,11 @@ class OwnerQuotas:
             held, running = self._bytes.get(owner, 0), self._samples.get(owner, 0)
             if held and held + size > self._limits.owner_bytes and not awaited:
                 raise Busy(
-                    f"{held:,} bytes of yours wait, expected at most {self._limits.owner_bytes:,}; try again soon"
+                    f"your waiting requests hold {held:,} bytes, expected at most {self._limits.owner_bytes:,}; try "
+                    "again soon"
                 )
             if running + samples > self._limits.owner_samples:
-                raise Busy(f"{running} sampling requests of yours are waiting already; try again soon")
+                raise Busy(f"{running} of your sampling requests are waiting already; try again soon")
             self._bytes[owner], self._samples[owner] = held + size, running + samples
             return held + size
 

@@ -151,7 +151,7 @@ def _write_topk(message: Any, rows: Sequence[Sequence[tuple[int, float]] | None]
 def _unpack(body: bytes, encoding: str | None, most: int) -> bytes:
     """Undo `Content-Encoding`; never produces more than `most` bytes, whatever the header says."""
     if len(body) > most:
-        raise BadRequest(f"body of {len(body):,} bytes: at most {most:,}; send fewer datums at a time")
+        raise BadRequest(f"body of {len(body):,} bytes, expected at most {most:,}; send fewer datums at a time")
     if encoding in (None, "", "identity"):
         return body
     if encoding != "zstd":
@@ -404,7 +404,9 @@ def read_targets(given: Any) -> RequestedTargets | None:
     if given is None:
         return None
     if not isinstance(given, dict):
-        raise ValueError(f"it is a {type(given).__name__}, expected a tensor: an object with {', '.join(_FIELDS)}")
+        raise ValueError(
+            f"the value is of type {type(given).__name__}, expected a tensor: an object with {', '.join(_FIELDS)}"
+        )
     if unknown := sorted(set(given) - {*_FIELDS, "type"}):
         raise ValueError(f"unknown field {unknown[0]!r:.40}, expected a tensor: an object with {', '.join(_FIELDS)}")
     if given.get("dtype") != "int64":
@@ -434,4 +436,4 @@ def _integers(given: dict[str, Any], name: str) -> np.ndarray:
     try:
         return np.array(values, dtype="<i8")
     except OverflowError:
-        raise ValueError(f"{name}: an integer beyond 64 bits") from None
+        raise ValueError(f"{name}: an integer does not fit into 64 bits") from None

@@ -103,7 +103,7 @@ def _find_class(source: TaskSource, request: ExportRequest) -> ClassGym | None:
     if isinstance(source, GymSource):
         if not isinstance(source.gym, ClassGym):
             raise _refuse(
-                request.name, "its episodes are played by another project, from which it can be used as it is"
+                request.name, "its episodes are played by another project; use the environment of that project directly"
             )
         if request.reward is not None or request.reward_options:
             raise _refuse(request.name, "its episodes give the reward themselves; leave --reward out")
@@ -129,7 +129,7 @@ def _find_reward(source: TaskSource, request: ExportRequest) -> Reward:
             called = getattr(given, "__qualname__", type(given).__name__)
             raise _refuse(
                 name,
-                f"no import leads to its reward ({called}, as a lambda or a function inside another); put it into a "
+                f"its reward cannot be imported ({called}, as a lambda or a function inside another); put it into a "
                 "module and name it by package.module:function",
             )
         given = path
@@ -189,7 +189,7 @@ def collect_tasks(name: str, source: TaskSource, most: int) -> dict[str, list[Ta
         if len(found) >= most:
             break
     if not found and not every:
-        raise _refuse(name, "it has no tasks")
+        raise _refuse(name, "the environment has no tasks")
     tasks = {"train": list(found.values()), "heldout": every[:most]}
     for task in (*tasks["train"], *tasks["heldout"]):
         write_row(task)

@@ -95,7 +95,7 @@ def serve_games(make: Callable[[dict[str, Any]], Game]) -> None:
         except LookupError as error:
             if missing := re.search(r"nltk\.download\('([^']+)'\)", str(error)):
                 command = f"`{sys.executable} -m nltk.downloader {missing[1]}`"
-                raise Refusal(f"the game needs words that are not here; {command}") from error
+                raise Refusal(f"the game needs a word list that is not installed; run {command}") from error
             raise
         return describe_step(text, 0.0, False, info)
 

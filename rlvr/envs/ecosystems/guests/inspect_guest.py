@@ -101,9 +101,9 @@ async def solve(task: Any, place: int, answer: str | None) -> tuple[Any, list[di
 
     async def generate(state: Any, *_: Any, **__: Any) -> Any:
         if asked:
-            raise Refusal("it asks the model more than once; expected one turn")
+            raise Refusal("the solver asks the model more than once; expected one turn")
         if state.tools:
-            raise Refusal("it gives the model tools; expected one turn without tools")
+            raise Refusal("the solver gives the model tools; expected one turn without tools")
         asked.append([read_message(message) for message in state.messages])
         if answer is None:
             raise SolverStop
@@ -239,7 +239,7 @@ async def score(config: dict[str, Any], place: int, hash: str, answer: str) -> d
     task = find(config)
     state, messages = await solve(task, place, answer)
     if compute_hash(messages) != hash:
-        raise Refusal("the task asks this sample otherwise than before; it must be the same every time (no shuffle)")
+        raise Refusal("the task's messages for this sample have changed; they must be the same every time (no shuffle)")
     values = await judge(task, state)
     return {"reward": choose(config["scorer"], values), "scores": values}
 

@@ -245,7 +245,7 @@ async def run_episode(config: dict[str, Any], idx: int, hash: str, base_url: str
     opened = find(config)
     tasks = opened.read_tasks(idx + 1)
     if len(tasks) <= idx or compute_hash(tasks[idx].data) != hash:
-        raise Refusal(f"the taskset has another task {idx} than before; it must load the same tasks every time")
+        raise Refusal(f"the task {idx} of the taskset has changed; the taskset must load the same tasks every time")
     await opened.start()
     client = EvalClientConfig(base_url=f"{base_url}/v1", api_key_var="RLVR_POLICY_KEY")
     episode = await opened.run(tasks[idx], client)

@@ -133,7 +133,7 @@ class TrainingRuns:
             setup = (base_model, create.rank, json.dumps(choice))
             existing = self._store.one("SELECT base_model, rank, lora FROM models WHERE id = ?", model)
             if existing is not None and tuple(existing.values()) != setup:
-                raise UserError(f"model_seq_id of {model} was another training run; a model_seq_id is used once")
+                raise UserError(f"model_seq_id names the training run {model} already; give the next number")
             if existing is None:
                 self._disk.check_new_run(owner)
                 now = self._clock()

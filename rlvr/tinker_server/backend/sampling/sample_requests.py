@@ -172,7 +172,7 @@ class SampleRequests:
         if run is None and not name.startswith("tinker://"):
             raise NotFound(
                 f"model {name[:200]!r} is not served here{did_you_mean(name[:200], self._engines)}; served: "
-                f"{', '.join(self._engines)}, saved weights by their tinker:// path, and training runs of yours by "
+                f"{', '.join(self._engines)}, saved weights by their tinker:// path, and your training runs by "
                 "their id"
             )
         sampler = self._store.one(

@@ -117,7 +117,9 @@ class RunWeights:
             finally:
                 self._lock.release()
         if self._current is None:
-            raise ServerError(f"{self.place.name}: no whole checkpoint is there; the server's log says what is wrong")
+            raise ServerError(
+                f"{self.place.name}: no complete checkpoint is there; the server's log says what is wrong"
+            )
         return self._current
 
     def _refresh(self) -> bool:

@@ -37,13 +37,15 @@ class CustomLosses:
             existing = self._store.one("SELECT body FROM custom_losses WHERE id = ?", loss)
             if existing is not None:
                 if existing["body"] != body:
-                    raise UserError(f"custom_loss_seq_id {seq_id} of this session was another loss; it is used once")
+                    raise UserError(
+                        f"custom_loss_seq_id {seq_id} names another loss of this session already; give the next number"
+                    )
                 return loss
             query = "SELECT coalesce(sum(length(body)), 0) AS size FROM custom_losses WHERE owner = ?"
             held = self._store.all(query, owner)[0]["size"]
             if held + len(body) > self._limits.owner_loss_bytes:
                 raise UserError(
-                    f"custom losses of yours take {held:,} bytes, expected at most {self._limits.owner_loss_bytes:,} "
+                    f"your custom losses take {held:,} bytes, expected at most {self._limits.owner_loss_bytes:,} "
                     "with this one (limits.owner_loss_bytes); close clients whose losses you do not need any more"
                 )
             row = {"id": loss, "session": session_id, "owner": owner, "body": body, "created": self._clock()}

@@ -66,7 +66,7 @@ class WeightCopies:
             if (existing := self._store.one("SELECT owner FROM models WHERE id = ?", run)) is not None:
                 copied = self._store.one("SELECT source FROM copied_runs WHERE id = ?", run)
                 if existing["owner"] != owner or copied is None or copied["source"] != source_path:
-                    raise UserError(f"model_seq_id of {run} was another training run; a model_seq_id is used once")
+                    raise UserError(f"model_seq_id names the training run {run} already; give the next number")
                 if self._checkpoints.find_row(target) is not None:
                     return str(target)
             else:

@@ -104,9 +104,12 @@ async def _answer(dialect: ApiDialect, body: DialectRequest, caller: Caller) -> 
 
 def _refuse_ignored(call: ChatRequest) -> None:
     if call.schema is not None:
-        raise DialectError("the format of an answer is not enforced here: ask for it in a message, and leave it out")
+        raise DialectError(
+            "this server does not enforce a format of answers: describe the format in a message, and leave this field "
+            "out"
+        )
     if call.required_tool:
-        raise DialectError("tool_choice: a call cannot be forced here; use auto or none", "tool_choice")
+        raise DialectError("tool_choice: this server cannot force a call; use auto or none", "tool_choice")
     if call.previous is not None:
         raise DialectError(
             "previous_response_id: answers are not kept here; send the whole input, or open a rollout (/rollouts)",

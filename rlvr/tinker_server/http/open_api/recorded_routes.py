@@ -89,7 +89,7 @@ class ServedRollouts:
             self._close_expired()
             count = sum(one.owner == owner for one in self._open.values())
             if count >= self._limits.owner_rollouts:
-                raise Busy(f"{count:,} rollouts of yours are open (limits.owner_rollouts); close some")
+                raise Busy(f"{count:,} of your rollouts are open (limits.owner_rollouts); close some")
             folder = self._folder / owner
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._bytes[owner] = sum(file.stat().st_size for file in folder.glob("*.jsonl"))
@@ -196,7 +196,7 @@ async def delete_rollout(name: str, caller: CallerDep) -> Json:
 
 def _find(request: Request) -> ServedRollout:
     if (found := _rollouts(request).find(request.path_params["token"])) is None:
-        raise StatusError(410, "no rollout has this address, or it is over")
+        raise StatusError(410, "no open rollout has this address; open one first (POST /rollouts)")
     return found
 
 
