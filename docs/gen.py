@@ -490,7 +490,7 @@ def environment_checks() -> str:
     from rlvr.audits.environment.check_report import CHECKS
 
     rows = [
-        [spec.group, f"`{name}`", spec.what, spec.how, spec.openenv and f"`{spec.openenv}`"]
+        [spec.group, f"`{name}`", spec.requirement, spec.method, spec.openenv and f"`{spec.openenv}`"]
         for name, spec in CHECKS.items()
     ]
     return _table(["group", "check", "in a sound environment", "tried", "OpenEnv's name"], rows)

@@ -87,7 +87,7 @@ def _find_ratios(
     return np.concatenate(ratios)
 
 
-class Differences:
+class DifferenceSums:
     """Running sums over tokens: of d = p - q, |d|, d^2, exp(d) - 1 - d, and of q if given."""
 
     def __init__(self) -> None:
@@ -139,10 +139,10 @@ class UpdateStatistics:
         self.of_client: dict[str, float] = {}  # what it reports of the last optimizer step beside the norm
         self.rates: dict[str, float] = {}  # of the last optimizer step
         self.critic: dict[str, float] = {}  # the metrics of the critic's update
-        self._first = Differences()  # p - q of the first optimizer step: rounding, where the batch is on-policy
-        self._epoch = Differences()  # of every token when it was first trained on
-        self._last = Differences()  # of the optimizer step under way
-        self._of_terms: dict[str, Differences] = {}  # what terms measure, of the same step
+        self._first = DifferenceSums()  # p - q of the first optimizer step: rounding, where the batch is on-policy
+        self._epoch = DifferenceSums()  # of every token when it was first trained on
+        self._last = DifferenceSums()  # of the optimizer step under way
+        self._of_terms: dict[str, DifferenceSums] = {}  # what terms measure, of the same step
         self._target_divergence: float | None = None  # measured without a step
         self.equal_pairs = 0  # left out of a preference loss: the same tokens, preferred and not
         self.measured = dict(measured or {})  # what terms found out before the first optimizer step
@@ -188,7 +188,7 @@ class UpdateStatistics:
         advantage, ratio = tokens.advantage, _find_ratios(algorithm, rows, data, tokens, output)
         if not joined:
             self.updates += 1
-            self._last, self._of_terms, self._target_divergence = Differences(), {}, None
+            self._last, self._of_terms, self._target_divergence = DifferenceSums(), {}, None
         self.tokens += len(delta)
         self._last.add(delta)
         if self.updates == 1:
@@ -228,7 +228,7 @@ class UpdateStatistics:
             added, values = term.measure(trained)
             self.term_losses[term.name] = join(self.term_losses[term.name], added)
             if values is not None:
-                self._of_terms.setdefault(term.name, Differences()).add(values)
+                self._of_terms.setdefault(term.name, DifferenceSums()).add(values)
 
     def metrics(self) -> dict[str, float]:
         """The metrics of the update; without a step: counts of work, the critic's, what terms measured before."""

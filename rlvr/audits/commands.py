@@ -212,9 +212,9 @@ class Audit:
         notes = [f"warning: {warning}" for warning in warnings]
         text = "\n".join([report(measured, self.show), "", show_faults(search, self.allow), *notes, *above])
         found = [one.as_json() for one in measured]
-        found[0] |= {"faults": search.seen, "not_tried": search.not_tried, "allowed": sorted(self.allow)}
+        found[0] |= {"faults": search.evidence, "not_tried": search.untried_faults, "allowed": sorted(self.allow)}
         found[0] |= {"warnings": warnings, "above_threshold": above}
-        return AuditResult(text, found, bool(search.seen.keys() - set(self.allow) or above))
+        return AuditResult(text, found, bool(search.evidence.keys() - set(self.allow) or above))
 
     def _list_rates_above(self, one: VerifierMeasurement) -> list[str]:
         rates, most = one.rates(), self.limits

@@ -31,7 +31,7 @@ PROMPT_FIELDS = ("prompt", "question", "problem", "text")
 class BadRow:
     """A row without a completion, and why."""
 
-    why: str
+    reason: str
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Any]]:

@@ -92,7 +92,7 @@ def score_rows(reward: Reward, answers: list[Case | BadRow]) -> list[dict[str, A
     for answer in answers:
         start = time.perf_counter()
         if isinstance(answer, BadRow):
-            found: dict[str, Any] = {"value": None, "outcome": "invalid", "reason": "bad_row", "detail": answer.why}
+            found: dict[str, Any] = {"value": None, "outcome": "invalid", "reason": "bad_row", "detail": answer.reason}
         else:
             (score,) = reward.judge_all([answer])
             found = rollout_rows.score_to_json(score)
@@ -124,13 +124,13 @@ def _count_rows(count: int) -> str:
 
 @dataclass
 class VerdictCounts:
-    """Counts over all rows of the output; `kept` of them come from earlier calls."""
+    """Counts over all rows of the output; `earlier_rows` of them come from earlier calls."""
 
     outcomes: Counter[str] = field(default_factory=Counter[str])
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     names: ReasonNames = field(default_factory=ReasonNames)
     rate: PassRate = field(default_factory=PassRate)
-    kept: int = 0
+    earlier_rows: int = 0
     seconds: float = 0.0
 
     def add(self, verdict: Mapping[str, Any]) -> None:
@@ -152,7 +152,9 @@ class VerdictCounts:
     def table(self) -> str:
         """The pass rate of the judged rows, and each outcome with its reasons, as text."""
         judged, passed = self.rows - self.unjudged, self.outcomes[Outcome.PASSED.value]
-        lines = [_count_rows(self.rows) + (f", {self.kept:,} of them graded before" if self.kept else "")]
+        lines = [
+            _count_rows(self.rows) + (f", {self.earlier_rows:,} of them graded before" if self.earlier_rows else "")
+        ]
         if judged:
             rate = self.rate.interval()
             several = f"; answers to {self.rate.num_tasks:,} tasks" if self.rate.num_tasks < judged else ""
@@ -171,8 +173,8 @@ class VerdictCounts:
             lines.append(
                 f"{late:,} ran out of time: on a busy machine more may help (reward code: --reward-option timeout_s=10)"
             )
-        if self.seconds > 0 and self.rows > self.kept:
-            lines.append(f"{(self.rows - self.kept) / self.seconds:,.0f} rows/s")
+        if self.seconds > 0 and self.rows > self.earlier_rows:
+            lines.append(f"{(self.rows - self.earlier_rows) / self.seconds:,.0f} rows/s")
         return "\n".join(lines)
 
     def list_broken_thresholds(self, max_errors: float, min_pass_rate: float) -> list[str]:
@@ -249,7 +251,7 @@ def grade_rows(
     todo = (
         ({"index": index, **row_names(row, index)}, row_case(where, row, field))
         for index, (where, row) in enumerate(rows)
-        if index >= tally.kept
+        if index >= tally.earlier_rows
     )
     most = IN_FLIGHT * (available_cores() if grader.workers is None else grader.workers)
     waiting: deque[tuple[list[Any], Future[list[dict[str, Any]]]]] = deque()
@@ -317,10 +319,10 @@ def _open_output(
                 f"it and {origin.name}"
             )
         _keep_whole_rows(out, tally)
-        if limit is not None and tally.kept > limit:
+        if limit is not None and tally.earlier_rows > limit:
             raise ValueError(
-                f"{out} has {tally.kept:,} verdicts already, more than --limit {limit}: the summary would count more "
-                "rows than the limit. Give another --out, or a limit of at least that many"
+                f"{out} has {tally.earlier_rows:,} verdicts already, more than --limit {limit}: the summary would "
+                "count more rows than the limit. Give another --out, or a limit of at least that many"
             )
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -348,4 +350,4 @@ def _keep_whole_rows(out: Path, tally: VerdictCounts) -> None:
             tally.add(row)
             end += len(line)
         file.truncate(end)
-    tally.kept = tally.rows
+    tally.earlier_rows = tally.rows

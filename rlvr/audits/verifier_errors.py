@@ -55,7 +55,7 @@ def read_labelled(given: str | Path | Sequence[dict[str, Any]]) -> list[dict[str
     found: list[dict[str, Any]] = []
     for place, row in rows:
         if isinstance(row, BadRow):
-            raise ValueError(f"{source}, {row.why}; every row of a labelled file counts: correct or delete it")
+            raise ValueError(f"{source}, {row.reason}; every row of a labelled file counts: correct or delete it")
         if not isinstance(row.get("response"), str) or not isinstance(row.get("label"), bool):
             raise ValueError(f"{source}, {place}: expected a text 'response' and a 'label' that is true or false")
         found.append(row)

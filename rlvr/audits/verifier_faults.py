@@ -74,19 +74,19 @@ _WORDS = re.compile(r"[^\W\d_]+(?:[ .'-][^\W\d_]+)*")
 
 @dataclass(frozen=True)
 class FaultSearch:
-    """What was seen, by the fault's name, and the faults that these rows allow to look for.
+    """The `evidence` of each fault, by its name, and the faults that these rows allow to look for (`tried_faults`).
 
     Without an accepted true row there are no probes, and a reference that is a word has no other sign. `probes` has
     the number of probes by the fault of accepting them.
     """
 
-    seen: dict[str, list[str]]
-    tried: set[str]
+    evidence: dict[str, list[str]]
+    tried_faults: set[str]
     probes: Counter[str] = field(default_factory=Counter[str])
 
     @property
-    def not_tried(self) -> list[str]:
-        return [name for name in FAULTS if name not in self.tried]
+    def untried_faults(self) -> list[str]:
+        return [name for name in FAULTS if name not in self.tried_faults]
 
 
 def check_allowed(allowed: Collection[str]) -> None:
@@ -164,8 +164,8 @@ def find_faults(
     search = FaultSearch({}, {"unstable", "order", "company"})
 
     def add(name: str, seen: str) -> None:
-        assert name in search.tried, name
-        search.seen.setdefault(name, []).append(seen[:200])
+        assert name in search.tried_faults, name
+        search.evidence.setdefault(name, []).append(seen[:200])
 
     first, usual_s = _compare_orders(rows, reward, add)
     for place, (before, now) in enumerate(zip(measured, first, strict=False)):
@@ -178,7 +178,9 @@ def find_faults(
     for place, row in enumerate(accepted[:MAX_TASKS]):
         probes = _make_probes(row, shared, heavy and place < MAX_HEAVY) + _list_answers(row, references)
         pairs = _make_pairs(row, references)
-        search.tried.update((name for name, _ in (*probes, *pairs)), ("no_verdict", "slow", "leak", "refuses_long"))
+        search.tried_faults.update(
+            (name for name, _ in (*probes, *pairs)), ("no_verdict", "slow", "leak", "refuses_long")
+        )
         if trial is not None and place < MAX_HEAVY:
             probes = [probe for probe in probes if not _hangs(trial, row, probe[1], hanging, add)]
         search.probes.update(name for name, _ in (*probes, *pairs))
@@ -399,12 +401,12 @@ def show_faults(search: FaultSearch, allowed: Collection[str] = ()) -> str:
     width = max(map(len, FAULTS))
     lines = ["faults looked for (a fault that is intended is allowed by --allow NAME)"]
     for name, what in FAULTS.items():
-        seen = search.seen.get(name, ())
+        seen = search.evidence.get(name, ())
         times = f"{len(seen)} time{'s' * (len(seen) != 1)}"
         verdict = f"{times}, allowed" if name in allowed else f"FAULT, {times}"
         if not seen:
-            verdict = "-" if name in search.tried else "not tried"
+            verdict = "-" if name in search.tried_faults else "not tried"
         lines.append(f"  {name:<{width}}  {verdict:<18}  {what}" + (f"; first: {seen[0]}" if seen else ""))
-    if search.not_tried:
+    if search.untried_faults:
         lines.append("not tried: needs true rows that the verifier accepts, with a reference of that kind")
     return "\n".join(lines)

@@ -43,7 +43,7 @@ class Check:
 
     state: str
     name: str
-    said: str
+    detail: str
 
 
 # --- the installation --------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def verdict(checks: list[Check]) -> str:
     broken = [check.name for check in checks if check.state == "fails"]
     if broken:
         return f"No model can be trained here: see {', '.join(dict.fromkeys(broken))} above."
-    device = next((check.said for check in checks if check.name == "device"), "cpu")
+    device = next((check.detail for check in checks if check.name == "device"), "cpu")
     return f"Training can run here, on {device}."
 
 
@@ -80,7 +80,7 @@ def format_checks(checks: list[Check]) -> str:
 def format_lines(checks: list[Check]) -> str:
     width = max(len(check.name) for check in checks)
     marks = {"ok": "ok   ", "note": "note ", "fails": "FAILS"}
-    return "\n".join(f"{marks[check.state]}  {check.name:<{width}}  {check.said}" for check in checks)
+    return "\n".join(f"{marks[check.state]}  {check.name:<{width}}  {check.detail}" for check in checks)
 
 
 def extras() -> dict[str, list[str]]:

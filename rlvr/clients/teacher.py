@@ -82,7 +82,7 @@ class TeacherOptions:
         return [*([self] if self.is_given else []), *self.of_values.values()]
 
     @property
-    def place(self) -> str:
+    def weights_source(self) -> str:
         """Where it is: the same for two entries that name the same weights."""
         if self.url:
             return f"{self.name} at {self.url}"

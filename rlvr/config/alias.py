@@ -40,7 +40,7 @@ class SeveralKeys(dict[str, Any]):
     """What one word means for several keys of ours, each with a value of its own."""
 
 
-def same(value: Any) -> Any:
+def keep_value(value: Any) -> Any:
     return value
 
 
@@ -65,7 +65,7 @@ class Alias:
     word: str
     targets: tuple[str, ...]
     meaning: str
-    convert: Callable[[Any], Any] = same
+    convert: Callable[[Any], Any] = keep_value
     only_at_top: bool = False
 
     @property

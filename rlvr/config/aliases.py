@@ -16,7 +16,7 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
-from rlvr.config.alias import Alias, number, same
+from rlvr.config.alias import Alias, keep_value, number
 from rlvr.config.choices import FLAT, full_key
 from rlvr.config.foreign_words import FOREIGN, VERL_SECTIONS
 from rlvr.config.schema import RunConfig
@@ -41,7 +41,7 @@ def _distance(value: Any, sign: int, expected: str) -> float:
     return float(distance)
 
 
-def _words(words: str, targets: str, meaning: str, convert: Callable[[Any], Any] = same) -> list[Alias]:
+def _words(words: str, targets: str, meaning: str, convert: Callable[[Any], Any] = keep_value) -> list[Alias]:
     return [Alias(word, tuple(targets.split()), meaning, convert) for word in words.split()]
 
 

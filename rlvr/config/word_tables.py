@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlvr.config.alias import Alias, NotSupportedError, number, same
+from rlvr.config.alias import Alias, NotSupportedError, keep_value, number
 
 OFF = (None, False, 0, "", "no", "none", "off", "never")
 
 
-def words(names: str, targets: str, meaning: str, convert: Callable[[Any], Any] = same) -> list[Alias]:
+def words(names: str, targets: str, meaning: str, convert: Callable[[Any], Any] = keep_value) -> list[Alias]:
     """An alias, at the top of a config only, for each of the names."""
     return [Alias(name, tuple(targets.split()), meaning, convert, only_at_top=True) for name in names.split()]
 

@@ -211,7 +211,7 @@ class TrainingClient(Protocol):
 
 @runtime_checkable
 class InterpolatingClient(TrainingClient, Protocol):
-    """A training client with `Feature.INTERPOLATION`."""
+    """A training client that can interpolate between saved and present weights (`Feature.INTERPOLATION`)."""
 
     def interpolate(self, path: str, share: float) -> Future[None]:
         """Go from the weights saved at `path` that share of the way to the present ones, with a fresh optimizer."""

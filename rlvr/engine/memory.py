@@ -29,9 +29,10 @@ _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a decoder; `queries` and `keys` are widths: heads x the width of a head.
+    """The sizes of a decoder. `width` is the hidden size, `inner` the intermediate size of an MLP or an expert;
+    `queries` and `keys` are widths: heads x `head`, the width of a head.
 
-    `experts` in each layer, of `inner` each, `active_experts` of which a token passes; 1 and 1 if it is dense.
+    Each layer has `experts`, of which a token passes through `active_experts`; 1 and 1 for a dense model.
     """
 
     vocabulary: int
@@ -61,7 +62,7 @@ class ModelShape:
         }
 
     @property
-    def matrices(self) -> int:
+    def linear_weights(self) -> int:
         """The number of weights in the linear layers of all blocks, which Muon steps."""
         return self.layers * self._count_block(self.experts)
 
@@ -86,7 +87,7 @@ class ModelShape:
         """The number of all weights."""
         biases = self.queries + 2 * self.keys if self.has_biases else 0
         norms = 2 * self.width + (2 * self.head if self.has_head_norms else 0)
-        return self.embedding_weights + self.matrices + self.layers * (biases + norms) + self.width
+        return self.embedding_weights + self.linear_weights + self.layers * (biases + norms) + self.width
 
     def count_adapter(self, lora: LoraConfig) -> int:
         """Weights of an adapter, without targets on all linear layers of the blocks."""
@@ -167,7 +168,9 @@ def estimate_memory(
     size = DTYPE_BYTES[dtype]
     trained = shape.count_adapter(lora) if lora else shape.parameters
     is_low = lora is None and size < FP32  # an adapter is fp32 itself
-    moments = optimizer.count_states(trained, shape.matrices) + critic * ADAMW.count_states(trained, shape.matrices)
+    moments = optimizer.count_states(trained, shape.linear_weights) + critic * ADAMW.count_states(
+        trained, shape.linear_weights
+    )
     at_once = min(max(rows, evaluated_rows), limits.max_rows)
     cached_tokens = at_once * row_tokens
     if limits.cache_tokens:
@@ -196,7 +199,7 @@ def estimate_memory(
 def count_gathered(shape: ModelShape, *, has_adapter: bool) -> int:
     """Weights that a rank of several holds whole at a time, and their gradients: embedding and head for a whole pass,
     two blocks while they compute. The base of an adapter has no gradients."""
-    block = shape.matrices // shape.layers
+    block = shape.linear_weights // shape.layers
     return shape.embedding_weights + 2 * block + (0 if has_adapter else shape.embedding_weights + block)
 
 

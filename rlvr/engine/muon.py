@@ -65,7 +65,7 @@ def orthogonalize(matrices_BMN: Tensor) -> Tensor:
 
 def step_matrices(policy: Policy, params: MuonParams) -> Iterable[str]:
     """Step a policy's matrices; their names. The other weights are AdamW's."""
-    step = partial(muon_step_of_parts, likes=policy.parameters) if policy.is_sharded else muon_step
+    step = partial(sharded_muon_step, likes=policy.parameters) if policy.is_sharded else muon_step
     step(
         {name: policy.masters[name] for name in policy.matrices},
         policy.momenta,
@@ -107,7 +107,7 @@ def muon_step(
 
 
 @torch.no_grad()
-def muon_step_of_parts(
+def sharded_muon_step(
     matrices: Mapping[str, nn.Parameter], momenta: dict[str, Tensor], *, likes: Mapping[str, Any], **options: Any
 ) -> None:
     """`muon_step` for matrices that are split over processes, in the same way as the tensors `likes`.

@@ -36,7 +36,7 @@ class ByRowOptions:
     """
 
     allowed: Sequence[str] | None = None
-    known: tuple[str, ...] = field(init=False)
+    allowed_names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         possible = tuple(name for name in known_rewards() if name not in NOT_IN_ROWS)
@@ -67,7 +67,7 @@ def by_row(cases: Sequence[Case], options: ByRowOptions) -> list[Score]:
     groups: dict[str, tuple[Reward, list[tuple[int, int]]]] = {}
     for place, case in enumerate(cases):
         try:
-            rules = resolve_row(case.meta or {}, options.known)
+            rules = resolve_row(case.meta or {}, options.allowed_names)
         except ValueError as error:
             scores[place] = [Score(None, Outcome.INVALID, "bad_reward", detail=str(error))]
             continue

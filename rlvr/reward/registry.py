@@ -232,7 +232,7 @@ class Reward:
 
     @property
     def waits_for(self) -> WaitsFor:
-        """What it spends its time on outside this process, with these options (see `RewardSpec`)."""
+        """What the reward waits for outside this process, with its options (see `RewardSpec.waits_for`)."""
         waits_for = self.spec.waits_for
         return waits_for(self._options) if callable(waits_for) else waits_for
 

@@ -14,7 +14,7 @@ from rlvr.core.registry import did_you_mean
 
 
 def check_choice(name: str, given: Any, known: Sequence[str]) -> None:
-    """The value is one of the `known` words."""
+    """Check that `given` is one of the `known` words; ValueError naming the option otherwise."""
     if given not in known:
         raise ValueError(f"{name}={given!r}{did_you_mean(str(given), known)}; known: {', '.join(known)}")
 

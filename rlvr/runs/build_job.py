@@ -99,15 +99,17 @@ def build_teacher(assembly: Assembly, tokenizer: Any, say: Callable[[str], None]
     options, opened = assembly.config.teacher, dict[str, Any]()
     try:
         for one in options.every:
-            if one.place not in opened:
-                opened[one.place] = open_teacher(one, assembly, tokenizer, say)
+            if one.weights_source not in opened:
+                opened[one.weights_source] = open_teacher(one, assembly, tokenizer, say)
     except BaseException:
         TaskTeachers(opened).close()
         raise
-    default = opened[options.place] if options.is_given else None
+    default = opened[options.weights_source] if options.is_given else None
     if not options.for_tasks:
         return default
-    return TaskTeachers({v: opened[one.place] for v, one in options.of_values.items()}, default, options.task_key)
+    return TaskTeachers(
+        {v: opened[one.weights_source] for v, one in options.of_values.items()}, default, options.task_key
+    )
 
 
 def open_teacher(options: TeacherOptions, assembly: Assembly, tokenizer: Any, say: Callable[[str], None]) -> Any:

@@ -228,13 +228,13 @@ def describe_teachers(assembly: Assembly) -> dict[str, str]:
     Of generated tasks the first are looked at, of others all.
     """
     config, options, algorithm = assembly.config, assembly.config.teacher, assembly.algorithm
-    models = {one.place: one.model for one in options.every if one.model}
+    models = {one.weights_source: one.model for one in options.every if one.model}
     memory = f"; in this process {describe_teacher_memory(config, list(models.values()))}" if models else ""
     if not options.for_tasks:
         return {"teacher": f"{options}{memory}"}
     tasks = list_train(assembly.source) if assembly.source.size else _look_at_tasks(assembly)
     counts = Counter(task.value_of(options.task_key) for task in tasks if algorithm.of_task(task).needs_teacher)
-    lines = {"teacher": f"{len({one.place for one in options.every})} teachers{memory}"}
+    lines = {"teacher": f"{len({one.weights_source for one in options.every})} teachers{memory}"}
     for value, one in options.of_values.items():
         lines[f"  {options.task_key}={value}"] = f"{one}; {counts.pop(value, 0):,} of {len(tasks):,} tasks"
     if options.is_given:

@@ -29,7 +29,8 @@ from rlvr.sandbox.protocol import OUT_OF_MEMORY, pack, unpack, write_all
 
 
 def limit(memory: int, may_fork: bool) -> list[str]:
-    """Limit this process for good; returns the names of the limits that the system does not know or refuses."""
+    """Limit the resources of this process for good: `memory` bytes of addresses, no core dumps, no growing files, and
+    unless it `may_fork` no new processes. Returns the names of the limits that the system does not know or refuses."""
     limits = {
         "RLIMIT_AS": memory,
         "RLIMIT_CORE": 0,

@@ -27,7 +27,7 @@ class Difference:
     build: Build = lambda value: value
     source: tuple[ast.expr, ast.expr] | None = None
     bound: ast.expr | None = None
-    whole: ast.expr | None = None  # the condition about a name that holds a difference
+    condition: ast.expr | None = None  # the condition about a name that holds a difference
 
 
 def load(name: str) -> ast.Name:

@@ -3,8 +3,8 @@
     find_native_classes([ast.parse("class T(Base): pass")], {"Base"})  # {"T"}
 
 What the answer gets, derives from or calculates with runs there; what judges, or holds what is expected, does not.
-Files are made and read there too: `makes_files` says whether tests need a folder, `find_file_oracle` finds those whose
-expected value is what they read from a file, which the answer's process could choose.
+Files are made and read there too: `makes_files` says whether tests need a folder, `find_file_comparison` finds those
+whose expected value is what they read from a file, which the answer's process could choose.
 Standard library only.
 """
 
@@ -205,7 +205,7 @@ def makes_files(trees: Iterable[ast.AST]) -> bool:
     return False
 
 
-def find_file_oracle(trees: list[ast.Module], free: set[str]) -> str:
+def find_file_comparison(trees: list[ast.Module], free: set[str]) -> str:
     """The fault of tests that compare a value of the answer, or what is in a file, with what they read from a file."""
     everything = [node for tree in trees for node in nodes(tree)]
     sources = {"open"}.union(*(native_names(node, FILES) for node in everything))

@@ -83,7 +83,7 @@ class Operations(Comparisons):
     # Names and definitions
 
     def name(self, name: str) -> Any:
-        """What the answer binds to a name."""
+        """A reference to the value that the answer binds to `name`."""
         return self.link.refer(name)
 
     def define(self, name: str, text: str, values: dict[str, Callable[[], Any]]) -> Any:

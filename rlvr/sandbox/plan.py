@@ -23,7 +23,7 @@ from typing import Any
 from rlvr.sandbox.answer_names import find_missing_name
 from rlvr.sandbox.codec import MODULES, CodecError, Encoder
 from rlvr.sandbox.native_parts import (
-    find_file_oracle,
+    find_file_comparison,
     find_native_classes,
     find_native_functions,
     find_own_comparison,
@@ -240,7 +240,7 @@ def make_plan(
             f"{self_report}: add an assertion that compares what it returns with plain data, or accept such tests "
             "(self_reports)"
         )
-    if (binds or "open" in names | in_setup) and (fault := find_file_oracle(everything, scope | classes)):
+    if (binds or "open" in names | in_setup) and (fault := find_file_comparison(everything, scope | classes)):
         raise BadTest(fault)
     if binds and (filled := find_filled(everything, tainted) - tainted):
         tainted = find_tainted(everything, scope | classes | held | filled, native)

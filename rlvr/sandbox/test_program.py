@@ -432,9 +432,9 @@ class TestProgram(ast.NodeTransformer):
         left, right = found.source or (found.left, found.right)
         verdict = make_thunk(self.visit(found.build(load(DIFFERENCE))), DIFFERENCE, BOUND)
         rest = [*self.find_counterpart(left, right)]
-        if found.whole is not None:
+        if found.condition is not None:
             held, self.differences = self.differences, {}
-            rest.append(make_thunk(self.visit(found.whole), BOUND))
+            rest.append(make_thunk(self.visit(found.condition), BOUND))
             self.differences = held
         parts = map(self.visit, (found.left, found.right, found.bound or ast.Constant(0)))
         return operation("near", ast.Constant(OPERATORS[type(found.op)]), *parts, verdict, *rest)

@@ -84,7 +84,9 @@ def findings(rows: Rows, groups: Sequence[FailureGroup] = (), form: AnswerForm |
         *_trend(rows),
     ]
     explained = {code for finding in results for code in EXPLAINED.get(finding.code, ())}
-    if kinds and groups[0].others < CEILING:  # then the others are not solved either, and that has a cause of its own
+    if (
+        kinds and groups[0].rate_of_others < CEILING
+    ):  # then the others are not solved either, and that has a cause of its own
         explained -= {"no_update", "entropy_gone", "flat"}
     order = ("problem", "hint", "note")
     left = sorted([f for f in results if f.code not in explained], key=lambda finding: order.index(finding.severity))
@@ -118,7 +120,7 @@ def _kinds(groups: Sequence[FailureGroup]) -> Iterator[Finding]:
         yield Finding(
             "problem",
             "unsolved_kind",
-            f"{count} {how} solved: {rates} where the others pass {format_percent(kinds[0].others)}",
+            f"{count} {how} solved: {rates} where the others pass {format_percent(kinds[0].rate_of_others)}",
             f"{more if by_level else 'give more such tasks'}, fine-tune on demonstrations until they pass (sft.steps, "
             "sft.until, sft.until_each), or reward a part of their solution (reward.type)",
         )

@@ -47,23 +47,23 @@ class TaskOutcome:
 class FailureGroup:
     """Tasks that fail: what they have in common, how many, their pass rate, and that of the tasks in no group.
 
-    `p_value` is corrected for all candidates. `members` are indices into the outcomes, `before` their pass rate before
-    training, where it is known.
+    `p_value` is corrected for all candidates. `members` are indices into the outcomes, `rate_before` their pass rate
+    before training, where it is known.
     """
 
     name: str
     tasks: int
     rate: float
-    others: float
+    rate_of_others: float
     p_value: float
     members: Members = frozenset()
-    before: float | None = None
+    rate_before: float | None = None
 
     @property
     def is_unsolved(self) -> bool:
         """Whether this is a kind of task that is hardly ever solved, and not being learned, while the others are."""
-        is_rising = self.before is not None and self.rate - self.before >= RISING
-        return self.rate <= UNSOLVED and self.others >= SOLVED_ELSEWHERE and not is_rising
+        is_rising = self.rate_before is not None and self.rate - self.rate_before >= RISING
+        return self.rate <= UNSOLVED and self.rate_of_others >= SOLVED_ELSEWHERE and not is_rising
 
     @property
     def shared_property(self) -> str:

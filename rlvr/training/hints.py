@@ -22,11 +22,11 @@ from rlvr.training.metrics import verdicts_by_task
 
 @dataclass(frozen=True)
 class HintWriter:
-    """Writes `Task.hint`, of at most `most` tokens: with more, prompt and completion might not fit the context."""
+    """Writes `Task.hint`, of at most `max_tokens`: with more, prompt and completion might not fit the context."""
 
     source: TaskSource
     tokenizer: Any
-    most: int
+    max_tokens: int
 
     def write(self, task: Task, share: float) -> Task:
         """The task with that share of its demonstration as the hint, rounded up to tokens; the last token is left."""
@@ -37,7 +37,7 @@ class HintWriter:
                 "leave such tasks out, or leave curriculum.hint_step out"
             )
         [tokens] = encode_texts([demonstration], self.tokenizer)
-        count = min(math.ceil(share * len(tokens) - 1e-9), len(tokens) - 1, self.most)
+        count = min(math.ceil(share * len(tokens) - 1e-9), len(tokens) - 1, self.max_tokens)
         return replace(task, hint=tuple(tokens[: max(0, count)]))
 
 

@@ -82,8 +82,8 @@ def stored_groups(folder: Path, step: int) -> list[FailureGroup]:
 def format_groups(diagnosis: RunDiagnosis) -> str:
     """The groups as lines of text."""
     return "\n".join(
-        f"  {g.name}: {format_percent(g.rate)} of {g.tasks:,} tasks pass, {format_percent(g.others)} of the others "
-        f"(p {'< 0.0001' if g.p_value < 1e-4 else f'= {g.p_value:.4f}'})"
+        f"  {g.name}: {format_percent(g.rate)} of {g.tasks:,} tasks pass, {format_percent(g.rate_of_others)} of the "
+        f"others (p {'< 0.0001' if g.p_value < 1e-4 else f'= {g.p_value:.4f}'})"
         for g in diagnosis.groups
     )
 

@@ -265,7 +265,7 @@ def test_the_worst_result_of_a_check_counts() -> None:
         CheckResult("startup", CheckState.SOUND, "", 1),
     ]
     report = EnvironmentReport.of("x", found, 1.0, {}, ())
-    assert [(one.name, one.state, one.tried) for one in report.results] == [
+    assert [(one.name, one.state, one.trials) for one in report.results] == [
         ("startup", CheckState.SOUND, 1),
         ("task_ids", CheckState.FAULT, 7),
     ]
@@ -300,7 +300,7 @@ def test_the_audit_of_verifiers_counts_its_probes() -> None:
         for n in (490_228_469, 7)  # of nine digits: as 490.228.470 it is no number
     ]
     light, heavy = (find_faults(rows, resolve_reward("exact_match"), heavy=heavy) for heavy in (False, True))
-    assert light.seen == heavy.seen == {}
+    assert light.evidence == heavy.evidence == {}
     assert light.probes["separators"] == heavy.probes["separators"] == 1
     assert heavy.probes["junk"] - light.probes["junk"] == len(HEAVY) * len(rows)
 

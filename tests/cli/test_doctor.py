@@ -187,7 +187,7 @@ def test_without_torch_the_report_is_whole_and_the_code_is_1(tmp_path: Path):
 def test_a_folder_that_cannot_be_written_to_fails(tmp_path: Path):
     place = Path("/proc/self") if os.path.isdir("/proc/self") else Path("/dev/null")
     [check] = [c for c in installation(place / "runs") if c.name == "runs"]
-    assert check.state == "fails" and "cannot write" in check.said
+    assert check.state == "fails" and "cannot write" in check.detail
 
 
 def test_the_isolation_check_reports_the_sandbox_self_test():
@@ -195,8 +195,8 @@ def test_the_isolation_check_reports_the_sandbox_self_test():
     [check] = [c for c in installation() if c.name == "isolation"]
     if check.state == "ok":
         with Sandbox(workers=1) as sandbox:
-            assert check.said.startswith(sandbox.tier) and "did not break out" in check.said
-            assert "no sandbox works" not in check.said, "one tier is enough"
+            assert check.detail.startswith(sandbox.tier) and "did not break out" in check.detail
+            assert "no sandbox works" not in check.detail, "one tier is enough"
     else:
         with pytest.raises(NoTier):
             Sandbox(workers=1)

@@ -57,11 +57,11 @@ def test_a_wrong_model_rank_key_or_address_is_one_line_that_fails(url: str, monk
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     wrong = [check_tinker(url, "other")[-1], check_tinker(url, rank=100_000)[-1]]
     assert [check.state for check in wrong] == ["fails"] * 2
-    assert "model.name=tiny" in wrong[0].said and "model.lora.rank" in wrong[1].said
+    assert "model.name=tiny" in wrong[0].detail and "model.lora.rank" in wrong[1].detail
     monkeypatch.setenv("TINKER_API_KEY", "tml-of-someone-else")
     refused = check_tinker(url)
-    assert (refused[-1].state, refused[-1].name) == ("fails", "key") and "TINKER_API_KEY" in refused[-1].said
+    assert (refused[-1].state, refused[-1].name) == ("fails", "key") and "TINKER_API_KEY" in refused[-1].detail
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound and not listening
         [gone] = check_tinker(f"http://127.0.0.1:{unused.getsockname()[1]}")
-    assert gone.state == "fails" and "no server answers there" in gone.said
+    assert gone.state == "fails" and "no server answers there" in gone.detail

@@ -54,7 +54,7 @@ def make_own() -> Engine:
 def test_doctor_says_what_a_server_can_do(serving: Any) -> None:
     fake = FakeVllm(make_engine)
     url = serving(fake)
-    said = {check.name: (check.state, check.said) for check in check_vllm(url)}
+    said = {check.name: (check.state, check.detail) for check in check_vllm(url)}
     assert said["server"][0] == "ok" and "max_model_len 64" in said["server"][1]
     assert "VLLM_SERVER_DEV_MODE=1" in said["all weights"][1]  # the small server lists no paths
     fake.missing = {"/inference/v1/generate"}

@@ -75,7 +75,7 @@ def test_parameters_and_matrices_are_those_of_the_transformers_model(
     shape = shape_of(config)
     weights = dict(module.named_parameters())
     assert shape.parameters == sum(p.numel() for p in weights.values())
-    assert shape.matrices == sum(weights[name].numel() for name in hidden_matrices(module))
+    assert shape.linear_weights == sum(weights[name].numel() for name in hidden_matrices(module))
 
 
 @pytest.mark.parametrize("config", [{}, {"model_type": "gpt2"}, {"model_type": "llama", "hidden_size": 8}])

@@ -129,7 +129,7 @@ def test_what_is_no_call_with_literals_and_its_literal_is_refused_and_never_runs
 
 
 def test_literals_of_all_kinds_are_read_and_written_anew() -> None:
-    form = AssertForm({"f"}, most=9)
+    form = AssertForm({"f"}, max_tests=9)
     read = read_tests("assert f( -1,'a', k=[1, (2,)]) == {'b': None}\n\n  assert f() == True\nassert f(1.5)==-2", form)
     assert read == [
         WrittenTest("f(-1, 'a', k=[1, (2,)])", "{'b': None}"),
@@ -141,7 +141,7 @@ def test_literals_of_all_kinds_are_read_and_written_anew() -> None:
 
 
 def test_copies_repetitions_and_what_is_too_long_or_too_many_are_refused() -> None:
-    form = AssertForm({"f"}, ["f(1)"], most=2, max_characters=40)
+    form = AssertForm({"f"}, ["f(1)"], max_tests=2, max_characters=40)
     lines = ["assert f(1) == 5", "assert f( 2 ) == 4", "assert f(2) == 5", "assert f(3) == 1", "assert f(4) == 1"]
     read = read_tests("\n".join([*lines, f"assert f({'9' * 40}) == 1", *["assert f(5) == 1"] * 100]), form)
     assert read[1:2] + read[3:4] == [WrittenTest("f(2)", "4"), WrittenTest("f(3)", "1")]

@@ -84,7 +84,7 @@ def test_on_a_mac_a_run_that_needs_the_sandbox_is_refused_before_it_begins(
 @pytest.mark.usefixtures("on_a_mac")
 def test_on_a_mac_doctor_says_that_programs_cannot_be_run() -> None:
     [check] = [check for check in installation() if check.name == "isolation"]
-    assert check.state == "note" and check.said.count("no sandbox works on Darwin") == 1
+    assert check.state == "note" and check.detail.count("no sandbox works on Darwin") == 1
 
 
 @pytest.mark.usefixtures("on_a_mac")

@@ -125,7 +125,7 @@ def test_every_published_row_is_read_and_its_reference_is_extracted() -> None:
     for row in rows:
         made = CodeProblem.of(row)
         found = extract(row["code"], made.names)
-        assert (found.where, found.code) == ("raw", row["code"].strip()), row["task_id"]
+        assert (found.found_in, found.code) == ("raw", row["code"].strip()), row["task_id"]
 
 
 # --- extraction --------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ DOCUMENTED = (
 )
 def test_the_program_is_found_where_the_rules_say(response: str, code: str | None, where: str) -> None:
     found = extract(response, {"f"})
-    assert (found.code, found.where, found.reason) == (response if code is None else code, where, "")
+    assert (found.code, found.found_in, found.reason) == (response if code is None else code, where, "")
 
 
 def test_a_mark_in_a_string_marks_nothing_in_the_form_that_is_asked_for_either() -> None:

@@ -143,8 +143,8 @@ def test_each_planted_fault_is_named(name: str) -> None:
         return judge(prompt, response, meta["answer"])
 
     search = find_faults(ROWS, resolve_reward(verifier), slow_s=0.2)
-    print(f"{name}: {', '.join(search.seen)}")
-    assert fault in search.seen, show_faults(search)
+    print(f"{name}: {', '.join(search.evidence)}")
+    assert fault in search.evidence, show_faults(search)
 
 
 CITIES = ("Paris", "Rome", "New York", "B")
@@ -183,9 +183,9 @@ def test_each_fault_of_words_is_named(name: str) -> None:
         return judge(response, meta["answer"])
 
     search = find_faults(WORDS, resolve_reward(verifier))
-    assert fault in search.seen, show_faults(search)
+    assert fault in search.evidence, show_faults(search)
     exact = resolve_reward(lambda prompt, response, meta: read_word(response) == meta["answer"])
-    assert find_faults(WORDS, exact).seen == {}
+    assert find_faults(WORDS, exact).evidence == {}
 
 
 def _rights(cases: Sequence[Case]) -> list[bool]:
@@ -221,8 +221,8 @@ def test_a_verdict_that_depends_on_other_rows_of_the_batch_is_named(name: str) -
         return COMPANY[name](cases)
 
     search = find_faults(ROWS, resolve_reward(verifier))
-    assert "company" in search.seen, show_faults(search)
-    assert find_faults(ROWS, resolve_reward(lambda cases: _rights(cases))).seen == {}
+    assert "company" in search.evidence, show_faults(search)
+    assert find_faults(ROWS, resolve_reward(lambda cases: _rights(cases))).evidence == {}
 
 
 def test_a_verifier_that_ends_a_probe_at_its_own_limit_is_not_slow() -> None:
@@ -232,7 +232,7 @@ def test_a_verifier_that_ends_a_probe_at_its_own_limit_is_not_slow() -> None:
         time.sleep(0.05)
         return Score(0.0, Outcome.TIMEOUT, "timeout")
 
-    assert find_faults(ROWS, resolve_reward(verifier), slow_s=0.04).seen == {}
+    assert find_faults(ROWS, resolve_reward(verifier), slow_s=0.04).evidence == {}
 
 
 def test_a_verifier_that_starts_something_once_is_not_slow() -> None:
@@ -244,7 +244,7 @@ def test_a_verifier_that_starts_something_once_is_not_slow() -> None:
             time.sleep(0.5)
         return right(response, meta["answer"])
 
-    assert find_faults(ROWS, resolve_reward(verifier), slow_s=0.4).seen == {}
+    assert find_faults(ROWS, resolve_reward(verifier), slow_s=0.4).evidence == {}
     assert started
 
 
@@ -254,7 +254,7 @@ def test_a_verifier_that_starts_something_once_is_not_slow() -> None:
 def test_no_reference_breaks_the_search(answer: Any) -> None:
     row = {"prompt": None, "answer": answer, "response": f"result: {answer}", "label": True}
     reward = resolve_reward(lambda prompt, response, meta: response == f"result: {meta['answer']}")
-    assert "junk" not in find_faults([row, row], reward).seen
+    assert "junk" not in find_faults([row, row], reward).evidence
 
 
 def test_the_table_lists_every_fault_and_what_is_allowed() -> None:
@@ -269,9 +269,9 @@ def test_the_table_lists_every_fault_and_what_is_allowed() -> None:
 
 def test_faults_that_no_row_allows_to_look_for_are_not_called_absent() -> None:
     never = resolve_reward(lambda prompt, response, meta: False)
-    assert find_faults(ROWS, never).tried == {"unstable", "order", "company"}
+    assert find_faults(ROWS, never).tried_faults == {"unstable", "order", "company"}
     words = find_faults(WORDS, resolve_reward(lambda prompt, response, meta: read_word(response) == meta["answer"]))
-    assert words.not_tried == ["shared", "near", "sign", "separators", "percent"]
+    assert words.untried_faults == ["shared", "near", "sign", "separators", "percent"]
 
 
 def test_every_fault_has_a_planted_verifier() -> None:
@@ -283,13 +283,13 @@ def test_a_right_verifier_has_no_fault() -> None:
     def verifier(prompt: str, response: str, meta: dict[str, Any]) -> bool:
         return right(response, meta["answer"])
 
-    assert find_faults(ROWS, resolve_reward(verifier)).seen == {}
+    assert find_faults(ROWS, resolve_reward(verifier)).evidence == {}
 
 
 @pytest.mark.parametrize("reward", ["math", "gsm8k"])
 def test_a_built_in_reward_has_no_fault_on_these_rows(reward: str) -> None:
     rows = [{**row, "response": f"{row['response']}\n#### {json.dumps(int(row['answer']))}"} for row in ROWS[::2]]
-    assert find_faults(rows, resolve_reward(reward)).seen == {}
+    assert find_faults(rows, resolve_reward(reward)).evidence == {}
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="GSM8K is not here")
@@ -303,7 +303,7 @@ def test_a_built_in_reward_has_no_fault_on_real_rows(reward: str) -> None:
         true = row["answer"] if reward == "gsm8k" else f"So it is \\boxed{{{final}}}"
         rows.append({"prompt": row["question"], "answer": gold, "response": true, "label": True})
         rows.append({**rows[-1], "response": "\\boxed{-3}\n#### -3", "label": False})
-    assert find_faults(rows, resolve_reward(reward)).seen == {}
+    assert find_faults(rows, resolve_reward(reward)).evidence == {}
 
 
 HANGS = """import os
@@ -330,5 +330,5 @@ def test_a_verifier_that_never_returns_or_ends_its_process_is_named_and_the_sear
     reward = f"verifier_that_hangs:{name}"
     with closing(TrialProcess(reward, {}, seconds=2.0)) as trial:
         search = find_faults(ROWS, resolve_reward(reward), trial=trial)
-    assert any("9**9**9" in seen for seen in search.seen["slow"])
-    assert "refuses_long" in search.tried, "the probes after it were tried too"
+    assert any("9**9**9" in seen for seen in search.evidence["slow"])
+    assert "refuses_long" in search.tried_faults, "the probes after it were tried too"

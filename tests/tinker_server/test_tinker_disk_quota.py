@@ -53,7 +53,7 @@ def test_usage_is_what_lies_on_the_disk(new_server: ServerFactory, tmp_path: Pat
         == sum(c["size_bytes"] for c in backend.queries.checkpoints("anna")["checkpoints"])
     )
     assert used.unnamed == measure_folder(run / "ephemeral") > 0
-    stored = backend._store.all("SELECT body FROM log UNION ALL SELECT body FROM results")
+    stored = backend._store.fetch_all("SELECT body FROM log UNION ALL SELECT body FROM results")
     assert used.runs == measure_folder(run / "live") + sum(len(row["body"]) for row in stored)
     backend.checkpoints.delete("anna", f"tinker://{client.run}/weights/second")
     after = backend.disk.measure_owner("anna")

@@ -24,4 +24,4 @@ def test_a_file_that_was_moved_away_is_named_and_works_again_when_it_is_back(tmp
             store.insert("deleted_runs", {"id": "lost"})
         aside.rename(path)
         store.insert("deleted_runs", {"id": "b"})
-        assert [row["id"] for row in store.all("SELECT id FROM deleted_runs ORDER BY id")] == ["a", "b"]
+        assert [row["id"] for row in store.fetch_all("SELECT id FROM deleted_runs ORDER BY id")] == ["a", "b"]

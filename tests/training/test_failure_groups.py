@@ -50,7 +50,7 @@ def test_a_planted_group_is_found_alone_with_its_rates(count: int, seed: int):
     others = [o.rate for o in outcomes if o.features["shape"] != "x"]
     assert (found.name, found.tasks) == ("shape x", len(planted))
     assert found.rate == pytest.approx(sum(planted) / len(planted))
-    assert found.others == pytest.approx(sum(others) / len(others))
+    assert found.rate_of_others == pytest.approx(sum(others) / len(others))
     assert found.is_unsolved and found.p_value < 0.001
 
 
@@ -93,7 +93,7 @@ def test_equal_groups_have_the_first_name_and_nested_ones_are_left_out():
         features = {"level": "2" if shape in "cd" else "1", "shape": shape, "alias": shape.upper()}
         outcomes.append(TaskOutcome(features, 0.0 if shape == "d" else 1.0, words))
     [found] = find_failure_groups(outcomes)
-    assert (found.name, found.tasks, found.rate, found.others) == ("shape d", 50, 0.0, 1.0)
+    assert (found.name, found.tasks, found.rate, found.rate_of_others) == ("shape d", 50, 0.0, 1.0)
 
 
 def test_a_word_is_found_where_no_property_explains_the_failures():
@@ -113,7 +113,7 @@ def test_at_most_three_groups_the_strongest_first_and_the_others_are_those_in_no
     ]
     groups = find_failure_groups(outcomes)
     assert [(group.name, group.tasks) for group in groups] == [("kind a", 30), ("kind b", 25), ("kind c", 20)]
-    assert {group.others for group in groups} == {110 / 125}
+    assert {group.rate_of_others for group in groups} == {110 / 125}
 
 
 def test_a_name_is_one_short_line():

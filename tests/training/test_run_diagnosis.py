@@ -163,7 +163,7 @@ def test_stored_completions_are_counted_by_task_up_to_a_step(tmp_path: Path):
     (tmp_path / "rollouts" / "rl-000000.jsonl").unlink()
     (tmp_path / "rollouts" / "rl-000001.jsonl").unlink()
     [found] = stored_groups(tmp_path, 2)
-    assert (found.name, found.tasks, found.rate, found.others) == ('"turn" in the prompt', 10, 0.0, 1.0)
+    assert (found.name, found.tasks, found.rate, found.rate_of_others) == ('"turn" in the prompt', 10, 0.0, 1.0)
 
 
 def test_only_words_of_every_prompt_of_a_task_count(tmp_path: Path):
@@ -296,7 +296,7 @@ def test_a_kind_that_rose_during_the_run_is_being_learned(tmp_path: Path):
     for before, expected in ((0.2, True), (0.0, False)):
         write("baseline", before)
         [group] = diagnose_run(tmp_path).groups
-        assert (group.name, group.before, group.is_unsolved) == ("level 2", before, expected)
+        assert (group.name, group.rate_before, group.is_unsolved) == ("level 2", before, expected)
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"p_value": "x", "change": {}}', '{"p_value": 1, "change": []}'])

@@ -49,7 +49,7 @@ def list_words(environment: CheckedEnvironment) -> list[str]:
         ends = {source.end_word, source.pad_word, None}
         return [word for word in source.vocabulary if word not in ends and word.strip()][:MOST_WORDS]
     shown = [task.prompt_text for task in environment.tasks]
-    shown += [one.observations[0] for one in environment.seen[:FIRST_EPISODES] if one.observations]
+    shown += [one.observations[0] for one in environment.played_episodes[:FIRST_EPISODES] if one.observations]
     moves, counts = Counter[str](), Counter[str]()
     for text in shown:
         moves.update(set(re.findall(r"\[[^\[\]\s]{1,20}\]", text)))

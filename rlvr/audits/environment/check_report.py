@@ -17,8 +17,8 @@ class CheckSpec(NamedTuple):
     """A check: its group, what holds in a sound environment, what is tried, and OpenEnv's name for it ("": none)."""
 
     group: str
-    what: str
-    how: str
+    requirement: str
+    method: str
     openenv: str = ""
 
 
@@ -184,7 +184,7 @@ class CheckResult:
     name: str
     state: CheckState
     text: str
-    tried: int = 0
+    trials: int = 0
     examples: tuple[str, ...] = ()
     interval: Interval | None = None
     hits: int | None = None  # of what was tried, where the result is such a share
@@ -200,9 +200,9 @@ class CheckResult:
     @property
     def bound(self) -> str:
         """How sure a sound result is: the most that the share may be, or what was measured."""
-        if self.hits is None or not self.tried:
+        if self.hits is None or not self.trials:
             return f": {self.text}"
-        return f" (faults below {100 * wilson_interval(0.0, self.tried).high:.1f}%)"
+        return f" (faults below {100 * wilson_interval(0.0, self.trials).high:.1f}%)"
 
     def as_json(self) -> dict[str, Any]:
         spec = CHECKS[self.name]
@@ -210,9 +210,9 @@ class CheckResult:
             "check": self.name,
             "group": spec.group,
             "openenv": spec.openenv,
-            "tries": spec.how,
+            "tries": spec.method,
             "state": self.state.value.lower(),
-            "tried": self.tried,
+            "tried": self.trials,
             "hits": self.hits,
             "text": self.text,
             "interval": None if self.interval is None else self.interval.to_json(),
@@ -287,7 +287,7 @@ class EnvironmentReport:
             examples = tuple(dict.fromkeys(example for one in alike for example in one.examples))
             took = sum(one.seconds for one in own)
             results.append(
-                replace(own[0], text=texts, examples=examples, tried=sum(o.tried for o in own), seconds=took)
+                replace(own[0], text=texts, examples=examples, tried=sum(o.trials for o in own), seconds=took)
             )
         return cls(environment, results, seconds, facts, frozenset(allowed))
 
@@ -323,12 +323,12 @@ class EnvironmentReport:
                 group = spec.group
                 lines += ["", group]
             state = "allowed" if one.name in self.allowed and one.state is CheckState.FAULT else one.state.value
-            tried = f"{one.tried:,}" if one.tried else ""
-            text = f"{spec.what}{one.bound}" if one.state is CheckState.SOUND else one.text
+            tried = f"{one.trials:,}" if one.trials else ""
+            text = f"{spec.requirement}{one.bound}" if one.state is CheckState.SOUND else one.text
             lines.append(f"  {state:<9}  {one.name:<{width}}  {tried:>6}  {text}")
             if one.state in (CheckState.FAULT, CheckState.WARNING):
                 lines += [f"  {'':<9}  {'':<{width}}  {'':>6}    e.g. {example}" for example in one.examples[:show]]
-        tried = sum(one.tried for one in self.results)
+        tried = sum(one.trials for one in self.results)
         found = ", ".join(self.faults) or "none"
         lines += ["", f"faults: {found}  ({len(self.warnings)} warnings, {tried:,} trials, {self.seconds:.1f} s)"]
         return "\n".join(lines)

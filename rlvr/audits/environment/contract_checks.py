@@ -141,10 +141,10 @@ def check_malformed(environment: CheckedEnvironment) -> list[CheckResult]:
 
 def check_time(environment: CheckedEnvironment) -> list[CheckResult]:
     """Seconds of the episodes that were played, and whether they end."""
-    endless = [one.raised for one in environment.seen if one.raised.startswith(EndlessEpisode.__name__)]
+    endless = [one.raised for one in environment.played_episodes if one.raised.startswith(EndlessEpisode.__name__)]
     if endless:
         return [CheckResult("resource_bounds", CheckState.FAULT, endless[0], len(endless), tuple(endless[:1]))]
-    took = sorted(one.seconds for one in environment.seen if one.seconds)
+    took = sorted(one.seconds for one in environment.played_episodes if one.seconds)
     if not took:
         return [not_tried("resource_bounds", "no episode was played")]
     middle, last = took[len(took) // 2], took[int(0.95 * (len(took) - 1))]
@@ -166,7 +166,7 @@ def check_memory(environment: CheckedEnvironment) -> list[CheckResult]:
     try:
         for _ in range(ROUNDS):
             environment.play(answers)
-            del environment.seen[-len(answers) :]
+            del environment.played_episodes[-len(answers) :]
             gc.collect()
             sizes.append(tracemalloc.get_traced_memory()[0])
     finally:
@@ -180,7 +180,7 @@ def check_memory(environment: CheckedEnvironment) -> list[CheckResult]:
 
 def check_rewards(environment: CheckedEnvironment, bounds: tuple[float, float] | None) -> list[CheckResult]:
     """Of all that was played: rewards that are no number, out of range, or given twice."""
-    seen = environment.seen
+    seen = environment.played_episodes
     low, high = bounds or _find_range(environment) or (-math.inf, math.inf)
     is_of_turns = bounds is None and environment.reward.name == ENVIRONMENT  # as in Gym: not of their sum
     hits = [f"{one.score.detail.strip()[-110:]} for {one.text[-30:]!r}" for one in seen if _is_no_number(one)]
@@ -225,18 +225,20 @@ def _find_range(environment: CheckedEnvironment) -> tuple[float, float] | None:
 
 
 def _check_attribution(environment: CheckedEnvironment) -> CheckResult:
-    undeclared = [one.raised for one in environment.seen if "environment_weight" in one.raised]
+    undeclared = [one.raised for one in environment.played_episodes if "environment_weight" in one.raised]
     if undeclared:
         text = "the environment and the verifier both give a reward, and nothing says what counts"
         return CheckResult("reward_attribution", CheckState.FAULT, text, len(undeclared), tuple(undeclared[:1]))
-    twice = _find_repeated(one for one in environment.seen if len(one.rewards) > 1)
-    both = [one for one in environment.seen if one.verified is not None and one.rewards]
+    twice = _find_repeated(one for one in environment.played_episodes if len(one.rewards) > 1)
+    both = [one for one in environment.played_episodes if one.verified is not None and one.rewards]
     again = [one for one in both if sum(one.rewards) > SMALL and (one.verified or 0) > SMALL]
     alone = [one for one in both if (sum(one.rewards) > SMALL) != ((one.verified or 0) > SMALL)]
     if len(again) >= 3 and not alone:
         hits = [f"{sum(one.rewards):g} of the environment and {one.verified:g} of the verifier" for one in again]
         return report_share("reward_attribution", hits, len(both), "episodes are paid by both for the same")
-    return report_share("reward_attribution", twice, len(environment.seen), "episodes get the sum again at their end")
+    return report_share(
+        "reward_attribution", twice, len(environment.played_episodes), "episodes get the sum again at their end"
+    )
 
 
 def _find_repeated(episodes: Iterable[PlayedEpisode]) -> list[str]:

@@ -109,7 +109,7 @@ def check_environment(
     facts: dict[str, Any] = {
         "reward": environment.reward.formula,
         "tasks": len(environment.tasks),
-        "references": sum(one.tried for one in results if one.name == "reward_reachability"),
+        "references": sum(one.trials for one in results if one.name == "reward_reachability"),
     }
     if environment.source.writes_tasks:
         facts["training tasks"] = "written by the policy, so the held-out ones are tried"

@@ -53,7 +53,7 @@ def check_fresh_process(environment: CheckedEnvironment) -> list[CheckResult]:
         "kwargs": environment.kwargs,
         "reward": environment.reward.name,
         "reward_kwargs": environment.reward.kwargs,
-        "tasks": environment.asked,
+        "tasks": environment.requested_tasks,
         "scripts": scripts,
     }
     command = [sys.executable, "-m", "rlvr.audits.environment.fresh_process"]

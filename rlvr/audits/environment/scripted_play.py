@@ -100,7 +100,7 @@ class PlayedEpisode:
     observations: tuple[str, ...] = ()
     rewards: tuple[float, ...] = ()
     seconds: float = 0.0
-    said: int = 0  # turns that the episode took; 0: not known
+    turn_count: int = 0  # turns that the episode took; 0: not known
     raised: str = ""  # an exception of the environment or of the loop, which would end a run
     verified: float | None = None  # what the verifier gave, where the environment gives a reward too
 
@@ -151,9 +151,9 @@ class CheckedEnvironment:
     train: list[Task]
     heldout: list[Task]
     hang_s: float = 20.0
-    seen: list[PlayedEpisode] = field(default_factory=list[PlayedEpisode])
+    played_episodes: list[PlayedEpisode] = field(default_factory=list[PlayedEpisode])
     search: dict[str, PlayedEpisode] = field(default_factory=dict[str, PlayedEpisode])  # by the task's id
-    asked: int = 24  # tasks
+    requested_tasks: int = 24  # tasks
     heldout_s: float = 0.0  # that a held-out task takes to make
     _judged_s: float = 0.0
 
@@ -180,7 +180,7 @@ class CheckedEnvironment:
         bound.start()
         start = time.perf_counter()
         environment = cls(
-            name, dict(kwargs), made, bound, tokenizer, [], list(made.heldout(tasks)), hang_s, asked=tasks
+            name, dict(kwargs), made, bound, tokenizer, [], list(made.heldout(tasks)), hang_s, requested_tasks=tasks
         )
         environment.heldout_s = (time.perf_counter() - start) / max(1, len(environment.heldout))
         drawn = [environment.draw(place) for place in range(tasks)] if source.levels else []
@@ -230,7 +230,7 @@ class CheckedEnvironment:
 
     def take_few(self, tasks: int, least: int = 3) -> int:
         """How many of so many tasks to try: fewer where a verdict takes long."""
-        usual = self._judged_s / len(self.seen) if self.seen else 0.0
+        usual = self._judged_s / len(self.played_episodes) if self.played_episodes else 0.0
         return tasks if usual <= QUICK_S else max(least, int(tasks * QUICK_S / usual))
 
     @property
@@ -245,7 +245,7 @@ class CheckedEnvironment:
         start = time.perf_counter()
         played = run_with_limit(lambda: self._play_all(answers), limit, f"{len(answers)} episodes")
         self._judged_s += time.perf_counter() - start
-        self.seen += played
+        self.played_episodes += played
         return played
 
     def play_alone(self, answers: Sequence[tuple[Task, Turns]]) -> list[PlayedEpisode]:
@@ -263,7 +263,7 @@ class CheckedEnvironment:
         judged = [
             PlayedEpisode(task, turns, one, one.value) for (task, turns), one in zip(answers, scores, strict=True)
         ]
-        self.seen += judged
+        self.played_episodes += judged
         return judged
 
     def _play_all(self, answers: Sequence[tuple[Task, Turns]]) -> list[PlayedEpisode]:
@@ -346,8 +346,10 @@ class CheckedEnvironment:
     def _shorten(self, best: dict[str, PlayedEpisode]) -> dict[str, PlayedEpisode]:
         """The references without turns that their episodes never ask for, as they end before: such a last turn could be
         anything."""
-        longer = [one for one in best.values() if one.passed and 0 < one.said < len(one.turns)]
-        for one, cut in zip(longer, self.play([(one.task, one.turns[: one.said]) for one in longer]), strict=True):
+        longer = [one for one in best.values() if one.passed and 0 < one.turn_count < len(one.turns)]
+        for one, cut in zip(
+            longer, self.play([(one.task, one.turns[: one.turn_count]) for one in longer]), strict=True
+        ):
             if cut.trace == one.trace:
                 best[one.task.id] = cut
         return best

@@ -76,10 +76,10 @@ def check_signal(environment: CheckedEnvironment, samples: int, policy: SampledE
     )
     interval = share_interval([float(one) for one in spreads])
     state, tried = CheckState.SOUND, len(groups) * samples
-    values = {round(one.value, 9) for one in environment.seen if one.value is not None}
-    if len(values) == 1 and len(environment.seen) > 20:
+    values = {round(one.value, 9) for one in environment.played_episodes if one.value is not None}
+    if len(values) == 1 and len(environment.played_episodes) > 20:
         (value,) = values
-        text = f"all of {len(environment.seen)} answers got the reward {value:g}"
+        text = f"all of {len(environment.played_episodes)} answers got the reward {value:g}"
         state = CheckState.FAULT
         if not (environment.references or policy or value > SMALL):
             text += "; without references only a policy that knows the moves can tell: give --model"

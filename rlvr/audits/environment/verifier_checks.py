@@ -101,7 +101,7 @@ def check_faults(environment: CheckedEnvironment, thorough: bool) -> list[CheckR
         search = find_faults(rows, environment.as_reward(), measured=measured, trial=trial, heavy=heavy)
     if _has_programs(environment) or _has_many_answers(environment):
         for fault in ("among", "other"):  # a program may define more than was asked for, another answer be right too
-            search.seen.pop(fault, None)
+            search.evidence.pop(fault, None)
     return [_read_faults(name, search, len(rows)) for name in names if _count_tried(name, search, len(rows))]
 
 
@@ -132,13 +132,15 @@ def _open_trial(environment: CheckedEnvironment, thorough: bool) -> Iterator[Tri
 
 
 def _count_tried(name: str, search: FaultSearch, rows: int) -> int:
-    own = [fault for fault, check in FAULT_CHECKS.items() if check == name and fault in search.tried]
+    own = [fault for fault, check in FAULT_CHECKS.items() if check == name and fault in search.tried_faults]
     return sum(search.probes[fault] or rows for fault in own)
 
 
 def _read_faults(name: str, search: FaultSearch, rows: int) -> CheckResult:
     seen = {
-        fault: search.seen[fault] for fault, check in FAULT_CHECKS.items() if check == name and fault in search.seen
+        fault: search.evidence[fault]
+        for fault, check in FAULT_CHECKS.items()
+        if check == name and fault in search.evidence
     }
     hits = [f"{fault}: {said}" for fault, all_seen in seen.items() for said in all_seen]
     tried = max(_count_tried(name, search, rows), len(hits))

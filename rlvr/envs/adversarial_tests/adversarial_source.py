@@ -206,7 +206,7 @@ class AdversarialSource(NestedSource):
         shown = find_shown_tests(task, problem)
         tests = read_calls([test for test in problem.tests if test not in shown], problem.names)
         draw = rng.key("demonstrated tests", key, task.id)
-        chosen = sorted(tests, key=lambda test: rng.key(draw, test.call))[: self._form.most]
+        chosen = sorted(tests, key=lambda test: rng.key(draw, test.call))[: self._form.max_tests]
         return "\n".join(self._write(test, tests, rng.key(draw, place)) for place, test in enumerate(chosen)) or None
 
     def _write(self, test: WrittenTest, others: list[WrittenTest], key: int) -> str:

@@ -49,13 +49,13 @@ class WrittenTest:
 
 @dataclass(frozen=True)
 class AssertForm:
-    """The form of the tests of a task: `names` are the functions that it asks for, `shown` the calls of tests that its
-    prompt shows. With `has_result` a test is an assert statement, else the call alone."""
+    """The form of the tests of a task: `names` are the functions that the task asks for, `shown_calls` the calls of the
+    tests that its prompt shows. With `has_result` a test is an assert statement, else the call alone."""
 
     names: Collection[str]
-    shown: Collection[str] = ()
+    shown_calls: Collection[str] = ()
     has_result: bool = True
-    most: int = 1
+    max_tests: int = 1
     max_characters: int = 200
 
 
@@ -67,11 +67,11 @@ def read_tests(text: str, form: AssertForm) -> list[WrittenTest | LineRefusal]:
     for line in lines[:_READ]:
         test = _read_line(line, form)
         if isinstance(test, WrittenTest):
-            if test.call in form.shown:
+            if test.call in form.shown_calls:
                 test = LineRefusal.COPIED
             elif test.call in calls:
                 test = LineRefusal.REPEATED
-            elif len(calls) == form.most:
+            elif len(calls) == form.max_tests:
                 test = LineRefusal.MANY
             else:
                 calls.add(test.call)

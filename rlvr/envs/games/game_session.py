@@ -44,7 +44,7 @@ class GameSession(ABC):
 
     @abstractmethod
     async def step(self, action: str) -> GameTurn:
-        """The turn after an action of the role whose turn it was."""
+        """Play `action` for the role whose turn it is; returns the next turn."""
         ...
 
     async def list_moves(self, opponent: str) -> Sequence[str]:

@@ -42,11 +42,12 @@ _PYTHON = frozenset(("python", "python3", "py", "py3"))
 
 @dataclass(frozen=True)
 class ExtractedProgram:
-    """`reason` is empty, `no_answer` or `too_large`; `where` is the place of the program: `tags`, `fence` or `raw`."""
+    """The program of an answer. `reason` is empty, `no_answer` or `too_large`; `found_in` is where the program stood:
+    `tags`, `fence` or `raw`."""
 
     code: str
     reason: str = ""
-    where: str = ""
+    found_in: str = ""
 
 
 def extract(response: str, names: Collection[str] = (), prefix: str = "") -> ExtractedProgram:
@@ -78,12 +79,12 @@ def extract(response: str, names: Collection[str] = (), prefix: str = "") -> Ext
     if not code.strip():
         return ExtractedProgram("", "no_answer")
     if not prefix:
-        return ExtractedProgram(_dedent(code), where=where)
+        return ExtractedProgram(_dedent(code), found_in=where)
     if definition.search(code):
         whole = _dedent(code)
         future = "".join(f"{line.strip()}\n" for line in _FUTURE.findall(whole))  # has to come first in a program
-        return ExtractedProgram(f"{future}{prefix.rstrip()}\n    pass\n\n{_FUTURE.sub('', whole)}", where=where)
-    return ExtractedProgram(prefix + _indent_body(code), where=where)
+        return ExtractedProgram(f"{future}{prefix.rstrip()}\n    pass\n\n{_FUTURE.sub('', whole)}", found_in=where)
+    return ExtractedProgram(prefix + _indent_body(code), found_in=where)
 
 
 def extract_requested(response: str, prefix: str = "", *, is_chat: bool) -> ExtractedProgram:
@@ -106,7 +107,7 @@ def extract_requested(response: str, prefix: str = "", *, is_chat: bool) -> Extr
         code, where = (_cut_body(answer) if prefix else answer[: _find_mark(answer, DONE)]), "raw"
     if not code.strip():
         return ExtractedProgram("", "no_answer")
-    return ExtractedProgram(code if is_chat else prefix + code, where=where)
+    return ExtractedProgram(code if is_chat else prefix + code, found_in=where)
 
 
 def _program(text: str, definition: re.Pattern[str]) -> tuple[str, str]:

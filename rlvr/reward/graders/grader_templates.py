@@ -119,13 +119,13 @@ class Template:
         return "".join(part if isinstance(part, str) else f"{{{{ {part} }}}}" for part in self.parts)
 
     @property
-    def places(self) -> tuple[Placeholder, ...]:
+    def placeholders(self) -> tuple[Placeholder, ...]:
         """Every placeholder once, in order."""
         return tuple(dict.fromkeys(part for part in self.parts if isinstance(part, Placeholder)))
 
     @property
     def is_from_answer(self) -> bool:
-        return any(place.is_from_answer for place in self.places)
+        return any(place.is_from_answer for place in self.placeholders)
 
     def fill(self, values: Values, show: Callable[[Placeholder], str] | None = None, limit: int | None = None) -> str:
         """The text with `show(place)` for each placeholder, by default its value; MissingField where there is none.
@@ -134,7 +134,7 @@ class Template:
         of a megabyte are 9 GB.
         """
         show = show or (lambda place: as_text(place.find(values)))
-        shown = {place: show(place) for place in self.places}
+        shown = {place: show(place) for place in self.placeholders}
         parts = [part if isinstance(part, str) else shown[part] for part in self.parts]
         if limit is not None and (size := sum(map(len, parts))) > limit:
             raise TemplateTooLong(size)

@@ -75,7 +75,7 @@ class ScoreModel:
         verdict = await self.question.ask(values, context, "score", form, self._read, self.low)
         if isinstance(verdict, Score):
             return verdict
-        return score_of(verdict.value, self.passed_at, "low_score", verdict.cost, verdict.why)
+        return score_of(verdict.value, self.passed_at, "low_score", verdict.cost, verdict.explanation)
 
     def _read(self, score: Any) -> float:
         if not is_number(score) or not math.isfinite(score) or not self.low <= score <= self.high:
@@ -108,7 +108,7 @@ class LabelModel:
         verdict = await self.question.ask(values, context, "label", form, self._read, 0.0)
         if isinstance(verdict, Score):
             return verdict
-        passed, why = verdict.value in self.passing, f"{verdict.value}: {verdict.why}"
+        passed, why = verdict.value in self.passing, f"{verdict.value}: {verdict.explanation}"
         return score_of(float(passed), 1.0, "wrong_label", verdict.cost, why)
 
     def _read(self, label: Any) -> str:
@@ -120,7 +120,7 @@ class LabelModel:
 @dataclass(frozen=True)
 class ModelVerdict(Generic[V]):
     value: V
-    why: str
+    explanation: str
     cost: dict[str, float]
 
 
@@ -151,7 +151,7 @@ class ModelQuestion:
         self, values: Values, context: GradingContext, key: str, form: str, read: Any, worst: float
     ) -> ModelVerdict[Any] | Score:
         """Ask the model and parse the `key` of its verdict by `read`; a score if the verdict cannot be used."""
-        places = dict.fromkeys(place for _, template in self.messages for place in template.places)
+        places = dict.fromkeys(place for _, template in self.messages for place in template.placeholders)
         try:
             texts = {str(place): as_text(place.find(values)) for place in places}
         except MissingField as missing:

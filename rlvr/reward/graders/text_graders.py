@@ -48,7 +48,11 @@ class TwoTexts:
                 "get the same value; expected another text, such as '{{ item.answer }}'"
             )
         texts = cls(*(Template.of(config[name], field_path(where, name)) for name in ("input", "reference")))
-        if not texts.reference.places and not str(config["reference"]).strip() and config.get("operation") != "ne":
+        if (
+            not texts.reference.placeholders
+            and not str(config["reference"]).strip()
+            and config.get("operation") != "ne"
+        ):
             raise ValueError(
                 f"{field_path(where, 'reference')}={config['reference']!r} is blank: there is nothing to compare with; "
                 "expected a text, such as '{{ item.answer }}'"
@@ -60,7 +64,7 @@ class TwoTexts:
         reference, text = (fill_template(one, values, limit) for one in (self.reference, self.input))
         if isinstance(reference, Score):
             return reference
-        if (places := self.reference.places) and not self.reference.is_from_answer:
+        if (places := self.reference.placeholders) and not self.reference.is_from_answer:
             names_prompt = any(place.steps[0] == "prompt" for place in places)  # then it is meant to be compared with
             prompt = None if names_prompt else values["item"].get("prompt")
             if fault := find_reference_fault(reference, prompt, f"reference {self.reference}"):
@@ -110,7 +114,7 @@ class TextSimilarity:
             config["evaluation_metric"], field_path(where, "evaluation_metric"), METRICS, UNSUPPORTED_METRICS
         )
         grader = cls(TwoTexts.of(config, where), metric, pass_threshold(config, where))
-        if not grader.texts.reference.places and (fault := grader.find_fault(config["reference"])):
+        if not grader.texts.reference.placeholders and (fault := grader.find_fault(config["reference"])):
             raise ValueError(f"{field_path(where, 'reference')}={config['reference']!r:.80}: {fault}")
         return grader
 

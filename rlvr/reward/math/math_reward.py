@@ -64,9 +64,9 @@ class MathOptions:
                 f"on_many_boxes={self.on_many_boxes!r} has no effect with profile=lenient, which takes the last box or "
                 "all of them: leave it out"
             )
-        if not is_list(self.places):
+        if not is_list(self.searched_places):
             raise ValueError(f"extract={self.extract!r}, expected 'auto' or a list of: {', '.join(PLACES)}")
-        for place in self.places:
+        for place in self.searched_places:
             check_choice("extract", place, PLACES)
         check_choice("on_many_boxes", self.on_many_boxes, MANY_BOXES)
         check_choice("percent", self.percent, PERCENT)
@@ -78,7 +78,7 @@ class MathOptions:
             raise ValueError("use_math_verify=required needs math-verify: pip install 'rlvr[math]'")
 
     @property
-    def places(self) -> Sequence[str]:
+    def searched_places(self) -> Sequence[str]:
         if isinstance(self.extract, str):
             return AUTO if self.extract == "auto" else (self.extract,)
         return self.extract
@@ -99,7 +99,7 @@ def verify_math(case: Case, options: MathOptions) -> Score:
     if gold is None:
         fault = "is missing" if given is None else f"holds no answer: {str(given)[-200:]!r}"
         return Score(None, Outcome.INVALID, "no_gold", detail=f"meta['answer'] {fault}")
-    answer = find_answer(case.response, options.places, options.on_many_boxes)
+    answer = find_answer(case.response, options.searched_places, options.on_many_boxes)
     if answer.problem:
         cut = case.truncated and answer.problem in ("no_answer", "unclosed")
         return _failure("truncated" if cut else "no_answer" if answer.problem == "unclosed" else answer.problem)
@@ -113,7 +113,7 @@ def verify_math(case: Case, options: MathOptions) -> Score:
         verdict = compare_answers(gold, text, conventions)
         if verdict is not True and options.profile == "lenient":
             lenient = replace(conventions, decimals="rounded", any_names=True)
-            boxes = find_answer(case.response, options.places, "join").boxes
+            boxes = find_answer(case.response, options.searched_places, "join").boxes
             verdict = any(_says(gold, reading, lenient) for reading in (text, *_join_boxes(boxes))) or verdict
     except TooLarge as error:
         return _gold_fault(gold, options) or _failure("too_large", str(error))

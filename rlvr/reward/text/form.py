@@ -81,7 +81,7 @@ class FormatOptions:
     def __post_init__(self) -> None:
         check_choice("required_format", self.required_format, [*sorted(_FORMATS), "regex"])
         if self.required_format == "regex":
-            check_pattern(self.pattern, self.place, self.time_limit)
+            check_pattern(self.pattern, self.match_mode, self.time_limit)
             return
         for name in ("pattern", "match", "seconds"):
             if getattr(self, name) is not None:
@@ -91,7 +91,7 @@ class FormatOptions:
                 )
 
     @property
-    def place(self) -> str:
+    def match_mode(self) -> str:
         return "full" if self.match is None else self.match
 
     @property

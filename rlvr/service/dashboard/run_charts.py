@@ -117,7 +117,12 @@ def failing_groups(diagnosis: RunDiagnosis | None) -> list[Table]:
     if diagnosis is None or not diagnosis.groups:
         return []
     rows = [
-        (one_line(group.name, 120), f"{group.tasks:,}", f"{100 * group.rate:.1f} %", f"{100 * group.others:.1f} %")
+        (
+            one_line(group.name, 120),
+            f"{group.tasks:,}",
+            f"{100 * group.rate:.1f} %",
+            f"{100 * group.rate_of_others:.1f} %",
+        )
         for group in diagnosis.groups
     ]
     title = f"Failing tasks have in common ({diagnosis.basis})"

@@ -201,7 +201,7 @@ def steps_of(store: ExperienceStore, ids: Sequence[str]) -> dict[str, Rows]:
     return {**found}
 
 
-def place(store: ExperienceStore, query: Query, key: int) -> tuple[int | None, int | None, int, int] | None:
+def find_neighbours(store: ExperienceStore, query: Query, key: int) -> tuple[int | None, int | None, int, int] | None:
     """The answers before and after one in the order of a query, its place from 1, and their number."""
     joined = experiences.join(sessions, _s.id == _e.session_id)
     order = _order(query)

@@ -148,7 +148,7 @@ class StoreSource(Source):
         return AnswerPage([as_answer_row(row) for row in rows], total)
 
     def neighbours(self, query: Query, grouped: bool, key: str) -> Neighbours | None:
-        found = session_rows.place(self._store, query, int(key)) if _is_key(key) else None
+        found = session_rows.find_neighbours(self._store, query, int(key)) if _is_key(key) else None
         if found is None:
             return None
         before, after = ("" if one is None else str(one) for one in found[:2])

@@ -36,12 +36,12 @@ MOST = 50_000  # values of a body: checking them blocks the event loop
 FIELDS = 100  # at the top of a body
 
 
-def whole(value: Any) -> Any:
+def to_integer(value: Any) -> Any:
     """8 for 8.0, which JSON Schema counts as an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-WHOLE = BeforeValidator(whole)
+WHOLE = BeforeValidator(to_integer)
 TaskId = Annotated[str, StringConstraints(pattern=TASK_ID, min_length=1, max_length=128)]
 Name = Annotated[str, StringConstraints(pattern=NAME, min_length=1, max_length=128)]
 FunctionName = Annotated[str, StringConstraints(pattern=FUNCTION, max_length=200)]
@@ -83,9 +83,9 @@ class Verifier(ServiceBody):
 
     name: Name
     weight: float = Field(default=1.0, ge=0, le=1_000)
-    options: Annotated[dict[str, Any], AfterValidator(lambda given: {name: whole(v) for name, v in given.items()})] = (
-        Field(default_factory=dict, max_length=32)
-    )
+    options: Annotated[
+        dict[str, Any], AfterValidator(lambda given: {name: to_integer(v) for name, v in given.items()})
+    ] = Field(default_factory=dict, max_length=32)
 
 
 NamedVerifier = Annotated[

@@ -295,6 +295,8 @@ class StrategyPattern(CountedRate):
 
 
 class PatternsResponse(BaseModel):
+    """Statistics over all answers: by group of tasks, by type of error, and by strategy of the prompt."""
+
     groups: list[TaskGroup]
     errors: list[ErrorPattern]
     strategies: list[StrategyPattern]

@@ -207,7 +207,7 @@ class TinkerBackend:
         if self.losses.is_owned(owner, request_id):
             return JsonResult({"loss_id": request_id, "type": "create_custom_loss"})
         model, _, seq = request_id.rpartition(":")
-        own = self._store.one("SELECT 1 FROM models WHERE id = ? AND owner = ?", model, owner)
+        own = self._store.fetch_one("SELECT 1 FROM models WHERE id = ? AND owner = ?", model, owner)
         stored = self._store.find_result(model, int(seq[:18])) if own and seq.isdecimal() else None
         return stored.outcome if stored else None
 

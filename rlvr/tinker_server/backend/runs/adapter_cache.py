@@ -173,7 +173,7 @@ class AdapterCache:
         begun = time.monotonic()
         try:
             if run.snapshot_seq >= 0:
-                row = self._store.one("SELECT lora, rank FROM models WHERE id = ?", run.model)
+                row = self._store.fetch_one("SELECT lora, rank FROM models WHERE id = ?", run.model)
                 assert row is not None
                 choice = json.loads(row["lora"])
                 policy = self.create(run, lora_config(self._engine, row["rank"], choice), seed=0)

@@ -57,7 +57,7 @@ class TrainingRuns:
 
     def resume(self) -> None:
         """After a restart: schedule the requests in every run's log."""
-        for row in self._store.all("SELECT * FROM models WHERE id IN (SELECT DISTINCT model FROM log)"):
+        for row in self._store.fetch_all("SELECT * FROM models WHERE id IN (SELECT DISTINCT model FROM log)"):
             if row["base_model"] in self._engine_threads:
                 run = self._lanes[row["id"]] = load_run_queue(row, self._store, self._futures)
                 log.info("%s: %d requests to replay", run.model, len(run.queue))
@@ -131,7 +131,7 @@ class TrainingRuns:
             choice = {"alpha": create.alpha, "attn": create.attn, "mlp": create.mlp, "unembed": create.unembed}
             choice |= {"critic": True} if create.critic else {}
             setup = (base_model, create.rank, json.dumps(choice))
-            existing = self._store.one("SELECT base_model, rank, lora FROM models WHERE id = ?", model)
+            existing = self._store.fetch_one("SELECT base_model, rank, lora FROM models WHERE id = ?", model)
             if existing is not None and tuple(existing.values()) != setup:
                 raise UserError(f"model_seq_id names the training run {model} already; give the next number")
             if existing is None:
@@ -180,7 +180,7 @@ class TrainingRuns:
                     raise UserError(f"seq_id {seq} of {run.model} was used for another request; give the next seq_id")
                 return request_id
             if run.next_seq == 0 and (
-                copied := self._store.one("SELECT source FROM copied_runs WHERE id = ?", run.model)
+                copied := self._store.fetch_one("SELECT source FROM copied_runs WHERE id = ?", run.model)
             ):
                 raise UserError(
                     f"{run.model} is a copy of {copied['source']} and cannot be trained; make a run from the copy "
@@ -200,7 +200,7 @@ class TrainingRuns:
                 with self._store.transaction():
                     for one in (*refused_entries, entry):
                         self._store.append(one)
-                    self._store.run("UPDATE models SET last_request = ? WHERE id = ?", self._clock(), run.model)
+                    self._store.execute("UPDATE models SET last_request = ? WHERE id = ?", self._clock(), run.model)
             except BaseException as error:
                 self._quotas.release(run.owner, size)
                 run.unlogged[seq] = str(error)
@@ -240,7 +240,9 @@ class TrainingRuns:
         with self._lock:
             run = self._lanes.get(model_id)
             if run is None:
-                row = self._store.one(f"SELECT * FROM models WHERE id = ? AND owner = ? AND {KEPT}", model_id, owner)
+                row = self._store.fetch_one(
+                    f"SELECT * FROM models WHERE id = ? AND owner = ? AND {KEPT}", model_id, owner
+                )
                 if row is not None and row["base_model"] not in self._engine_threads:
                     raise NotFound(f"{model_id} is on {row['base_model']}, which is not served at the moment")
                 if row is not None:

@@ -168,18 +168,18 @@ class SampleRequests:
             return row | {"base_model": name, "folder": snapshot.fingerprint, "snapshot": snapshot}
         if name in self._engines:
             return row | {"base_model": name}
-        run = self._store.one("SELECT base_model FROM models WHERE id = ? AND owner = ?", name, owner)
+        run = self._store.fetch_one("SELECT base_model FROM models WHERE id = ? AND owner = ?", name, owner)
         if run is None and not name.startswith("tinker://"):
             raise NotFound(
                 f"model {name[:200]!r} is not served here{did_you_mean(name[:200], self._engines)}; served: "
                 f"{', '.join(self._engines)}, saved weights by their tinker:// path, and your training runs by "
                 "their id"
             )
-        sampler = self._store.one(
+        sampler = self._store.fetch_one(
             "SELECT * FROM samplers WHERE model = ? AND folder != '' ORDER BY number DESC LIMIT 1", name
         )
         if run is not None:
-            saved = self._store.one(
+            saved = self._store.fetch_one(
                 "SELECT kind, name, seq FROM checkpoints WHERE run = ? AND deleted = 0 AND kind != 'external_weights' "
                 "ORDER BY seq DESC LIMIT 1",
                 name,

@@ -84,7 +84,7 @@ class PublishedAdapters:
         return [server.url for server in self._publisher.servers]
 
     @property
-    def places(self) -> int:
+    def max_requests(self) -> int:
         """How many requests the servers take at once."""
         return sum(server.options.concurrency for server in self._publisher.servers)
 
@@ -235,7 +235,7 @@ class VllmSampler:
             self._start_waiting()
 
     def _start_waiting(self) -> None:
-        places = self._adapters.places
+        places = self._adapters.max_requests
         running = Counter(sampling.owner for sampling in self._running)
 
         def fits(sampling: QueuedSample) -> bool:

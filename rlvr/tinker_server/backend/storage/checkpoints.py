@@ -49,7 +49,7 @@ class Checkpoints:
 
     def find_row(self, path: CheckpointPath) -> Row | None:
         """The row of a checkpoint, even of a deleted one."""
-        return self._store.one(
+        return self._store.fetch_one(
             "SELECT c.*, m.base_model, m.rank, m.lora FROM checkpoints c JOIN models m ON m.id = c.run "
             "WHERE c.run = ? AND c.kind = ? AND c.name = ?",
             path.run,
@@ -63,11 +63,11 @@ class Checkpoints:
     def list_alive(self, where: str, *values: Any, limit: int, offset: int = 0) -> list[Row]:
         """A page of those that are there, the newest first. Their metadata may be long, so no others are read."""
         query = f"SELECT * FROM checkpoints WHERE {where} AND {ALIVE} ORDER BY created DESC, name LIMIT ? OFFSET ?"
-        return self._store.all(query, *values, self._clock(), limit, offset)
+        return self._store.fetch_all(query, *values, self._clock(), limit, offset)
 
     def count_alive(self, where: str, *values: Any) -> int:
         query = f"SELECT count(*) AS n FROM checkpoints WHERE {where} AND {ALIVE}"
-        return self._store.all(query, *values, self._clock())[0]["n"]
+        return self._store.fetch_all(query, *values, self._clock())[0]["n"]
 
     def find(self, owner: str, text: str, *, own: bool = False) -> tuple[CheckpointPath, Row]:
         """Find a checkpoint that `owner` may read (with `own`: change)."""
@@ -94,7 +94,7 @@ class Checkpoints:
 
     def _drop_replaced(self, path: CheckpointPath, seq: int) -> None:
         """Delete what a name held before `seq`, except the weights that open sampling sessions use."""
-        bound = self._store.all(
+        bound = self._store.fetch_all(
             "SELECT DISTINCT s.number FROM samplers s JOIN sessions e ON e.id = s.session "
             "WHERE s.path = ? AND s.number != ? AND e.finished IS NULL ORDER BY s.number DESC LIMIT ?",
             str(path),
@@ -113,7 +113,7 @@ class Checkpoints:
     def _remove(self, path: CheckpointPath, seq: int) -> None:
         """Delete what request `seq` and earlier ones saved there, but not what is being saved now."""
         same = "run = ? AND kind = ? AND name = ? AND seq = ?"
-        self._store.run(f"UPDATE checkpoints SET deleted = 1 WHERE {same}", path.run, path.kind, path.name, seq)
+        self._store.execute(f"UPDATE checkpoints SET deleted = 1 WHERE {same}", path.run, path.kind, path.name, seq)
         for folder in self._folder_of_name(path).glob("[0-9]*"):
             if int(folder.name) <= seq:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -131,7 +131,7 @@ class Checkpoints:
         self._change(path, "expires", None if validate_ttl(ttl) is None else self._clock() + (ttl or 0))
 
     def _change(self, path: CheckpointPath, column: str, value: Any) -> None:
-        self._store.run(
+        self._store.execute(
             f"UPDATE checkpoints SET {column} = ? WHERE run = ? AND kind = ? AND name = ?",
             value,
             path.run,
@@ -142,7 +142,7 @@ class Checkpoints:
     def sweep(self) -> None:
         """Delete expired checkpoints."""
         query = "SELECT run, kind, name, seq FROM checkpoints WHERE deleted = 0 AND expires <= ?"
-        for row in self._store.all(query, self._clock()):
+        for row in self._store.fetch_all(query, self._clock()):
             self._remove(CheckpointPath(row["run"], row["kind"], row["name"]), row["seq"])
 
     def remove_run_state(self, run: str) -> None:
@@ -154,7 +154,7 @@ class Checkpoints:
 
     def clean_up(self) -> None:
         """After a kill: delete what is half written or half deleted."""
-        for row in self._store.all("SELECT id FROM deleted_runs"):
+        for row in self._store.fetch_all("SELECT id FROM deleted_runs"):
             self.remove_run_state(row["id"])
         for run in (self._root / "runs").glob("*"):
             for kind in run.iterdir():
@@ -162,13 +162,13 @@ class Checkpoints:
                 if kind.name in KINDS:
                     for name in kind.iterdir():
                         remove_leftovers(name)
-        for row in self._store.all("SELECT run, kind, name, seq, deleted FROM checkpoints"):
+        for row in self._store.fetch_all("SELECT run, kind, name, seq, deleted FROM checkpoints"):
             path = CheckpointPath(row["run"], row["kind"], row["name"])
             if row["deleted"]:
                 shutil.rmtree(self._folder_of_name(path), ignore_errors=True)
             else:
                 self._drop_replaced(path, row["seq"])
-        for row in self._store.all("SELECT id, snapshot_seq FROM models"):
+        for row in self._store.fetch_all("SELECT id, snapshot_seq FROM models"):
             for folder in (run_folder(self._root, row["id"]) / "live").glob("*"):
                 if folder.name != str(row["snapshot_seq"]):
                     shutil.rmtree(folder, ignore_errors=True)

@@ -75,14 +75,14 @@ class ClientSessions:
     def set_project(self, owner: str, session_id: str, project_id: str) -> None:
         """Give a session another project. A project is a label: it exists where a session has it."""
         with self._store.transaction():
-            row = self._store.one("SELECT info FROM sessions WHERE id = ? AND owner = ?", session_id, owner)
+            row = self._store.fetch_one("SELECT info FROM sessions WHERE id = ? AND owner = ?", session_id, owner)
             if row is None:
                 raise NotFound(f"session {session_id[:200]!r} is unknown")
             info = json.dumps({**json.loads(row["info"]), "project_id": project_id})
-            self._store.run("UPDATE sessions SET info = ? WHERE id = ?", info, session_id)
+            self._store.execute("UPDATE sessions SET info = ? WHERE id = ?", info, session_id)
 
     def find(self, owner: str, session_id: str) -> Row:
-        row = self._store.one("SELECT * FROM sessions WHERE id = ? AND owner = ?", session_id, owner)
+        row = self._store.fetch_one("SELECT * FROM sessions WHERE id = ? AND owner = ?", session_id, owner)
         if row is None:
             raise GoneError(f"session {session_id[:200]!r} is unknown here; make a new ServiceClient")
         return row
@@ -90,9 +90,9 @@ class ClientSessions:
     def heartbeat(self, owner: str, session_id: str) -> None:
         self.find(owner, session_id)
         self._heartbeats.record(session_id)
-        self._store.run("UPDATE sessions SET heartbeat = ? WHERE id = ?", self._clock(), session_id)
+        self._store.execute("UPDATE sessions SET heartbeat = ? WHERE id = ?", self._clock(), session_id)
 
     def finish(self, owner: str, session_id: str, reason: str) -> None:
         self.find(owner, session_id)
-        self._store.run("UPDATE sessions SET finished = ? WHERE id = ?", reason[:1000], session_id)
+        self._store.execute("UPDATE sessions SET finished = ? WHERE id = ?", reason[:1000], session_id)
         self._heartbeats.remove(session_id)

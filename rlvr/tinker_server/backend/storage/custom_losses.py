@@ -34,7 +34,7 @@ class CustomLosses:
             raise UserError(str(error)) from None
         loss, body = f"{session_id}:loss:{seq_id}", json.dumps([name, inputs, graph])
         with self._store.transaction():
-            existing = self._store.one("SELECT body FROM custom_losses WHERE id = ?", loss)
+            existing = self._store.fetch_one("SELECT body FROM custom_losses WHERE id = ?", loss)
             if existing is not None:
                 if existing["body"] != body:
                     raise UserError(
@@ -42,7 +42,7 @@ class CustomLosses:
                     )
                 return loss
             query = "SELECT coalesce(sum(length(body)), 0) AS size FROM custom_losses WHERE owner = ?"
-            held = self._store.all(query, owner)[0]["size"]
+            held = self._store.fetch_all(query, owner)[0]["size"]
             if held + len(body) > self._limits.owner_loss_bytes:
                 raise UserError(
                     f"your custom losses take {held:,} bytes, expected at most {self._limits.owner_loss_bytes:,} "
@@ -54,7 +54,7 @@ class CustomLosses:
 
     def read(self, session_id: str, loss_id: str) -> LossGraph:
         """A loss of this session; NotFound for any other one."""
-        row = self._store.one("SELECT body FROM custom_losses WHERE id = ? AND session = ?", loss_id, session_id)
+        row = self._store.fetch_one("SELECT body FROM custom_losses WHERE id = ? AND session = ?", loss_id, session_id)
         if row is None:
             raise NotFound(
                 f"custom loss {loss_id[:200]!r} is unknown in this session; a loss of ServiceClient.create_custom_loss "
@@ -63,11 +63,13 @@ class CustomLosses:
         return read_loss_graph(*json.loads(row["body"]))
 
     def is_owned(self, owner: str, loss_id: str) -> bool:
-        return self._store.one("SELECT 1 FROM custom_losses WHERE id = ? AND owner = ?", loss_id, owner) is not None
+        return (
+            self._store.fetch_one("SELECT 1 FROM custom_losses WHERE id = ? AND owner = ?", loss_id, owner) is not None
+        )
 
     def sweep(self) -> None:
         """Delete the losses that nothing needs any more."""
-        self._store.run(
+        self._store.execute(
             "DELETE FROM custom_losses WHERE session IN (SELECT id FROM sessions WHERE finished IS NOT NULL OR "
             "heartbeat < ?) AND session NOT IN (SELECT m.session FROM models m JOIN log l ON l.model = m.id)",
             self._clock() - KEEP_SECONDS,

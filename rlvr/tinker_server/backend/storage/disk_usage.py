@@ -55,7 +55,7 @@ class DiskAccounts:
         where, values = ("WHERE m.owner = ?", (owner,)) if owner is not None else ("", ())
         stored = self._measure_stored()
         found: dict[str, DiskUsage] = {}
-        for row in self._store.all(f"SELECT m.id, m.owner FROM models m {where}", *values):
+        for row in self._store.fetch_all(f"SELECT m.id, m.owner FROM models m {where}", *values):
             one, so_far = self._measure_run(row["id"]), found.get(row["owner"], DiskUsage())
             state = one.runs + stored[row["id"]]
             found[row["owner"]] = DiskUsage(
@@ -97,7 +97,7 @@ class DiskAccounts:
 
     def check_new_run(self, owner: str) -> None:
         """UserError for an owner who has used up a quota; a run of one who has not may come above that of the disk."""
-        [row] = self._store.all(f"SELECT count(*) AS runs FROM models WHERE owner = ? AND {KEPT}", owner)
+        [row] = self._store.fetch_all(f"SELECT count(*) AS runs FROM models WHERE owner = ? AND {KEPT}", owner)
         if row["runs"] >= self._max_runs:
             raise UserError(
                 f"this key has {row['runs']:,} training runs, and {self._max_runs:,} are allowed. Delete some that are "
@@ -122,7 +122,7 @@ class DiskAccounts:
         )
 
     def _largest_checkpoints(self, owner: str) -> list[Row]:
-        return self._store.all(
+        return self._store.fetch_all(
             "SELECT * FROM checkpoints WHERE owner = ? AND deleted = 0 ORDER BY size DESC, created LIMIT ?",
             owner,
             NAMED,

@@ -59,10 +59,10 @@ class ServerQueries:
         where, values = f"owner = ? AND {KEPT}", (owner,)
         if project is not None:
             where, values = f"{where} AND session IN ({SESSIONS_OF_PROJECT})", (owner, owner, project)
-        rows = self._store.all(
+        rows = self._store.fetch_all(
             f"SELECT * FROM models WHERE {where} ORDER BY created DESC, id LIMIT ? OFFSET ?", *values, limit, offset
         )
-        total = self._store.all(f"SELECT count(*) AS n FROM models WHERE {where}", *values)[0]["n"]
+        total = self._store.fetch_all(f"SELECT count(*) AS n FROM models WHERE {where}", *values)[0]["n"]
         return {
             "training_runs": [self._describe_run(row) for row in rows],
             "cursor": {"offset": offset, "limit": limit, "total_count": total},
@@ -72,7 +72,7 @@ class ServerQueries:
         return self._describe_run(self._run(owner, run))
 
     def _run(self, owner: str, run: str) -> Row:
-        row = self._store.one(f"SELECT * FROM models WHERE id = ? AND owner = ? AND {KEPT}", run, owner)
+        row = self._store.fetch_one(f"SELECT * FROM models WHERE id = ? AND owner = ? AND {KEPT}", run, owner)
         if row is None:
             raise NotFound(f"training run {run[:200]!r} is unknown")
         return row
@@ -114,7 +114,7 @@ class ServerQueries:
 
     def adapters(self, owner: str) -> list[tuple[str, str]]:
         """(path, base model) of what an owner can sample from, newest first."""
-        rows = self._store.all(
+        rows = self._store.fetch_all(
             "SELECT c.*, m.base_model FROM checkpoints c JOIN models m ON m.id = c.run "
             "WHERE c.owner = ? AND c.kind != 'external_weights' ORDER BY c.created DESC, c.name LIMIT ?",
             owner,
@@ -143,18 +143,18 @@ class ServerQueries:
 
     def sessions(self, owner: str, limit: int = 20, offset: int = 0) -> list[str]:
         limit, offset = check_page(limit, offset)
-        rows = self._store.all(
+        rows = self._store.fetch_all(
             "SELECT id FROM sessions WHERE owner = ? ORDER BY created DESC, id LIMIT ? OFFSET ?", owner, limit, offset
         )
         return [row["id"] for row in rows]
 
     def session(self, owner: str, session_id: str) -> Listing:
-        row = self._store.one("SELECT * FROM sessions WHERE id = ? AND owner = ?", session_id, owner)
+        row = self._store.fetch_one("SELECT * FROM sessions WHERE id = ? AND owner = ?", session_id, owner)
         if row is None:
             raise NotFound(f"session {session_id[:200]!r} is unknown")
         info = json.loads(row["info"])
-        runs = self._store.all("SELECT id FROM models WHERE session = ? ORDER BY created", session_id)
-        samplers = self._store.all("SELECT id FROM samplers WHERE session = ? ORDER BY created", session_id)
+        runs = self._store.fetch_all("SELECT id FROM models WHERE session = ? ORDER BY created", session_id)
+        samplers = self._store.fetch_all("SELECT id FROM samplers WHERE session = ? ORDER BY created", session_id)
         return {
             "training_run_ids": [run["id"] for run in runs], "sampler_ids": [s["id"] for s in samplers],
             "user_metadata": info["user_metadata"], "display_name": info["display_name"],

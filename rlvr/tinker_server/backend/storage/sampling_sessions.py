@@ -41,7 +41,7 @@ class SamplingSessions:
         self._lock = threading.Lock()
 
     def find(self, sampler: str) -> Row | None:
-        return self._store.one("SELECT * FROM samplers WHERE id = ?", sampler)
+        return self._store.fetch_one("SELECT * FROM samplers WHERE id = ?", sampler)
 
     def create(self, sampler: str, session: str, owner: str, base_model: str, path: str | None, number: int) -> None:
         """Open a session on a base model, or on the weights that request `number` of a run saved at `path`."""
@@ -53,7 +53,7 @@ class SamplingSessions:
 
     def create_from_run(self, sampler: str, model: str, seq: int, folder: Path, kind: str, snapshot: Snapshot) -> None:
         """Open a session on the weights of the run `model` after request `seq`; its oldest sessions lose theirs."""
-        [run] = self._store.all("SELECT owner, base_model FROM models WHERE id = ?", model)
+        [run] = self._store.fetch_all("SELECT owner, base_model FROM models WHERE id = ?", model)
         self._store.insert(
             "samplers",
             {
@@ -65,7 +65,7 @@ class SamplingSessions:
         with self._lock:
             self._loaded[str(folder)] = snapshot
         for row in self._list_oldest(model, self._limits.ephemeral_samplers):
-            self._store.run("UPDATE samplers SET folder = '' WHERE id = ?", row["id"])
+            self._store.execute("UPDATE samplers SET folder = '' WHERE id = ?", row["id"])
             with self._lock:
                 self._loaded.pop(row["folder"], None)
             shutil.rmtree(row["folder"], ignore_errors=True)
@@ -75,7 +75,7 @@ class SamplingSessions:
         query = (
             "SELECT id, folder FROM samplers WHERE model = ? AND folder != '' ORDER BY number DESC LIMIT -1 OFFSET ?"
         )
-        return self._store.all(query, model, count)
+        return self._store.fetch_all(query, model, count)
 
     def measure_replaced(self, model: str) -> int:
         """The bytes that the next session of a run frees."""
@@ -92,7 +92,7 @@ class SamplingSessions:
         """Find a session's weights; NotFound if they are gone."""
         if row["kind"] == "inflight":
             row = (
-                self._store.one(
+                self._store.fetch_one(
                     "SELECT * FROM samplers WHERE model = ? AND kind = 'inflight' ORDER BY number DESC LIMIT 1",
                     row["model"],
                 )

@@ -123,7 +123,7 @@ class ServerStore:
             except sqlite3.Error as error:
                 raise ServerError(f"the server cannot write its records ({error}); is its disk full?") from error
 
-    def all(self, query: str, *values: Any) -> list[Row]:
+    def fetch_all(self, query: str, *values: Any) -> list[Row]:
         with self._lock:
             return [dict(row) for row in self._db.execute(query, values)]
 
@@ -136,11 +136,11 @@ class ServerStore:
         except sqlite3.Error as error:
             raise ServerError(f"the server cannot read its records ({error})") from error
 
-    def one(self, query: str, *values: Any) -> Row | None:
-        rows = self.all(query, *values)
+    def fetch_one(self, query: str, *values: Any) -> Row | None:
+        rows = self.fetch_all(query, *values)
         return rows[0] if rows else None
 
-    def run(self, query: str, *values: Any) -> None:
+    def execute(self, query: str, *values: Any) -> None:
         """Execute a statement that writes, alone or within a `transaction`."""
         with self._lock:
             if self._db.in_transaction:
@@ -151,7 +151,7 @@ class ServerStore:
 
     def insert(self, table: str, row: Row, *, replace: bool = False) -> None:
         verb = "INSERT OR REPLACE" if replace else "INSERT"
-        self.run(f"{verb} INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", *row.values())
+        self.execute(f"{verb} INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", *row.values())
 
     # The log
 
@@ -159,27 +159,29 @@ class ServerStore:
         self.insert("log", vars(entry))
 
     def log_entry(self, model: str, seq: int) -> LogEntry | None:
-        row = self.one("SELECT * FROM log WHERE model = ? AND seq = ?", model, seq)
+        row = self.fetch_one("SELECT * FROM log WHERE model = ? AND seq = ?", model, seq)
         return LogEntry(**row) if row else None
 
     def log_index(self, model: str) -> list[Row]:
         """seq, kind, digest and size of the entries of a run's log, in order."""
-        return self.all("SELECT seq, kind, digest, length(body) AS size FROM log WHERE model = ? ORDER BY seq", model)
+        return self.fetch_all(
+            "SELECT seq, kind, digest, length(body) AS size FROM log WHERE model = ? ORDER BY seq", model
+        )
 
     def truncate_log(self, model: str, seq: int, results: Mapping[int, StoredResult]) -> None:
         """A snapshot after `seq` is on disk: replace the log up to there by its results."""
         with self.transaction():
             for number, result in results.items():
                 self.record_result(model, number, result.digest, result.outcome)
-            self.run("UPDATE models SET snapshot_seq = ? WHERE id = ?", seq, model)
-            self.run("DELETE FROM log WHERE model = ? AND seq <= ?", model, seq)
+            self.execute("UPDATE models SET snapshot_seq = ? WHERE id = ?", seq, model)
+            self.execute("DELETE FROM log WHERE model = ? AND seq <= ?", model, seq)
 
     def delete_run(self, model: str) -> None:
         """Delete the log and the results of a run that is marked as deleted, and the weights of its sessions."""
         with self.transaction():
             for table in ("log", "results"):
-                self.run(f"DELETE FROM {table} WHERE model = ?", model)
-            self.run("UPDATE samplers SET folder = '' WHERE model = ? AND folder IS NOT NULL", model)
+                self.execute(f"DELETE FROM {table} WHERE model = ?", model)
+            self.execute("UPDATE samplers SET folder = '' WHERE model = ? AND folder IS NOT NULL", model)
 
     # Results
 
@@ -192,15 +194,15 @@ class ServerStore:
         """Record a failure. The request is not replayed, so its body is dropped."""
         with self.transaction():
             self.record_result(model, seq, digest, failed)
-            self.run("UPDATE log SET body = x'', encoding = '' WHERE model = ? AND seq = ?", model, seq)
+            self.execute("UPDATE log SET body = x'', encoding = '' WHERE model = ? AND seq = ?", model, seq)
 
     def find_result(self, model: str, seq: int) -> StoredResult | None:
-        row = self.one("SELECT * FROM results WHERE model = ? AND seq = ?", model, seq)
+        row = self.fetch_one("SELECT * FROM results WHERE model = ? AND seq = ?", model, seq)
         return StoredResult(row["digest"], decode_outcome(row["form"], row["body"])) if row else None
 
     def recorded_failures(self, model: str) -> dict[int, RequestFailure]:
         """Recorded failures of requests in the log: a replay must not succeed there."""
-        rows = self.all(
+        rows = self.fetch_all(
             "SELECT r.seq, r.form, r.body FROM results r JOIN log l ON l.model = r.model AND l.seq = r.seq "
             "WHERE r.model = ? AND r.form = 'failed'",
             model,
@@ -214,8 +216,8 @@ class ServerStore:
     def delete_results(self, before: float) -> None:
         """Delete old results of requests that have left the log."""
         old = "created < ? AND NOT EXISTS (SELECT 1 FROM log l WHERE l.model = results.model AND l.seq = results.seq)"
-        if self.one(f"SELECT 1 FROM results WHERE {old} LIMIT 1", before):
-            self.run(f"DELETE FROM results WHERE {old}", before)
+        if self.fetch_one(f"SELECT 1 FROM results WHERE {old} LIMIT 1", before):
+            self.execute(f"DELETE FROM results WHERE {old}", before)
 
 
 def encode_outcome(outcome: Outcome) -> tuple[str, bytes]:

@@ -75,7 +75,7 @@ class SessionSearch:
     def _newest_first(self, owner: str, after: tuple[int, str] | None) -> Iterator[Row]:
         latest, seen = (after[0] + 1) / MICROSECONDS if after else self._clock() + 1e9, after
         while True:
-            rows = self._store.all(
+            rows = self._store.fetch_all(
                 "SELECT * FROM sessions WHERE owner = ? AND created <= ? ORDER BY created DESC, id DESC LIMIT ?",
                 owner,
                 latest,
@@ -94,7 +94,7 @@ class SessionSearch:
         return ("active", "") if row["heartbeat"] > self._clock() - self._live_seconds else None
 
     def _describe(self, row: Row, info: dict[str, Any], status: tuple[str, str] | None) -> dict[str, Any]:
-        [saved] = self._store.all(
+        [saved] = self._store.fetch_all(
             f"SELECT count(*) AS n, coalesce(sum(size), 0) AS size FROM checkpoints WHERE {ALIVE} AND run IN "
             "(SELECT id FROM models WHERE session = ?)",
             self._clock(),
@@ -112,7 +112,7 @@ class SessionSearch:
 
     def storage(self, owner: str, project: str | None = None) -> dict[str, Any]:
         """What an owner's checkpoints take, by project; nothing is charged, so it has no prices."""
-        rows = self._store.all(
+        rows = self._store.fetch_all(
             f"SELECT json_extract(s.info, '$.project_id') AS project, count(*) AS n, sum(c.size) AS size "
             f"FROM checkpoints c JOIN models m ON m.id = c.run JOIN sessions s ON s.id = m.session "
             f"WHERE c.owner = ? AND {ALIVE} GROUP BY project ORDER BY size DESC",

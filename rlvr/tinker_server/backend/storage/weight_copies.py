@@ -63,8 +63,8 @@ class WeightCopies:
         run = f"{session}:train:{model_seq_id or 0}"
         target = CheckpointPath(run, source.kind, source.name)
         with self._lock:
-            if (existing := self._store.one("SELECT owner FROM models WHERE id = ?", run)) is not None:
-                copied = self._store.one("SELECT source FROM copied_runs WHERE id = ?", run)
+            if (existing := self._store.fetch_one("SELECT owner FROM models WHERE id = ?", run)) is not None:
+                copied = self._store.fetch_one("SELECT source FROM copied_runs WHERE id = ?", run)
                 if existing["owner"] != owner or copied is None or copied["source"] != source_path:
                     raise UserError(f"model_seq_id names the training run {run} already; give the next number")
                 if self._checkpoints.find_row(target) is not None:
@@ -85,7 +85,7 @@ class WeightCopies:
         with self._store.transaction():
             if project is not None:
                 self._sessions.insert(owner, session, project_id=project)
-                self._store.run("UPDATE sessions SET finished = 'success' WHERE id = ?", session)
+                self._store.execute("UPDATE sessions SET finished = 'success' WHERE id = ?", session)
             self._store.insert(
                 "models",
                 {

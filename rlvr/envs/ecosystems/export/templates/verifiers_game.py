@@ -17,12 +17,12 @@ from rlvr.envs.ecosystems.export.task_package import TaskPackage, list_messages,
 PACKAGE = TaskPackage.load(Path(__file__).parent / "tasks")
 
 
-class RlvrGameData(vf.TaskData):
+class RlvrGameTaskData(vf.TaskData):
     side: str
     place: int
 
 
-class RlvrGameTask(vf.Task[RlvrGameData, vf.State, vf.TaskConfig]):
+class RlvrGameTask(vf.Task[RlvrGameTaskData, vf.State, vf.TaskConfig]):
     pass
 
 
@@ -61,5 +61,5 @@ class RlvrGameTaskset(vf.Taskset[RlvrGameTask, RlvrGamesConfig]):
         for place, task in enumerate(PACKAGE.tasks[side]):
             first = list_messages(task)[0]
             system = first["content"] if first["role"] == "system" else None
-            data = RlvrGameData(id=f"{side}-{task.id}", name=task.id, system_prompt=system, side=side, place=place)
+            data = RlvrGameTaskData(id=f"{side}-{task.id}", name=task.id, system_prompt=system, side=side, place=place)
             yield RlvrGameTask(data, self.config.task)
