@@ -121,7 +121,7 @@ class Advantage(Part):
         return list(group_by(group, lambda t: t.role).values()) if self.needs_roles else [list(group)]
 
     def keep(self, trajectories: list[Trajectory]) -> list[Trajectory]:
-        """Those that the batch and its denominators count."""
+        """The trajectories that the batch and its denominators count."""
         return trajectories
 
 
@@ -490,7 +490,7 @@ class ZeroAdvantage(Advantage):
 
 @dataclass(frozen=True)
 class Threshold(Advantage):
-    """What asks only whether a return is above `threshold`."""
+    """An advantage that reads only whether a return is above `threshold`."""
 
     of_batch = True
     is_groupwise = True

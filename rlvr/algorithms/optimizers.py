@@ -138,7 +138,7 @@ class Optimizer(Variant):
         return share
 
     def count_states(self, weights: int, matrices: int) -> int:
-        """How many numbers it keeps for that many weights, of which `matrices` are in the matrices inside the model."""
+        """The count of numbers that the optimizer keeps for `weights`, of which `matrices` are in inner matrices."""
         return 2 * weights
 
     def make_params(self, adam: AdamParams, share: float) -> AdamParams:

@@ -100,7 +100,7 @@ class Algorithm:
 
     @property
     def every(self) -> tuple[Algorithm, ...]:
-        """This spec, and those for some tasks."""
+        """This spec, and the specs for some tasks."""
         return (self, *(one for _, one in self.for_tasks))
 
     def of_task(self, task: Task | None) -> Algorithm:

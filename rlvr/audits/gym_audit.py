@@ -88,7 +88,8 @@ class GymProbe:
 
 
 def make_probes(gold: str | None, other: str | None) -> Iterator[GymProbe]:
-    """What every task is answered. `other` is the right answer of another task of the family, and not of this one."""
+    """The probe answers that every task is given. `other` is the right answer of another task of the family, and not
+    of this one."""
     if gold is not None:
         yield GymProbe.of("gold", gold)
         if (text := change_answer(gold)) is not None:

@@ -36,7 +36,7 @@ def read_processes() -> dict[int, Process]:
 
 
 def read_descendants() -> dict[int, Process]:
-    """This process and every living one below it, by id."""
+    """This process and all its living descendants, by process id."""
     alive = {pid: process for pid, process in read_processes().items() if process.state not in "ZX"}
     ours = {os.getpid()}
     while more := {pid for pid, process in alive.items() if process.parent in ours} - ours:

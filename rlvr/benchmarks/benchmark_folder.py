@@ -100,7 +100,7 @@ def make_record(judged: JudgedTask, count: TaskCount, verifiers: Sequence[Reward
 
 
 def read_count(record: Mapping[str, Any]) -> TaskCount:
-    """What is counted of a stored task."""
+    """The counts of a stored task, read from its record."""
     result = None if record["result"] is None else TaskResult(**record["result"])
     return TaskCount(result, record["unjudged"], record["truncated"], record["tokens"])
 

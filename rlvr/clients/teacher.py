@@ -73,17 +73,17 @@ class TeacherOptions:
 
     @property
     def is_given(self) -> bool:
-        """Whether it names a teacher for all tasks, or for those that have no other."""
+        """Whether these options name a teacher for all tasks, or for tasks without a teacher of their own."""
         return bool(self.model or self.url)
 
     @property
     def every(self) -> list[TeacherOptions]:
-        """This teacher, if it is given, and those for some tasks."""
+        """This teacher, if it is given, and the teachers for some tasks."""
         return [*([self] if self.is_given else []), *self.of_values.values()]
 
     @property
     def weights_source(self) -> str:
-        """Where it is: the same for two entries that name the same weights."""
+        """Where the teacher's weights are; equal for two entries that name the same weights."""
         if self.url:
             return f"{self.name} at {self.url}"
         path = Path(self.model or "").expanduser()

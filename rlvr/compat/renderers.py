@@ -28,7 +28,7 @@ _MARK = "The answer goes here."
 
 
 class Termination(str, Enum):
-    """How an answer ended. True in a condition where it ended by itself."""
+    """How an answer ended; true in a condition if the answer ended by itself."""
 
     STOP_SEQUENCE = "stop_sequence"  # the turn was ended as the renderer ends one
     EOS = "eos"  # the text was ended, not the turn

@@ -96,7 +96,7 @@ class Task:
         return self.prompt if self.shown_prompt is None else self.shown_prompt
 
     def value_of(self, key: str) -> str | None:
-        """Its `level`, or the value of another key in its `meta` as text; None if it has none."""
+        """The task's `level`, or the value of another key of its `meta` as text; None if the task has none."""
         value = self.level if key == "level" else self.meta.get(key)
         return None if value is None else str(value)
 

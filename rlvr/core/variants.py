@@ -73,7 +73,7 @@ def setting(
 
 
 def setting_of(option: Field[Any]) -> Setting:
-    """What the field of a variant may be."""
+    """The `Setting` of a variant's field: its range or choices."""
     declared = option.metadata.get("setting")
     return declared if isinstance(declared, Setting) else Setting()
 
@@ -249,7 +249,7 @@ class Variants(Generic[V]):
         return f"{self.base.place()}.{_KWARGS[0]}"
 
     def about_other(self, key: str, value: Any, variant: type[V]) -> str:
-        """What is wrong with the option of another variant."""
+        """The message for an option that belongs to another variant."""
         takers = ", ".join(sorted(self.flat_options().get(key, ())))
         return (
             f"{variant.full_key(key)}={value} has no effect: the {variant.kind} {variant.name!r} has no {key}; leave "

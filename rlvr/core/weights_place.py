@@ -26,7 +26,7 @@ GGUF_MAGIC = b"GGUF"  # with which such a file begins, whatever its name
 
 
 class WeightsKind(str, Enum):
-    """What a text names."""
+    """The kinds of weights that a text can name: a run, a checkpoint, a model, ..."""
 
     RUN = "a run"
     CHECKPOINT = "a checkpoint of a run"
@@ -90,7 +90,7 @@ class WeightsPlace:
 
     @property
     def is_written_as_path(self) -> bool:
-        """Whether it can only be a path, whatever is there."""
+        """Whether the text can only be a path, whether or not something is there."""
         return self.given.startswith((".", "/", "~"))
 
     @property
@@ -144,7 +144,7 @@ def has_adapter(folder: Path) -> bool:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether it is written as a name of the hub, OWNER/NAME, and no file here has it."""
+    """Whether the text has the form OWNER/NAME of a hub name and no file here has that path."""
     return re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) is not None and not Path(name).exists()
 
 

@@ -55,7 +55,7 @@ class LogprobRequest:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was computed or failed."""
+        """Whether the request was computed or has failed."""
         return self.logprobs is not None or self.error is not None
 
 
@@ -72,7 +72,7 @@ class GradientSource(Protocol):
         backward: bool = True,
         after_batch: Callable[[], None] | None = None,
     ) -> ForwardBackwardOutput:
-        """What `Learner.forward_backward` does."""
+        """Do what `Learner.forward_backward` does, in the other processes."""
         ...
 
     def close(self) -> None:

@@ -138,7 +138,7 @@ class MemoryEstimate:
 
     @property
     def persistent(self) -> int:
-        """What is held all the time."""
+        """The bytes that are held all the time."""
         return self.weights + self.adapter + self.state + self.copies + self.cache
 
     @property

@@ -58,7 +58,7 @@ class Policy:
 
     @property
     def is_critic(self) -> bool:
-        """Whether it has a value head, so that it predicts values instead of tokens."""
+        """Whether the policy has a value head, so that it predicts values instead of tokens."""
         return VALUE_HEAD in self.parameters
 
     @cached_property

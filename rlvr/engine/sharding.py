@@ -109,7 +109,7 @@ def local_part(tensor: Any) -> Tensor:
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether it is a `DTensor`. (Their module takes a second to load, which one process never needs.)"""
+    """Whether the tensor is a `DTensor`. (Their module takes a second to load, which one process never needs.)"""
     return hasattr(tensor, "to_local")
 
 

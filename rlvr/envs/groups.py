@@ -68,7 +68,7 @@ class RLDatasetBuilder(ABC):
 
 @dataclass
 class Action:
-    """What the policy said in a turn. `maybe_logprobs` is None where the sampler gave none."""
+    """A turn of the policy: its tokens and their log-probs. `maybe_logprobs` is None where the sampler gave none."""
 
     tokens: list[int]
     maybe_logprobs: list[float] | None = None

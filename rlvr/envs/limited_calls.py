@@ -26,7 +26,7 @@ class CallError(Exception):
 
 
 def count_stuck() -> int:
-    """How many late calls have not ended."""
+    """The number of calls that are still running after their time limit."""
     return len(_stuck)
 
 

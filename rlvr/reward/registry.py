@@ -175,7 +175,7 @@ class Reward:
 
     @property
     def formula(self) -> str:
-        """What counts, for people: `exact_match (verifier) + 0.5 x environment`."""
+        """The rewards that count and their weights, for people: `exact_match (verifier) + 0.5 x environment`."""
         if self.environment_weight is None:
             return self.name
         if self.environment_weight == 0:
@@ -226,7 +226,7 @@ class Reward:
 
     @property
     def caution(self) -> str:
-        """How it can be earned, with these options, without being right; empty where no such way is known."""
+        """How the reward can be earned without a right answer, with its options; "" if no such way is known."""
         caution = self.spec.caution
         return caution(self._options) if callable(caution) else caution
 

@@ -20,7 +20,7 @@ def check_choice(name: str, given: Any, known: Sequence[str]) -> None:
 
 
 def check_number(name: str, given: Any, low: float, high: float = math.inf, *, above: bool = False) -> None:
-    """The value is a finite number from `low` to `high`; larger than `low` with `above`."""
+    """Check that `given` is a finite number from `low` to `high` (above `low` with `above`); else ValueError."""
     if not is_number(given) or not (low < given if above else low <= given) or not given <= high or math.isinf(given):
         bounds = f"above {low:g}" if above else f"at least {low:g}"
         bounds += f", at most {high:g}" if high < math.inf else ""
@@ -28,14 +28,14 @@ def check_number(name: str, given: Any, low: float, high: float = math.inf, *, a
 
 
 def check_integer(name: str, given: Any, low: int, high: int | None = None) -> None:
-    """The value is a whole number from `low` to `high`."""
+    """Check that `given` is a whole number from `low` to `high`; else ValueError."""
     if isinstance(given, bool) or not isinstance(given, int) or given < low or (high is not None and given > high):
         bounds = f"at least {low:,}" if high is None else f"from {low:,} to {high:,}"
         raise ValueError(f"{name}={given!r}, expected a whole number {bounds}")
 
 
 def is_list(given: Any) -> bool:
-    """Whether it is a list with something in it; a lone word is not."""
+    """Whether the value is a list that is not empty; a text is not a list."""
     return isinstance(given, Sequence) and not isinstance(given, (str, bytes)) and len(given) > 0
 
 

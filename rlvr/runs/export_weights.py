@@ -45,7 +45,7 @@ _CRITIC = "value_head.safetensors"
 
 
 class ExportForm(str, Enum):
-    """What to write."""
+    """What an export writes: the model, an adapter, or a GGUF file."""
 
     MERGED = "merged"
     """A model folder that `transformers` loads, with its tokenizer and chat template."""

@@ -407,7 +407,7 @@ class Operations(Comparisons):
         )
 
     def is_local(self, function: Any) -> bool:
-        """Whether it is a function that runs here, with its assertions."""
+        """Whether the object is a function that runs here, with its assertions."""
         kind = type(function)
         return (kind in (FunctionType, MethodType) or kind.__name__ == CACHED) and self.is_of_test(function)
 
@@ -491,13 +491,14 @@ class Operations(Comparisons):
 
 
 def is_operator(value: Any) -> bool:
-    """Whether it is a function of the module `operator` that compares, or stands for an operator with two operands."""
+    """Whether the object is a function of the module `operator` that compares, or stands for an operator with two
+    operands."""
     is_one = type(value) is BuiltinFunctionType and getattr(value, "__module__", "") == "_operator"
     return is_one and value.__name__ in OF_OPERATORS
 
 
 def judges(value: Any) -> bool:
-    """Whether it is a function that compares as `operator.eq` does, or what `partial` makes of one."""
+    """Whether the object is a function that compares as `operator.eq` does, or what `partial` makes of one."""
     if type(value) is partial:
         return judges(value.func)
     return is_operator(value) and value.__name__ in JUDGES

@@ -251,7 +251,7 @@ class VacuousTests:
         return isinstance(line, (ast.Pass, ast.Break, ast.Continue))
 
     def classify(self, test: ast.expr) -> str:
-        """What the assert of this condition is."""
+        """Classify the assert statement of this condition."""
         holds = self.truth(test)
         if holds is not None:
             return "its assert is always true" if holds else STRONG  # `assert False`: where no exception was raised

@@ -132,7 +132,7 @@ class Settings:
 
     @property
     def generator(self) -> TextEndpoint | str:
-        """What generates: an endpoint, or the name of the model in this process."""
+        """The generator of answers: an endpoint, or the name of the model in this process."""
         return self.llm or self.model
 
     @property

@@ -89,7 +89,7 @@ class SessionQueries(Database):
     def count_sessions(
         self, *, task_id: str | None = None, kind: str | None = None, owner: str | None = None
     ) -> dict[Status, int]:
-        """How many there are of each status."""
+        """The number of sessions of each status."""
         counted = sa.select(sessions.c.status, sa.func.count()).where(*_where(None, task_id, kind, owner))
         with self.read() as connection:
             found = {status: n for status, n in connection.execute(counted.group_by(sessions.c.status))}

@@ -67,7 +67,7 @@ class Callback:
         """Called at the end of an attempt: "finished", "interrupted", or the error that ended it."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it, as JSON."""
+        """The state of this callback that a checkpoint keeps, as JSON."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ class JudgedTask:
         return [t for t in self.completions if t.reward is None]
 
     def count(self, source: TaskSource, reward: Reward, watched: Sequence[Reward]) -> TaskCount:
-        """What an evaluation counts of the task."""
+        """The counts of the task for an evaluation."""
         truncated = sum(t.truncated for t in self.completions)
         return TaskCount(self.summarize(source, reward, watched), len(self.failures), truncated, self.tokens)
 

@@ -58,7 +58,7 @@ class LossSpec:
 
     @property
     def predicts_values(self) -> bool:
-        """Whether it is the loss of a critic, whose outputs are values instead of log-probs."""
+        """Whether the loss is a critic's, whose outputs are values instead of log-probs."""
         return "returns" in self.inputs
 
     @property
@@ -159,7 +159,7 @@ class Loss(Part):
         return ()
 
     def remark(self, algorithm: SpecView) -> str:
-        """What a run's plan says of the loss behind its name."""
+        """A remark that a run's plan prints after the name of the loss."""
         return ""
 
 

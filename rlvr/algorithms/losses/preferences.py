@@ -161,7 +161,7 @@ class PairedLoss(PreferenceLoss):
     is_paired = True
 
     def keep_comparable(self, rows: Rows) -> tuple[list[tuple[Trajectory, float]], int]:
-        """Those that have a pair."""
+        """The trajectories that have a partner to be compared with."""
         pairing = Pairing.of([t for t, _ in rows])
         paired = {i for pair in pairing.pairs for c in pair[:2] for i in pairing.completions[c]}
         return [row for i, row in enumerate(rows) if i in paired], pairing.equal

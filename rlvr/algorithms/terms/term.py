@@ -142,7 +142,7 @@ class Term(Part):
 
     @property
     def needs(self) -> tuple[Feature, ...]:
-        """What a client must have for it."""
+        """The features that a client must have for this term."""
         return ()
 
     def used_key(self) -> tuple[str, str]:
@@ -151,12 +151,12 @@ class Term(Part):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether it compares with the policy as RL began."""
+        """Whether the term compares with the policy as reinforcement learning began."""
         return False
 
     @property
     def reads_reward(self) -> bool:
-        """Whether it follows from rewards, with an advantage that reads none."""
+        """Whether the term follows from rewards, even with an advantage that reads none."""
         return False
 
     @property
@@ -166,7 +166,7 @@ class Term(Part):
 
     @property
     def is_penalty(self) -> bool:
-        """Whether it is subtracted from the reward."""
+        """Whether the term is subtracted from the reward."""
         return False
 
     def check_budget(self, max_tokens: int) -> None:
@@ -212,5 +212,5 @@ class Term(Part):
         return {}
 
     def describe(self) -> str:
-        """Its words in a run's plan, "" for none."""
+        """The words of the term in a run's plan, "" for none."""
         return ""

@@ -27,7 +27,7 @@ SMALL = 1e-9
 
 
 def key_of(task: Task) -> tuple[Any, ...]:
-    """What a task is, whatever its number."""
+    """A text of the whole task without its number, to find equal tasks by."""
     return task.prompt_text, task.level, repr(sorted(task.meta.items(), key=lambda item: str(item[0])))
 
 
@@ -256,7 +256,7 @@ def _find_repeated(episodes: Iterable[PlayedEpisode]) -> list[str]:
 
 
 def report_startup(environment: CheckedEnvironment) -> CheckResult:
-    """That tasks are there and one can be played."""
+    """The result of starting: whether there are tasks and one can be played."""
     if not environment.tasks:
         return CheckResult("startup", CheckState.FAULT, "it has no task, neither for training nor held out")
     task = environment.tasks[0]

@@ -114,7 +114,7 @@ class PlayedEpisode:
 
     @property
     def trace(self) -> tuple[Any, ...]:
-        """What must be the same whenever and beside whatever the episode is played."""
+        """The part of the result that must be the same each time, also beside other episodes."""
         return (self.observations, self.rewards, self.value, self.score.outcome.value, self.raised)
 
 
@@ -229,7 +229,7 @@ class CheckedEnvironment:
         return type(self.source.env(self.tasks[0], self.tokenizer)) is PromptEnv
 
     def take_few(self, tasks: int, least: int = 3) -> int:
-        """How many of so many tasks to try: fewer where a verdict takes long."""
+        """The number of tasks to try out of `tasks`: fewer where a verdict takes long."""
         usual = self._judged_s / len(self.played_episodes) if self.played_episodes else 0.0
         return tasks if usual <= QUICK_S else max(least, int(tasks * QUICK_S / usual))
 
@@ -313,7 +313,7 @@ class CheckedEnvironment:
     # Right answers -------------------------------------------------------------------------------------------------
 
     def find_answer(self, task: Task) -> str | None:
-        """What the task says is right, without a worked solution before it."""
+        """The answer that the task itself calls right, without a worked solution before it."""
         text = find_reference_text(task.meta)
         return None if text is None or not text.strip() else text.rpartition("####")[2].strip() or None
 

@@ -139,7 +139,7 @@ class RayRanks:
         return None
 
     def describe_end(self, rank: int) -> str:
-        """How Ray says that a rank ended."""
+        """Ray's account of how a rank ended."""
         why = self._ends.get(rank, "Ray gave no reason").strip()
         return f"(process {self._ids[rank]} on {self.machines[rank]}) is gone:\n{why[-LOG_TAIL:]}"
 

@@ -124,7 +124,8 @@ class AdversarialSource(NestedSource):
         return self.inner.heldout(count)
 
     def extra_heldout(self, count: int) -> dict[str, list[Task]]:
-        """Those of the inner environment, and held-out tasks with planted bugs that fail a test of the row."""
+        """The extra held-out sets of the inner environment, and held-out tasks with planted bugs that fail a test of
+        the row."""
         tasks = [task for task in self.inner.heldout(None) if CodeProblem.of(task.meta).solution]
         return {**self.inner.extra_heldout(count), PLANTED: run_to_end(self._plant(tasks, count))}
 
@@ -165,7 +166,7 @@ class AdversarialSource(NestedSource):
         return Trial(judge, size, shown, planted)
 
     def describe_tests(self, task: Task) -> AssertForm:
-        """What a test of the task looks like."""
+        """The form of a test of the task, in words for a prompt."""
         problem = CodeProblem.of(task.meta)
         shown = read_calls(find_shown_tests(task, problem), problem.names)
         return replace(self._form, names=problem.names, shown=[test.call for test in shown])

@@ -99,7 +99,7 @@ class MiniMBPP(TaskSource):
 
     @cached_property
     def families(self) -> dict[str, list[str]]:
-        """Those that are trained on, by level: "add, multiply" and so on."""
+        """The families of programs to train on, by level: "add, multiply" and so on."""
         return {level: [f for f in _families(level) if not self.holds_out_family(f)] for level in self.levels}
 
     @cached_property

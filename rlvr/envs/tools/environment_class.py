@@ -56,7 +56,7 @@ class ToolSession(ABC):
 
     @abstractmethod
     def list_tools(self) -> Sequence[Tool]:
-        """Its tools; they are those of its environment, by name and arguments."""
+        """The tools of the session: those of its environment, by name and arguments."""
         ...
 
     def note_turn(self, text: str) -> None:
@@ -64,7 +64,7 @@ class ToolSession(ABC):
         return
 
     async def get_reward(self) -> float:
-        """What the episode gives, once it is over."""
+        """The reward of the episode, once it is over."""
         return 0.0
 
     async def close(self) -> None:

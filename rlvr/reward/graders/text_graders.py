@@ -101,7 +101,7 @@ class StringCheck:
 
 @dataclass(frozen=True)
 class TextSimilarity:
-    """How similar the texts are, from 0 to 1; passed from `pass_threshold` on."""
+    """A grader of the similarity of two texts, from 0 to 1; passed from `pass_threshold` on."""
 
     texts: TwoTexts
     metric: str

@@ -43,7 +43,7 @@ def _near(x: complex, y: complex) -> bool:
 
 
 def has_value(value: Ratio) -> bool:
-    """Whether it can be computed, in floating point or in digits, with made-up values for its variables."""
+    """Whether the formula can be computed, in floating point or in digits, with made-up values for its variables."""
     return approximate(value) is not None or evaluate(value) is not None
 
 

@@ -144,7 +144,7 @@ def path_of(scope: Scope) -> str:
 
 
 def prefix_of(scope: Scope) -> str:
-    """What stands before the dashboard's own addresses in a browser."""
+    """The prefix of the dashboard's own addresses in a browser."""
     prefix = headers_of(scope).get("x-forwarded-prefix", "").rstrip("/")
     return (prefix if _PREFIX.fullmatch(prefix) else "") + scope.get("root_path", "")
 

@@ -116,7 +116,7 @@ class Service:
             raise StoreDown(f"{self.store.where}: no answer within {PROBE_S:g} s") from None
 
     async def learning(self) -> dict[str, Any]:
-        """What was learned so far, by this instance and by those that share its database."""
+        """A summary of what was learned so far, by this instance and by those that share its database."""
         await self.run_blocking(self.generator.refresh)
         return self.generator.learning()
 

@@ -49,7 +49,7 @@ def create_app(
 
 
 def create_routes(backend: TinkerBackend, middleware: TinkerMiddleware) -> FastAPI:
-    """What the middleware protects."""
+    """The routes that the middleware protects."""
     app = FastAPI(title="rlvr: the Tinker protocol", version=__version__, openapi_url=None)
     app.state.backend, app.state.middleware = backend, middleware
     app.state.threads, app.state.computations, app.state.all_computations = {}, {}, CapacityLimiter(COMPUTATIONS)

@@ -117,7 +117,7 @@ async def set_project(session_id: str, body: schemas.SetProjectRequest, caller: 
 
 @router.get("/billing/usage/checkpoints/current")
 async def checkpoint_storage(caller: CallerDep, project_id: str | None = None) -> Response:
-    """What checkpoints take, without prices."""
+    """The bytes that checkpoints take, without prices."""
     return await _list(caller, caller.backend.searches.storage, project_id)
 
 

@@ -53,7 +53,8 @@ class NotFound(TinkerServerError):
 
 
 class GoneError(TinkerServerError):
-    """It existed and is gone; the SDK sends a sampling request again, and ends the heartbeat of a session."""
+    """A session or a sampler existed and is gone; the SDK sends a sampling request again, and ends the heartbeat of a
+    session."""
 
     status = 410
 

@@ -374,7 +374,7 @@ class RequestedTargets:
 
     @property
     def targets(self) -> PromptTargets:
-        """What the engine is to score."""
+        """The token ids that the engine has to score."""
         return PromptTargets(
             self.flat_indices_N[self.is_requested_N] // self.shape[1] + 1, self.ids_N[self.is_requested_N]
         )

@@ -27,7 +27,7 @@ class Schedule(Protocol):
         """Delete files that no resumed run needs, since none begins before `step`."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores; empty if there is nothing."""
+        """The state of the schedule that a checkpoint stores; empty if there is none."""
         return {}
 
     def restore(self, checkpoint: Checkpoint | None, step: int) -> None:

@@ -44,7 +44,7 @@ class ScheduleOptions(Variant):
         return 1
 
     needs: ClassVar[tuple[Feature, ...]] = ()
-    """What a client must have for it."""
+    """The features that a client must have for this schedule."""
 
     def check_run(self, steps: int, curriculum: Any, evaluate_every: int) -> None:
         """ValueError for other settings of a run that contradict it."""

@@ -235,7 +235,7 @@ def describe_task(data: Any) -> dict[str, Any]:
 
 
 def compute_hash(data: Any) -> str:
-    """What a task is, without its place."""
+    """A hash of a task without its place, to see whether the task changed."""
     fields = data.model_dump(mode="json", exclude={"idx"}, exclude_none=True)
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 

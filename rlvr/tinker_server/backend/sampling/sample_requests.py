@@ -290,7 +290,7 @@ class SampleRequests:
     async def wait_for_any(
         self, owner: str, sampling_session_id: str, clone: int, cursor: int, retrieved: list[str], timeout: float
     ) -> FinishedSamples:
-        """What a sampling session finished after `cursor`."""
+        """The results that a sampling session finished after `cursor`."""
         row = await asyncio.to_thread(self._find, owner, sampling_session_id)
         self._heartbeats.record(row["session"])
         return await self._futures.wait_for_group(f"{sampling_session_id}/{clone}", cursor, retrieved, timeout)

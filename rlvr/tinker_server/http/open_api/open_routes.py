@@ -174,7 +174,7 @@ async def generate(body: GenerateRequest, caller: CallerDep) -> Response:
 
 
 def check_logprobs(caller: Caller, name: str, given: int | None) -> int:
-    """How many of the likeliest tokens are asked for."""
+    """The number of likeliest tokens whose log-probs are asked for; UserError above the limit."""
     most = caller.backend.limits.max_topk
     if given is not None and not 0 <= given <= most:
         raise UserError(f"{name}={given}, expected 0 to {most}")
