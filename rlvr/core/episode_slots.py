@@ -16,9 +16,9 @@ class EpisodeSlots:
         self._lock = threading.Lock()
 
     async def take(self, count: int) -> None:
-        """Wait for so many slots. ValueError for more than there are."""
+        """Wait for `count` free slots; ValueError if `count` is more than all slots."""
         if count > self.most:
-            raise ValueError(f"{count} slots are asked for, and there are {self.most}")
+            raise ValueError(f"{count} slots are asked for, expected at most {self.most}")
         while not self._try(count):
             await asyncio.sleep(_LOOK_SECONDS)
 

@@ -122,7 +122,7 @@ class LoopTurns:
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}  # owner -> those behind the last that went on
 
     async def take(self, owner: Hashable) -> None:
-        """Go on at once, or behind the others of this owner, one in each round of the loop."""
+        """Go on at once, or after the earlier calls of this owner: one call in each round of the loop."""
         loop = asyncio.get_running_loop()
         if (waiting := self._waiting.get(owner)) is None:
             self._waiting[owner] = deque()

@@ -35,7 +35,7 @@ class Interval:
 
 
 def t_quantile(share: float, degrees: Any) -> Any:
-    """The quantile of Student's t with so many degrees of freedom, a number or an array of them.
+    """The quantile of Student's t distribution; the degrees of freedom are a number or an array.
 
     The angle atan(t / sqrt(v)) has a density proportional to cos^(v - 1), which is integrated by Gauss and Legendre.
     Newton's method begins at the normal quantile, below the root, and nears it from there: the density falls.

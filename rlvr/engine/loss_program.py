@@ -283,7 +283,7 @@ def _call(node: LossNode, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @functools.cache
 def find_function(op: str, target: str) -> Callable[..., Any]:
-    """The function of an allowed name; ValueError if this version of torch has none."""
+    """The torch function of an allowed name; ValueError if this version of torch lacks the function."""
     if target == "getattr":
         return getattr
     module, _, name = target.rpartition(".")

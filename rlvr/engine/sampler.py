@@ -84,7 +84,7 @@ class Sampler:
 
     @torch.inference_mode()
     def release(self) -> None:
-        """Free the cache's memory: all of it when nothing runs, else what the running rows do not fill."""
+        """Free memory of the KV cache: the whole cache when nothing runs, else the part without running rows."""
         if rows := self.scheduler.rows:
             if self.model.can_cache:
                 self.cache.shrink([row.length for row in rows], self.scheduler.running_completions)

@@ -83,7 +83,7 @@ class SamplingRequest:
 
     @property
     def reach(self) -> int:
-        """The tokens that a row of it may come to, prompt included."""
+        """The most tokens that a row of this request may have, prompt included."""
         return len(self.prompt) + self.budget
 
     @property

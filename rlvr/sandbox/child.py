@@ -56,7 +56,7 @@ def cap(value: int, hard: int) -> int:
 
 
 def limit_cpu(seconds: float) -> None:
-    """End this process after so many more seconds of computing, in case its parent cannot."""
+    """Let the system end this process after `seconds` more of CPU time, in case its parent cannot."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     soft = cap(math.ceil(used.ru_utime + used.ru_stime + seconds) + 1, hard)

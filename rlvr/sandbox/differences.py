@@ -19,7 +19,8 @@ Build = Callable[[ast.expr], ast.expr]
 
 @dataclass(frozen=True)
 class Difference:
-    """`left op right`, and what is made of it. `source`: the two as the test writes them, if names hold the values."""
+    """A difference `left op right` in a condition, and how to build the condition again. `source`: both sides as the
+    test writes them, if names hold the values."""
 
     op: ast.operator
     left: ast.expr

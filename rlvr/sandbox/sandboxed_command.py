@@ -227,7 +227,7 @@ def read_result(path: str) -> tuple[str, bytes]:
 
 
 def drop_to(capabilities: int) -> None:
-    """Keep these capabilities alone, and hide this process from the others."""
+    """Drop all capabilities but these, and hide this process from other processes."""
     bits = struct.pack("IIIIII", capabilities, capabilities, 0, 0, 0, 0)
     mounts.check(_libc.capset(mounts.VERSION, bits), "capset")
     mounts.hide_memory()

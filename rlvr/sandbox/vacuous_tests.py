@@ -438,7 +438,7 @@ def is_equality(op: ast.cmpop) -> bool:
 
 
 def is_lazy(node: ast.AST) -> bool:
-    """Whether a call of it runs nothing: a coroutine function or a generator function."""
+    """Whether a call of the function runs nothing: a coroutine function or a generator function."""
     return isinstance(node, ast.AsyncFunctionDef) or (
         isinstance(node, ast.FunctionDef) and any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in nodes(node))
     )

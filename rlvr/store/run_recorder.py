@@ -62,7 +62,7 @@ class RunRecorder:
             self._open()
 
     def begin(self, kept: Sequence[Any]) -> None:
-        """The session is there and is running, whatever an earlier attempt left it as."""
+        """Add the run's session, or mark it as running again after an earlier attempt."""
         store, session = self._open(), self._session
         now = time.time()
         if not store.add_session(Session(**{**vars(session), "status": Status.RUNNING, "started": now})):

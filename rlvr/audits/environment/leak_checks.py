@@ -35,7 +35,7 @@ _CHOICE = re.compile(r"^\s*\(?([A-J])[).:]\s*(.+?)\s*$", re.MULTILINE)
 
 
 def tail_probability(hits: int, tried: int, chance: float) -> float:
-    """The chance of at least so many hits, each with probability `chance`."""
+    """The binomial probability of at least `hits` hits, each with probability `chance`."""
     terms = (math.comb(tried, k) * chance**k * (1 - chance) ** (tried - k) for k in range(hits, tried + 1))
     return math.fsum(terms)
 
@@ -202,7 +202,7 @@ def check_choices(environment: CheckedEnvironment) -> list[CheckResult]:
 
 
 def find_choice(environment: CheckedEnvironment, task: Task) -> tuple[list[str], int] | None:
-    """The choices of a task and the place of the right one; None where it has none."""
+    """The choices of a task and the index of the right one; None for a task without choices."""
     given: Any = next((task.meta[name] for name in CHOICES if task.meta.get(name)), None)
     if isinstance(given, Mapping):
         given = given.get("text") or list(given.values())

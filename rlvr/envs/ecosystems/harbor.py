@@ -236,7 +236,8 @@ def run_controls(tools: HarborTools, tasks: Sequence[HarborTask]) -> list[TaskCo
 
 
 class HarborTasks(RowSource):
-    """The tasks that can run here; `left_out` says of the others why not. `heldout` is a share of them, or others."""
+    """The tasks that can run here; `left_out` says why the other tasks cannot. `heldout` is a share of the tasks,
+    or another folder of tasks."""
 
     def __init__(
         self,

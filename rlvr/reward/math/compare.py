@@ -357,7 +357,7 @@ _DROPPED = (  # unless the other side has it, too
 
 
 def drops_part(text: str, other: str) -> bool:
-    """Whether math-verify, comparing `text` with `other`, would ignore a part of it."""
+    """Whether math-verify, comparing `text` with `other`, would ignore a part of `text`."""
     if "\\phantom" in text or "\\hspace" in text:
         return True
     text, other = (_BOUND.sub(r"\1{\\infty}", normalize(one)) for one in (text, other))

@@ -33,7 +33,7 @@ def equal(a: Ratio, b: Ratio) -> bool | None:
 
 
 def may_be_constant(value: Ratio) -> bool:
-    """Whether floating point finds no two values of it, for made-up values of its variables."""
+    """Whether the formula has one value in floating point, for all made-up values of its variables."""
     found = [x for x in (approximate(value, shift) for shift in (0.0, 0.37, -9.3)) if x is not None]
     return all(_near(x, found[0]) for x in found)
 

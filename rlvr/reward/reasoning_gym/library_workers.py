@@ -45,7 +45,7 @@ class GymTask:
 
 @dataclass(frozen=True)
 class GymEntry:
-    """`answer` is one that is right; None where the library gives none."""
+    """A task of the library: question and data. `answer` is a right answer; None where the library gives none."""
 
     question: str
     answer: str | None

@@ -433,7 +433,7 @@ class Sessions:
 
 
 def turn_of(owner: str, is_background: bool) -> str:
-    """By what sessions take turns: by their keys; without keys, those that a client waits for beside the others."""
+    """The owner by which sessions take turns: the key; without keys, whether a client waits for the session."""
     return owner or ("background" if is_background else "waited for")
 
 

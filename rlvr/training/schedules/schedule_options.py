@@ -50,7 +50,7 @@ class ScheduleOptions(Variant):
         """ValueError for other settings of a run that contradict it."""
 
     def unread(self) -> Mapping[str, str]:
-        """Options of it that have no effect with the others as they are, and why."""
+        """The options of the schedule that have no effect beside its other options, and why."""
         return {}
 
     def make(self, trainer: Any, journal: Any) -> Any:

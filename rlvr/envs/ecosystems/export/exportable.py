@@ -58,7 +58,7 @@ class Exportable:
     distributions: list[str]
 
     def demonstrate(self, task: Task) -> str | None:
-        """A right answer, of one turn; None if the environment has none."""
+        """A right answer to a task of one turn; None if the environment demonstrates none."""
         given = self.source.demonstration(task, 0)
         return given if isinstance(given, str) else None
 
@@ -173,7 +173,7 @@ def _draw(source: TaskSource) -> Iterator[Task]:
 
 
 def collect_tasks(name: str, source: TaskSource, most: int) -> dict[str, list[Task]]:
-    """At most so many different tasks of each side; none of the held-out ones is among those to train on."""
+    """At most `most` different tasks of each side, train and heldout; no held-out task is a training task."""
     every = source.heldout(None)
     held = {_key(task) for task in every}
     found: dict[str, Task] = {}
@@ -223,7 +223,7 @@ def _find_code(modules: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
 
 
 def find_module(name: str) -> Path | None:
-    """The file of a module, or the folder of a package; None if it has none."""
+    """The file of a module, or the folder of a package; None for a module without a file."""
     try:
         spec = find_spec(name)
     except (ImportError, ValueError, AttributeError):
