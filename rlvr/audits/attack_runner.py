@@ -234,7 +234,7 @@ def run_suite(
 FAULTS = ("false_pass", "escape", "unjudged", "rejected")
 
 
-def summary(results: Sequence[AttackResult]) -> list[dict[str, Any]]:
+def summarize_categories(results: Sequence[AttackResult]) -> list[dict[str, Any]]:
     """One row per category and one for all: the number of programs and of each fault, and the slowest program."""
     rows: list[dict[str, Any]] = []
     for category in [*dict.fromkeys(result.attack.category for result in results), "all"]:
@@ -245,10 +245,10 @@ def summary(results: Sequence[AttackResult]) -> list[dict[str, Any]]:
     return rows
 
 
-def table(results: Sequence[AttackResult], tier: str = "") -> str:
+def format_table(results: Sequence[AttackResult], tier: str = "") -> str:
     """The summary as text, and the programs at which the verifier was at fault."""
     head = ("category", "programs", "false passes", "escapes", "unjudged", "honest rejected", "worst s")
-    rows = [tuple(str(value) for value in row.values()) for row in summary(results)]
+    rows = [tuple(str(value) for value in row.values()) for row in summarize_categories(results)]
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     lines = [f"tier: {tier}"] if tier else []
     for row in [head, *rows]:
@@ -262,7 +262,7 @@ def table(results: Sequence[AttackResult], tier: str = "") -> str:
     return "\n".join(lines)
 
 
-def rows(results: Sequence[AttackResult]) -> list[dict[str, Any]]:
+def list_rows(results: Sequence[AttackResult]) -> list[dict[str, Any]]:
     """Every program's result as JSON."""
     return [
         {

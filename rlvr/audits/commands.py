@@ -265,7 +265,7 @@ class Audit:
 
     def _try_suite(self, tier: str, options: dict[str, Any], log: Callable[[str], None]) -> tuple[str, dict[str, Any]]:
         """Run the suite on one verifier: (the table as text, the report as JSON)."""
-        from rlvr.audits.attack_runner import AttackResult, rows, run_suite, summary, table
+        from rlvr.audits.attack_runner import AttackResult, format_table, list_rows, run_suite, summarize_categories
         from rlvr.audits.attacks import HONEST, HOSTILE
 
         left_out = [attack.name for attack in HONEST if tier == "landlock" and attack.needs == "scratch"]
@@ -290,10 +290,15 @@ class Audit:
                 log(f"  {category}: {faults[category] or 'no'} fault{'s' * (faults[category] != 1)}")
 
         results = run_suite(resolve_reward(self.reward, **options), programs, self.workers, progress)
-        text = table(results, tier)
+        text = format_table(results, tier)
         if left_out:
             text += f"\nnot tried at this tier, which has no folder to write in: {', '.join(left_out)}"
-        return text, {"reward": self.reward, "tier": tier, "summary": summary(results), "programs": rows(results)}
+        return text, {
+            "reward": self.reward,
+            "tier": tier,
+            "summary": summarize_categories(results),
+            "programs": list_rows(results),
+        }
 
 
 def _explain_unjudged(reward: str, labelled: str, first: Score | None) -> str:

@@ -119,7 +119,7 @@ class ProblemDataset(RLDataset):
     """Batches of `batch_size` questions, each a group of `group_size`; the last batch may be smaller."""
 
     def __init__(self, thunks: Sequence[Callable[[], ProblemEnv]], batch_size: int, group_size: int, name: str) -> None:
-        positive(name, batch_size=batch_size, group_size=group_size)
+        check_positive(name, batch_size=batch_size, group_size=group_size)
         self._thunks, self._batch_size, self._group_size, self._name = thunks, batch_size, group_size, name
 
     def get_batch(self, index: int) -> Sequence[ProblemGroupBuilder]:
@@ -201,7 +201,7 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
 
     async def __call__(self) -> tuple[ProblemDataset, None]:
         sizes = {"batch_size": self.batch_size, "group_size": self.group_size, "n_batches": self.n_batches}
-        positive("arithmetic", **sizes, largest=self.largest)
+        check_positive("arithmetic", **sizes, largest=self.largest)
         renderer = renderer_of(self.model_name_for_tokenizer, self.renderer_name)
         prefix = [{"role": "user", "content": "What is 4 + 5?"}, {"role": "assistant", "content": "9"}]
         key = rng.key("arithmetic", self.seed)
@@ -220,7 +220,7 @@ def renderer_of(model_name: str, renderer_name: str | None) -> Any:
     return get_renderer(renderer_name or get_recommended_renderer_name(model_name), get_tokenizer(model_name))
 
 
-def positive(name: str, **numbers: Any) -> None:
+def check_positive(name: str, **numbers: Any) -> None:
     """ValueError for a number, from a config as it was typed, that is not a whole one of at least 1."""
     for option, value in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -44,7 +44,7 @@ def keep_value(value: Any) -> Any:
     return value
 
 
-def number(value: Any) -> float:
+def to_number(value: Any) -> float:
     """A number, also one written as text (`1e-5`, or what comes from the environment)."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError("a number")

@@ -20,7 +20,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 from rlvr.algorithms.classic import PPOConfig, REINFORCEConfig
-from rlvr.config.alias import number
+from rlvr.config.alias import to_number
 from rlvr.config.aliases import ALIASES_BY_WORD
 from rlvr.config.choices import full_key
 from rlvr.config.compose import CLI, SHIPPED_FILES
@@ -174,7 +174,7 @@ def _divergence(candidates: Candidates) -> None:
     if weight is None:
         return
     try:
-        value = number(weight.value)
+        value = to_number(weight.value)
     except ValueError:
         raise ValueError(f"{weight.words}: expected a number") from None
     candidates.add("algorithm.kl_coef", _derive(value, [weight], ""))

@@ -16,7 +16,7 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
-from rlvr.config.alias import Alias, keep_value, number
+from rlvr.config.alias import Alias, keep_value, to_number
 from rlvr.config.choices import FLAT, full_key
 from rlvr.config.foreign_words import FOREIGN, VERL_SECTIONS
 from rlvr.config.schema import RunConfig
@@ -34,7 +34,7 @@ def _above(value: Any) -> float:
 
 
 def _distance(value: Any, sign: int, expected: str) -> float:
-    number(value)
+    to_number(value)
     distance = (Decimal(str(value)) - 1) * sign
     if not distance.is_finite() or distance < 0 or (sign < 0 and distance > 1):
         raise ValueError(expected)
@@ -78,9 +78,9 @@ ALIASES: tuple[Alias, ...] = (
     *_words("top_k", "rollout.top_k", "sampling from the k most likely tokens; 0 is off", _top_k),
     # the update
     *_words("learning_rate", "training.optimizer.learning_rate", "AdamW's rate in reinforcement learning"),
-    *_words("clip_range cliprange", _CLIP, "epsilon around 1, both sides: 0.2 clips at 0.8 and 1.2", number),
-    *_words("epsilon", _CLIP, "the same; together with epsilon_high only the lower side", number),
-    *_words("epsilon_high", "algorithm.clip_high", "epsilon above 1: 0.28 clips at 1.28", number),
+    *_words("clip_range cliprange", _CLIP, "epsilon around 1, both sides: 0.2 clips at 0.8 and 1.2", to_number),
+    *_words("epsilon", _CLIP, "the same; together with epsilon_high only the lower side", to_number),
+    *_words("epsilon_high", "algorithm.clip_high", "epsilon above 1: 0.28 clips at 1.28", to_number),
     *_words("ppo_clip_low clip_low_threshold", "algorithm.clip_low", "the lowest ratio: 0.8 is 0.2", _below),
     *_words("ppo_clip_high clip_high_threshold", "algorithm.clip_high", "the highest ratio: 1.2 is 0.2", _above),
     *_words("target_kl", "training.target_kl", "no further update of a step beyond this divergence"),

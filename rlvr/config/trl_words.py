@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlvr.config.alias import Alias, NotSupportedError, SeveralKeys, number
+from rlvr.config.alias import Alias, NotSupportedError, SeveralKeys, to_number
 from rlvr.config.word_tables import (
     ADAMW,
     BUILT_IN,
@@ -15,7 +15,7 @@ from rlvr.config.word_tables import (
     choose,
     refuse,
     replace_by,
-    share,
+    to_share_of_steps,
     words,
 )
 
@@ -62,7 +62,7 @@ def _layers(value: Any) -> Any:
 
 
 def _at_least_0(value: Any) -> Any:
-    return value if number(value) > 0 else 0.0
+    return value if to_number(value) > 0 else 0.0
 
 
 def _name_reward(value: Any) -> str:
@@ -179,7 +179,9 @@ TRL: tuple[Alias, ...] = (
         choose(linear="linear", cosine="cosine", constant="constant", constant_with_warmup="constant"),
     ),
     *words("warmup_steps", f"{ADAMW}.warmup_steps", "steps of linear warm-up; below 1 a share of the steps"),
-    *words("warmup_ratio", f"{ADAMW}.warmup_steps", "steps of linear warm-up, as a share of the steps", share),
+    *words(
+        "warmup_ratio", f"{ADAMW}.warmup_steps", "steps of linear warm-up, as a share of the steps", to_share_of_steps
+    ),
     *words("weight_decay", f"{ADAMW}.weight_decay", "AdamW's"),
     *words("adam_beta1", f"{ADAMW}.beta1", "AdamW's"),
     *words("adam_beta2", f"{ADAMW}.beta2", "AdamW's"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlvr.config.alias import Alias, SeveralKeys, number
+from rlvr.config.alias import Alias, SeveralKeys, to_number
 from rlvr.config.word_tables import (
     ADAMW,
     BUILT_IN,
@@ -11,7 +11,7 @@ from rlvr.config.word_tables import (
     ONE_PROCESS,
     choose,
     refuse,
-    share,
+    to_share_of_steps,
     words,
 )
 
@@ -71,7 +71,12 @@ VERL: tuple[Alias, ...] = (
                 "steps of linear warm-up",
                 lambda value: None if value == -1 else value,
             ),
-            *words("optim.lr_warmup_steps_ratio", f"{ADAMW}.warmup_steps", "warm-up as a share of the steps", share),
+            *words(
+                "optim.lr_warmup_steps_ratio",
+                f"{ADAMW}.warmup_steps",
+                "warm-up as a share of the steps",
+                to_share_of_steps,
+            ),
             *words("optim.weight_decay", f"{ADAMW}.weight_decay", "AdamW's"),
             *words("grad_clip", f"{ADAMW}.grad_clip", "largest norm of the gradient"),
             *words(
@@ -80,10 +85,10 @@ VERL: tuple[Alias, ...] = (
                 "prompts of an update: num_substeps is prompts_per_step over it",
             ),
             *words("ppo_epochs", "training.ppo_epochs", "how often a batch is used"),
-            *words("clip_ratio", "algorithm.clip_low algorithm.clip_high", "epsilon around 1, both sides", number),
-            *words("clip_ratio_low", "algorithm.clip_low", "epsilon below 1", number),
-            *words("clip_ratio_high", "algorithm.clip_high", "epsilon above 1", number),
-            *words("clip_ratio_c", "algorithm.dual_clip", "dual clip; none if not given (verl: 3)", number),
+            *words("clip_ratio", "algorithm.clip_low algorithm.clip_high", "epsilon around 1, both sides", to_number),
+            *words("clip_ratio_low", "algorithm.clip_low", "epsilon below 1", to_number),
+            *words("clip_ratio_high", "algorithm.clip_high", "epsilon above 1", to_number),
+            *words("clip_ratio_c", "algorithm.dual_clip", "dual clip; none if not given (verl: 3)", to_number),
             *words(
                 "policy_loss.loss_mode",
                 "~loss_mode algorithm.loss algorithm.reduction",
@@ -98,16 +103,18 @@ VERL: tuple[Alias, ...] = (
                     ),
                 ),
             ),
-            *words("tau_pos", "algorithm.loss.positive_temperature", "of sapo, where the advantage is above 0", number),
-            *words("tau_neg", "algorithm.loss.negative_temperature", "of sapo, at other advantages", number),
+            *words(
+                "tau_pos", "algorithm.loss.positive_temperature", "of sapo, where the advantage is above 0", to_number
+            ),
+            *words("tau_neg", "algorithm.loss.negative_temperature", "of sapo, at other advantages", to_number),
             *words(
                 "policy_loss.clip_cov_ratio",
                 "~clip_cov_ratio",
                 "share of the tokens that are clipped, where loss_mode is clip_cov",
-                number,
+                to_number,
             ),
-            *words("policy_loss.clip_cov_lb", "algorithm.clip_cov_lb", "lowest covariance that is clipped", number),
-            *words("policy_loss.clip_cov_ub", "algorithm.clip_cov_ub", "highest covariance that is clipped", number),
+            *words("policy_loss.clip_cov_lb", "algorithm.clip_cov_lb", "lowest covariance that is clipped", to_number),
+            *words("policy_loss.clip_cov_ub", "algorithm.clip_cov_ub", "highest covariance that is clipped", to_number),
             *refuse(
                 "policy_loss.kl_cov_ratio policy_loss.ppo_kl_coef",
                 "KL-Cov has no gradient in the first update with a batch: give policy_loss.loss_mode=clip_cov",

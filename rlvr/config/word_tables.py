@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlvr.config.alias import Alias, NotSupportedError, keep_value, number
+from rlvr.config.alias import Alias, NotSupportedError, keep_value, to_number
 
 OFF = (None, False, 0, "", "no", "none", "off", "never")
 
@@ -38,10 +38,10 @@ def replace_by(names: str, describe: Callable[[Any], str]) -> list[Alias]:
     return words(names, "", describe("VALUE"), check)
 
 
-def share(value: Any) -> float:
+def to_share_of_steps(value: Any) -> float:
     """A share of the steps."""
     try:
-        part = number(value)
+        part = to_number(value)
     except ValueError:
         part = -1.0
     if not 0 <= part < 1:

@@ -88,10 +88,10 @@ def read_thread_variable() -> int:
 def available_cores(group: Path = CGROUP) -> int:
     """The cores that this process may use: its affinity (Linux) or all cores, up to its container's CPU quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(count, quota(group))))
+    return max(1, math.ceil(min(count, cpu_quota(group))))
 
 
-def quota(root: Path) -> float:
+def cpu_quota(root: Path) -> float:
     """The CPU quota of a control group (version 2, then 1) in cores; infinite if it sets none."""
     with suppress(OSError, ValueError):
         allowed, period = (root / "cpu.max").read_text().split()

@@ -33,7 +33,7 @@ from rlvr.core.messages import (
 from rlvr.core.registry import load_path
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.engine.lora import LoraBank, use_weights
-from rlvr.engine.losses import TERMS, add_extra_terms, find_gradient_tokens, token_logprobs, value
+from rlvr.engine.losses import TERMS, add_extra_terms, find_gradient_tokens, token_logprobs, value_loss
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.packing import MicroBatch, make_micro_batches
 from rlvr.engine.policy import VALUE_HEAD, Policy, Snapshot
@@ -217,7 +217,7 @@ class Learner:
             if loss.predicts_values:
                 hidden_XD = self.model.backbone(batch.tokens_BT, **positions).flatten(0, 1)
                 values_N = (hidden_XD.float() @ source.tensors[VALUE_HEAD][0])[batch.index_N]
-                yield values_N, value(values_N, inputs, settings, batch.datum_N), values_N.new_zeros(1)
+                yield values_N, value_loss(values_N, inputs, settings, batch.datum_N), values_N.new_zeros(1)
                 return
 
             def compute_logprobs() -> tuple[Tensor, Tensor | None]:

@@ -44,7 +44,7 @@ def add_extra_terms(terms: Tensor, p: Tensor, inputs: dict[str, Tensor], kl_esti
     return terms - inputs[CROSS_ENTROPY_INPUT] * p if CROSS_ENTROPY_INPUT in inputs else terms
 
 
-def value(v: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
+def value_loss(v: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
     """The loss of a critic's values `v` [N], which carry the gradient."""
     old, returns, clip = inputs["values"], inputs["returns"], config["value_clip"]
     clipped = old + (v - old).clamp(-clip, clip)

@@ -20,7 +20,7 @@ from rlvr.core.registry import did_you_mean
 from rlvr.core.weights_place import MODEL_CONFIG, is_model
 from rlvr.engine.gguf_files import describe_origin, open_gguf, read_origin
 from rlvr.engine.model import LanguageModel
-from rlvr.engine.model_probe import probe
+from rlvr.engine.model_probe import probe_model
 
 EXPECTED = "a decoder-only language model of text, such as Llama, Qwen or Gemma"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -108,7 +108,7 @@ def build_model(config: dict[str, Any], tokenizer: Any, *, seed: int, device: st
         torch.manual_seed(rng.key("weights", seed))
         module = AutoModelForCausalLM.from_config(full, dtype=torch.float32)
     module = module.to(device=where, dtype=pick_dtype(dtype, where))
-    return probe(LanguageModel(module, tokenizer, name=f"{model_type} from scratch"))
+    return probe_model(LanguageModel(module, tokenizer, name=f"{model_type} from scratch"))
 
 
 def check_is_causal(config: Any, where: str) -> None:
@@ -234,4 +234,4 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
         model.notes.append(describe_origin(origin))
     if senses := _list_senses(config):
         model.notes.append(f"of this model of text and {senses} only the language model is loaded, trained and saved")
-    return probe(model)
+    return probe_model(model)

@@ -30,7 +30,7 @@ TRIED_WINDOW = 24  # tokens of a window during the trial, if it has more
 WINDOWS = ("sliding_window", "attention_chunk_size")  # which `transformers` reads from the config in every pass
 
 
-def probe(model: LanguageModel) -> LanguageModel:
+def probe_model(model: LanguageModel) -> LanguageModel:
     """Set the model's capabilities and notes; ValueError if it is not a causal language model."""
     with _shorten_windows(model):
         _try_shortcuts(model)

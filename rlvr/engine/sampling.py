@@ -62,7 +62,7 @@ def filter_logprobs(logprobs_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p
     return logprobs_RV.masked_fill(~kept, -torch.inf)
 
 
-def pick(logprobs_RV: Tensor, keys_N: Tensor, positions_N: Tensor, of_N: Tensor | None = None) -> Tensor:
+def draw_next_tokens(logprobs_RV: Tensor, keys_N: Tensor, positions_N: Tensor, of_N: Tensor | None = None) -> Tensor:
     """Sample a token for each [N] from exp(logprobs) of its row, in fp64. The probabilities need not sum to one."""
     size = logprobs_RV.shape[-1]
     draw, at_once = (_draw_by_gumbel, AT_ONCE_IN_BLOCKS) if size > GUMBEL_ABOVE else (_draw_by_cdf, AT_ONCE)
@@ -134,7 +134,7 @@ def sample(
     if any_broken:
         logprobs_RV = logprobs_RV.masked_fill(broken_R[:, None], 0.0)
     source = logprobs_RV if filters is None else filter_logprobs(logprobs_RV, *filters)
-    tokens_N = pick(source, keys_N, positions_N, of_N)
+    tokens_N = draw_next_tokens(source, keys_N, positions_N, of_N)
     at_N = torch.arange(len(tokens_N), device=tokens_N.device) if of_N is None else of_N
     if bool(greedy_R.any()):
         tokens_N = torch.where(greedy_R[at_N], logprobs_RV.argmax(-1)[at_N], tokens_N)

@@ -51,7 +51,7 @@ from rlvr.training.callbacks import check_metrics
 from rlvr.training.evaluate import (
     Evaluation,
     EvaluationOptions,
-    compare,
+    compare_evaluations,
     evaluation_params,
     heldout_split,
     stored_evaluation,
@@ -357,7 +357,11 @@ class Loop:
         if not all(file.exists() for file in files):
             return
         before, after = map(stored_evaluation, files)
-        summary = {**compare(before, after), "steps": self.step, "weights_sha256": self.client.weights_sha256()}
+        summary = {
+            **compare_evaluations(before, after),
+            "steps": self.step,
+            "weights_sha256": self.client.weights_sha256(),
+        }
         self._trackers.finish(summary)
         write_atomic(self.folder / "summary.json", json.dumps(summary, indent=2))
 

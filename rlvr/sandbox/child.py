@@ -43,14 +43,14 @@ def limit(memory: int, may_fork: bool) -> list[str]:
     for name, value in limits.items():
         try:
             kind = getattr(resource, name)
-            bound = cap(value, resource.getrlimit(kind)[1])
+            bound = cap_at_hard_limit(value, resource.getrlimit(kind)[1])
             resource.setrlimit(kind, (bound, bound))
         except (AttributeError, OSError, ValueError):
             refused.append(name)
     return refused
 
 
-def cap(value: int, hard: int) -> int:
+def cap_at_hard_limit(value: int, hard: int) -> int:
     """`value`, but at most the hard limit of this process."""
     return value if hard == resource.RLIM_INFINITY else min(value, hard)
 
@@ -59,11 +59,11 @@ def limit_cpu(seconds: float) -> None:
     """Let the system end this process after `seconds` more of CPU time, in case its parent cannot."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    soft = cap(math.ceil(used.ru_utime + used.ru_stime + seconds) + 1, hard)
+    soft = cap_at_hard_limit(math.ceil(used.ru_utime + used.ru_stime + seconds) + 1, hard)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
-def load(path: str) -> ModuleType:
+def load_job(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location("job", path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
@@ -87,7 +87,7 @@ def main(job: str, memory: str, may_fork: str = "") -> None:
         write_all(replies, pack(message))
 
     try:
-        run = load(job).run
+        run = load_job(job).run
         refused = limit(int(memory), bool(may_fork))
     except Exception as error:
         send({"raised": f"{type(error).__name__}: {error}"})

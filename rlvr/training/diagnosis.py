@@ -58,7 +58,7 @@ EXPLAINED = {
 }
 
 
-def findings(rows: Rows, groups: Sequence[FailureGroup] = (), form: AnswerForm | None = None) -> list[Finding]:
+def diagnose_steps(rows: Rows, groups: Sequence[FailureGroup] = (), form: AnswerForm | None = None) -> list[Finding]:
     """What in the last steps of RL, or in one kind of task, can keep a policy from learning; problems first.
 
     `form` is that of the baseline's failed completions.

@@ -269,7 +269,7 @@ def _paired_changes(before: Evaluation, after: Evaluation) -> list[float]:
     return [round(r.passed / r.judged - rate[r.id], 12) for r in after.results if r.id in rate]
 
 
-def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
+def compare_evaluations(before: Evaluation, after: Evaluation) -> dict[str, Any]:
     """The part of `summary.json` about the gain: both evaluations, by level and family too, the change, its p-value.
 
     Tasks of which one evaluation could not judge k completions are left out of both (`incomplete` is their number).
@@ -302,6 +302,6 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
         "beside": {
             name: {key: compared[key] for key in ("tasks", "incomplete", "baseline", "final", "p_value", "unjudged")}
             for name, other in before.extra_heldout.items()
-            for compared in [compare(other, after.extra_heldout[name])]
+            for compared in [compare_evaluations(other, after.extra_heldout[name])]
         },
     }

@@ -26,7 +26,7 @@ from rlvr.training.best_checkpoint import BestCheckpoint
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.diagnosis import format_findings
 from rlvr.training.errors import TrainingStoppedError
-from rlvr.training.evaluate import Evaluation, compare, stored_evaluation
+from rlvr.training.evaluate import Evaluation, compare_evaluations, stored_evaluation
 from rlvr.training.heldout import HeldoutEvaluator
 from rlvr.training.interim import PASS_RATE, describe_plateau
 from rlvr.training.journal import Journal, Position, weights_path
@@ -333,7 +333,7 @@ class TrainingLoop:
         made = [row for row in rows if row["phase"] == self.trained]
         best = self.best.describe()
         summary = {
-            **compare(before, after),
+            **compare_evaluations(before, after),
             **({} if self.steps_to_train else {"unjudged": before.unjudged}),  # one evaluation
             "max_tasks": self.job.evaluation.tasks,
             "seconds": self.checkpoints.seconds,

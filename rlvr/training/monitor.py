@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlvr.training.answer_form import AnswerForm
-from rlvr.training.diagnosis import findings, format_findings
+from rlvr.training.diagnosis import diagnose_steps, format_findings
 from rlvr.training.failure_groups import FailureGroup
 from rlvr.training.finding import Finding
 from rlvr.training.metric_values import STALL_STEPS, Rows, is_given, select_rl_rows
@@ -48,7 +48,7 @@ class StallWatch:
         if at_ceiling and len(self._rl_rows) % STALL_STEPS:
             return []
         groups = [] if is_given(self._rl_rows) else self._read_groups(int(row.get("step", 0)))
-        results = findings(self._rows, groups, self._read_form())
+        results = diagnose_steps(self._rows, groups, self._read_form())
         if at_ceiling and not any(finding.code == "unsolved_kind" for finding in results):
             return []
         self._has_reported = True

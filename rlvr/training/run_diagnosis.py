@@ -19,7 +19,7 @@ from typing import Any
 from rlvr.core.files import read_json
 from rlvr.core.types import Outcome, mean
 from rlvr.training.answer_form import AnswerForm
-from rlvr.training.diagnosis import SOLVED, findings, name_rates
+from rlvr.training.diagnosis import SOLVED, diagnose_steps, name_rates
 from rlvr.training.evaluate import Evaluation, stored_evaluation
 from rlvr.training.failure_groups import LENGTH, FailureGroup, TaskOutcome, find_failure_groups, split_words
 from rlvr.training.finding import Finding, format_percent
@@ -62,7 +62,7 @@ def diagnose_run(folder: Path, rows: Rows | None = None) -> RunDiagnosis:
     ):  # stored completions also have the words of their prompts
         outcomes = _stored_outcomes(folder)
         groups, basis = find_failure_groups(outcomes), f"{len(outcomes):,} tasks with stored completions"
-    results = findings(rows, groups, read_form(folder))
+    results = diagnose_steps(rows, groups, read_form(folder))
     if all(finding.severity == "note" for finding in results):
         results = [*name_rates(list(_outcome_findings(folder)), select_rl_rows(rows)), *results]
     return RunDiagnosis(results, groups, basis if outcomes else "")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.audits.attack_runner import Survivors, run_suite, summary, table
+from rlvr.audits.attack_runner import Survivors, format_table, run_suite, summarize_categories
 from rlvr.audits.attacks import HONEST, HOSTILE, Attack
 from rlvr.cli.main import run
 from rlvr.reward import resolve_reward
@@ -152,8 +152,8 @@ def test_a_verifier_that_accepts_too_much_is_caught(capsys: Any) -> None:
     attacks = [a for a in HOSTILE if a.category in ("forged output", "ending")]
     results = run_suite(resolve_reward(weak_harnesses.trusting), attacks)
     passes = sum("def scramble" in attack.program for attack in attacks)
-    assert summary(results)[-1]["false_pass"] == passes > 10
-    assert "false_pass: forged output/success_words" in table(results)
+    assert summarize_categories(results)[-1]["false_pass"] == passes > 10
+    assert "false_pass: forged output/success_words" in format_table(results)
 
 
 def test_an_honest_program_refused_is_a_fault() -> None:

@@ -12,7 +12,13 @@ import pytest
 from rlvr.audits.commands import parse_range
 from rlvr.audits.environment.check_report import CHECKS, CheckResult, CheckState, EnvironmentReport, report_share
 from rlvr.audits.environment.environment_check import CheckOptions, check_environment
-from rlvr.audits.environment.leak_checks import encode_answer, find_choice, find_excess, holds, tail_probability
+from rlvr.audits.environment.leak_checks import (
+    encode_answer,
+    find_choice,
+    find_excess,
+    holds_answer,
+    tail_probability,
+)
 from rlvr.audits.environment.scripted_play import CheckedEnvironment, EpisodeHangs, run_with_limit
 from rlvr.audits.environment.signal_checks import check_duplicates
 from rlvr.audits.environment.text_tokenizer import CHAT_TEMPLATE, TextTokenizer
@@ -289,9 +295,9 @@ def test_a_number_is_the_place_of_a_choice_in_a_row_alone() -> None:
 
 def test_a_text_that_all_tasks_share_tells_no_answer() -> None:
     same = [(Task(str(n), "Say yes or no. Answer: yes"), "yes" if n % 2 else "no") for n in range(20)]
-    assert find_excess(same, lambda task: str(task.prompt), holds, 0.0) == []
+    assert find_excess(same, lambda task: str(task.prompt), holds_answer, 0.0) == []
     own = [(Task(str(n), f"Hint {100 + n}."), str(100 + n)) for n in range(20)]
-    assert len(find_excess(own, lambda task: str(task.prompt), holds, 0.0)) == 20
+    assert len(find_excess(own, lambda task: str(task.prompt), holds_answer, 0.0)) == 20
 
 
 def test_the_audit_of_verifiers_counts_its_probes() -> None:
@@ -308,5 +314,9 @@ def test_the_audit_of_verifiers_counts_its_probes() -> None:
 def test_small_numbers_of_the_leak_checks() -> None:
     assert tail_probability(2, 2, 0.5) == 0.25
     assert tail_probability(1, 3, 0.5) == 0.875
-    assert holds("It is 42.", "42") and not holds("It is 142.", "42") and not holds("It is 42.5", "42")
+    assert (
+        holds_answer("It is 42.", "42")
+        and not holds_answer("It is 142.", "42")
+        and not holds_answer("It is 42.5", "42")
+    )
     assert encode_answer("1234") == ["31323334", "MTIzNA"] and encode_answer("7") == []

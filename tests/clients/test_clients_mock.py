@@ -30,7 +30,7 @@ from rlvr.core import rng
 from rlvr.core.messages import AdamParams, Datum, ModelInput, NonFiniteError, SamplingParams, TensorData
 from rlvr.core.types import StopReason
 from rlvr.engine.losses import TERMS, kl_penalty
-from rlvr.engine.sampling import filter_logprobs, pick
+from rlvr.engine.sampling import draw_next_tokens, filter_logprobs
 
 WORDS = ["a", "b", "c", "d", "e"]
 SIZE = len(WORDS) + 2
@@ -275,7 +275,7 @@ def test_filters_draw_what_the_engine_draws_and_leave_logprobs_alone(asked: dict
     assert 1 <= int(torch.isfinite(allowed).sum()) < SIZE - 1
     for i, sequence in enumerate(sample_prompt(6, policy, stop=[], **asked).sequences):
         keys = torch.full((20,), rng.key("sample", 9, i))
-        assert sequence.tokens == pick(allowed.expand(20, -1), keys, torch.arange(20)).tolist()
+        assert sequence.tokens == draw_next_tokens(allowed.expand(20, -1), keys, torch.arange(20)).tolist()
         assert sequence.logprobs == pytest.approx(table[0][sequence.tokens].tolist())
 
 

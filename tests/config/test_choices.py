@@ -25,7 +25,12 @@ from rlvr.tracking.tensorboard_files import TensorBoardOptions
 from rlvr.tracking.tracker import TrackerOptions
 from rlvr.tracking.wandb_run import WandbOptions
 from rlvr.training import journal
-from rlvr.training.schedules.schedule_options import CompletionOptions, FixedLagOptions, ScheduleOptions, SyncOptions
+from rlvr.training.schedules.schedule_options import (
+    CompletionOrderOptions,
+    FixedLagOptions,
+    ScheduleOptions,
+    SyncOptions,
+)
 from tests.kit.composing import compose_base
 
 
@@ -224,8 +229,8 @@ def test_a_file_keeps_what_is_no_flat_key() -> None:
         ("training: {num_minibatches: 2}\n", [], FixedLagOptions(0, 2)),
         ("training: {schedule: fixed_lag}\n", ["training.max_steps_off_policy=1"], FixedLagOptions(1)),
         ("training: {schedule: {name: fixed_lag, lag: 3}}\n", ["max_steps_off_policy=1"], FixedLagOptions(1)),
-        ("training: {schedule: {lag: 3}}\n", ["training.schedule=completion"], CompletionOptions(3)),
-        ("", ["training.schedule={name: completion, lag: 1, stale: discard}"], CompletionOptions(1, 1, "discard")),
+        ("training: {schedule: {lag: 3}}\n", ["training.schedule=completion"], CompletionOrderOptions(3)),
+        ("", ["training.schedule={name: completion, lag: 1, stale: discard}"], CompletionOrderOptions(1, 1, "discard")),
     ],
 )  # fmt: skip
 def test_a_schedule_is_chosen_with_its_options(text: str, words: list[str], options: ScheduleOptions) -> None:

@@ -21,7 +21,7 @@ from transformers.generation.logits_process import (
 
 from rlvr.core import rng
 from rlvr.engine import sampling
-from rlvr.engine.sampling import GUMBEL_ABOVE, filter_logprobs, pick, sample
+from rlvr.engine.sampling import GUMBEL_ABOVE, draw_next_tokens, filter_logprobs, sample
 from tests.kit.rounding import tolerance
 
 SMALL = 1e-4
@@ -133,7 +133,7 @@ def test_pick_draws_in_proportion_and_never_an_impossible_token(size: int) -> No
     n, step = 4_000, 250 if size > GUMBEL_ABOVE else 4_000
     all_keys = keys(n, f"pick {size}")
     for at in range(0, n, step):
-        tokens = pick(row.expand(step, size), all_keys[at : at + step], torch.arange(at, at + step))
+        tokens = draw_next_tokens(row.expand(step, size), all_keys[at : at + step], torch.arange(at, at + step))
         for token in tokens.tolist():
             counts[token] += 1  # a KeyError here is a token of probability zero
     assert stats.chisquare(list(counts.values()), [p * n for p in live.values()]).pvalue > SMALL
@@ -143,7 +143,9 @@ def test_pick_draws_in_proportion_and_never_an_impossible_token(size: int) -> No
 def test_pick_needs_no_normalisation(size: int) -> None:
     """What a filter leaves does not sum to one: shifting all log-probs draws the same tokens."""
     row = torch.randn(size, generator=torch.Generator().manual_seed(0)).double()
-    one, other = (pick((row + shift).expand(50, size), keys(50, "shift"), torch.arange(50)) for shift in (0.0, -1.0))
+    one, other = (
+        draw_next_tokens((row + shift).expand(50, size), keys(50, "shift"), torch.arange(50)) for shift in (0.0, -1.0)
+    )
     assert torch.equal(one, other)
 
 
@@ -158,7 +160,7 @@ def test_extreme_noise_still_picks_a_possible_token(size: int, monkeypatch: pyte
             return torch.full(torch.broadcast_shapes(k.shape, p.shape), u, dtype=torch.float64)
 
         monkeypatch.setattr(sampling, "uniform", fixed_uniform)
-        token = int(pick(row, torch.tensor([1]), torch.tensor([0])))
+        token = int(draw_next_tokens(row, torch.tensor([1]), torch.tensor([0])))
         assert token == (1 if size > GUMBEL_ABOVE else {2.0**-53: 1}.get(u, 3))
 
 
@@ -167,16 +169,16 @@ def test_a_row_draws_the_same_whatever_its_neighbours() -> None:
     for size in (11, GUMBEL_ABOVE + 1):
         rows = torch.randn(6, size, generator=torch.Generator().manual_seed(1))
         k, positions = keys(6, "rows"), torch.arange(6)
-        whole = pick(rows, k, positions).tolist()
-        assert [int(pick(rows[i : i + 1], k[i : i + 1], positions[i : i + 1])) for i in range(6)] == whole
+        whole = draw_next_tokens(rows, k, positions).tolist()
+        assert [int(draw_next_tokens(rows[i : i + 1], k[i : i + 1], positions[i : i + 1])) for i in range(6)] == whole
         order = torch.tensor([3, 1, 5, 0, 2, 4])
-        assert pick(rows[order], k[order], positions[order]).tolist() == [whole[i] for i in order.tolist()]
+        assert draw_next_tokens(rows[order], k[order], positions[order]).tolist() == [whole[i] for i in order.tolist()]
 
 
 def test_gumbel_noise_of_one_row_does_not_repeat_along_positions() -> None:
     """Tokens and positions must not share a counter: flat logits over many positions hit fresh tokens."""
     size = GUMBEL_ABOVE + 1
-    tokens = pick(torch.zeros(200, size), torch.full((200,), 12345), torch.arange(200)).tolist()
+    tokens = draw_next_tokens(torch.zeros(200, size), torch.full((200,), 12345), torch.arange(200)).tolist()
     assert len(set(tokens)) > 185  # 200 of 4097: about 195 distinct are expected
     steps = {b - a for a, b in itertools.pairwise(tokens)}
     assert len(steps) > 185  # a shared counter would move the maximum by one each time

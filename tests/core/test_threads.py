@@ -17,7 +17,7 @@ import rlvr.core.cpu_budget
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.config.schema import RunConfig
-from rlvr.core.cpu_budget import CoreShares, available_cores, quota, set_default_workers, split_cores
+from rlvr.core.cpu_budget import CoreShares, available_cores, cpu_quota, set_default_workers, split_cores
 from rlvr.runs.assembly import assemble
 from rlvr.runs.run_plan import plan
 from rlvr.sandbox import Sandbox
@@ -162,7 +162,7 @@ def test_a_containers_quota_of_time_counts_as_its_cores(tmp_path: Path) -> None:
         (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
         if file:
             (tmp_path / folder / file).write_text(text)
-        assert quota(tmp_path) == expected
+        assert cpu_quota(tmp_path) == expected
     assert available_cores(tmp_path) == 1
     (tmp_path / "cpu.max").write_text("max 100000\n")
     assert available_cores(tmp_path) == (

@@ -16,7 +16,7 @@ from rlvr.algorithms.loss_specs import VALUE_SPEC
 from rlvr.clients.local import LocalTrainingClient
 from rlvr.core.messages import AdamParams, Datum
 from rlvr.engine.engine_options import LoraConfig
-from rlvr.engine.losses import value
+from rlvr.engine.losses import value_loss
 from rlvr.engine.policy import VALUE_HEAD
 from tests.kit.rounding import assert_gradients_close
 from tests.kit.tiny import gradients
@@ -38,14 +38,14 @@ def test_the_value_loss_by_hand() -> None:
         "weights": torch.tensor([1.0, 1.0, 1.0, 2.0, 0.0], dtype=torch.float64),
     }
     row = torch.zeros(5, dtype=torch.long)
-    terms = value(v, inputs, {"value_clip": 0.2}, row)
+    terms = value_loss(v, inputs, {"value_clip": 0.2}, row)
     (slopes,) = torch.autograd.grad(terms.sum(), v)
     assert terms.tolist() == pytest.approx([0.08, 0.5, 0.32, 1.0, 0.0])
     assert slopes.tolist() == pytest.approx([-0.4, 1.0, 0.0, 2.0, 0.0])
-    free = value(v, inputs, dict(VALUE_SPEC.config), row)
+    free = value_loss(v, inputs, dict(VALUE_SPEC.config), row)
     assert free.tolist() == pytest.approx([0.08, 0.5, 0.125, 1.0, 0.0])
-    assert torch.autograd.gradcheck(lambda x: value(x, inputs, {"value_clip": 0.2}, row), (v,))
-    assert torch.autograd.gradcheck(lambda x: value(x, inputs, dict(VALUE_SPEC.config), row), (v,))
+    assert torch.autograd.gradcheck(lambda x: value_loss(x, inputs, {"value_clip": 0.2}, row), (v,))
+    assert torch.autograd.gradcheck(lambda x: value_loss(x, inputs, dict(VALUE_SPEC.config), row), (v,))
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2", "gemma2"])
@@ -68,7 +68,7 @@ def test_values_and_gradients_are_those_of_a_plain_pass(
         values = hidden @ weight[0]
         assert found["values"].data == pytest.approx(values.detach().numpy(), abs=1e-4)
         inputs = {name: tensor.to_torch() for name, tensor in datum.loss_fn_inputs.items()}
-        total = total + value(values, inputs, {**VALUE_SPEC.config, **config}, torch.zeros(len(values))).sum()
+        total = total + value_loss(values, inputs, {**VALUE_SPEC.config, **config}, torch.zeros(len(values))).sum()
     total.backward()
     assert output.metrics == {"loss:sum": pytest.approx(float(total.detach()), rel=1e-4)}
     expected = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}

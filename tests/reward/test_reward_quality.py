@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rlvr.core.types import Outcome
 from rlvr.reward import resolve_reward
 from rlvr.reward.signatures import Case
-from rlvr.reward.text.quality import SUGGESTIONS, Draft, examine
+from rlvr.reward.text.quality import SUGGESTIONS, Draft, examine_form
 
 CLEAN = "The heart pumps blood through the body.\n\nIt has four chambers."
 TEXTS = st.text(st.sampled_from("ab \ndefunctionreturnprint(x):"), max_size=60)
@@ -41,7 +41,7 @@ TEXTS = st.text(st.sampled_from("ab \ndefunctionreturnprint(x):"), max_size=60)
 def test_each_rule_lowers_the_score_as_documented(
     text: str, correctness: float, quality: float, confidence: float, errors: tuple[str, ...]
 ) -> None:
-    found = examine(text)
+    found = examine_form(text)
     assert (found, found.confidence) == (Draft(correctness, quality, errors), confidence)
 
 
@@ -57,7 +57,7 @@ def test_the_reward_agrees_with_the_reason_codes() -> None:
 
 @given(TEXTS)
 def test_scores_stay_in_bounds_and_every_code_has_a_suggestion(text: str) -> None:
-    found = examine(text)
+    found = examine_form(text)
     assert 0 <= found.correctness <= 1 and 0 <= found.quality <= 1
     assert set(found.errors) <= set(SUGGESTIONS)
     assert (found.confidence == 1) == (not found.errors and "\n\n\n" not in text)
@@ -66,8 +66,8 @@ def test_scores_stay_in_bounds_and_every_code_has_a_suggestion(text: str) -> Non
 @given(TEXTS)
 def test_a_padded_answer_never_gains(text: str) -> None:
     """Ten thousand characters more, or three line breaks, never raise a score of an answer that is long enough."""
-    before = examine(text)
-    blown, spread = examine(text + " abc" * 3000), examine(text + "\n\n\n")
+    before = examine_form(text)
+    blown, spread = examine_form(text + " abc" * 3000), examine_form(text + "\n\n\n")
     assert spread.correctness <= before.correctness and spread.quality <= before.quality
     assert blown.correctness <= 0.7 and blown.quality <= 0.6
     if not {"too_short", "empty_output"} & set(before.errors):
@@ -76,10 +76,10 @@ def test_a_padded_answer_never_gains(text: str) -> None:
 
 @given(TEXTS, st.text(" \n\t", max_size=30))
 def test_blanks_around_an_answer_earn_nothing(text: str, blanks: str) -> None:
-    assert examine(blanks + text + blanks).confidence <= examine(text).confidence
+    assert examine_form(blanks + text + blanks).confidence <= examine_form(text).confidence
 
 
 @pytest.mark.parametrize("piece", ["def ", "def a", "function " + " " * 50, "def a" + " " * 99])
 def test_a_hostile_text_is_searched_in_linear_time(piece: str) -> None:
     """Five million characters: milliseconds, or, for a search that tries every end of every piece, hours."""
-    assert examine(piece * (5_000_000 // len(piece))).errors == ("too_long",)
+    assert examine_form(piece * (5_000_000 // len(piece))).errors == ("too_long",)

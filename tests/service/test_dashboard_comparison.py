@@ -16,7 +16,7 @@ import pytest
 from rlvr.cli.main import run as command
 from rlvr.service.dashboard.curve_view import CurveView, Series, smooth
 from rlvr.service.dashboard.dashboard_data import Chart
-from rlvr.service.dashboard.pages.compare_page import compare
+from rlvr.service.dashboard.pages.compare_page import compare_page
 from rlvr.service.dashboard.pages.curve_file import curve_file, write_csv
 from rlvr.service.dashboard.pages.heldout_pages import task_page, tasks_page
 from rlvr.service.dashboard.pages.study_page import study_page
@@ -24,7 +24,7 @@ from rlvr.service.dashboard.pages.work_pages import overview, work_page
 from rlvr.service.dashboard.run_differences import list_differences
 from rlvr.service.dashboard.run_files import FIRST_ROWS, LAST_ROWS
 from rlvr.service.dashboard.run_source import RunSource
-from rlvr.training.evaluate import compare as compare_evaluations
+from rlvr.training.evaluate import compare_evaluations as compare_evaluations
 from rlvr.training.evaluate import stored_evaluation
 from tests.kit.dashboard_fixtures import add_evaluations, make_run, metric_row
 from tests.kit.dashboard_html import find, links, read_charts, read_main, read_words, texts
@@ -126,7 +126,7 @@ def test_runs_without_a_whole_evaluation_say_so(folder: Path):
         assert "Before training, held-out tasks pass: all 50.0 %" in page
         assert "no evaluation of first after training yet" in read_words(tasks_page(source, SIDES))
         assert "one of the runs has no evaluation at its end yet" in read_words(
-            compare(source, {"a": "first", "b": "second"})
+            compare_page(source, {"a": "first", "b": "second"})
         )
     file.write_text(json.dumps({"results": [], "k": 4}))
     assert "No held-out task was judged on both sides" in read_words(work_page(source, {"work": "first"}))
@@ -143,9 +143,11 @@ def test_tasks_that_one_run_alone_has_are_counted_and_left_out(folder: Path):
     changes = source.changes(("first", "final"), ("second", "final"))
     assert changes is not None
     assert (changes.apart, [task.id for task in changes.tasks], changes.whole["tasks"]) == (7, ["1-a"], 1)
-    assert "7 tasks are in one of the evaluations only" in read_words(compare(source, {"a": "first", "b": "second"}))
+    assert "7 tasks are in one of the evaluations only" in read_words(
+        compare_page(source, {"a": "first", "b": "second"})
+    )
     add_evaluations(folder / "second", BEFORE, {"3-z": 1})
-    shown = read_words(compare(source, {"a": "first", "b": "second"}))
+    shown = read_words(compare_page(source, {"a": "first", "b": "second"}))
     assert "no task is held out in both" in shown and "What differs" in shown
 
 
@@ -165,7 +167,7 @@ def test_a_running_run_says_what_is_known_so_far(folder: Path):
 
 def test_two_runs_are_compared_by_settings_code_and_tasks(folder: Path):
     source = RunSource(folder)
-    shown = read_words(compare(source, {}))
+    shown = read_words(compare_page(source, {}))
     assert "Of the settings only the seed differs" in shown and "Worse under" in shown
     for name, code in (("first", "0.1 (aa)"), ("second", "0.1 (bb)")):
         (folder / name / "journal.jsonl").write_text(json.dumps({"event": "run", "rlvr": code, "torch": "2"}) + "\n")
@@ -179,7 +181,7 @@ def test_two_runs_are_compared_by_settings_code_and_tasks(folder: Path):
     )
     assert found["client.api_key"].second == "***" and "secret" not in found["client.base_url"].second
     assert found["client.api_key"].first == "not set" and "run.name" not in found
-    assert "The code or the machine differs too (rlvr)" in read_words(compare(source, {}))
+    assert "The code or the machine differs too (rlvr)" in read_words(compare_page(source, {}))
 
 
 def test_compare_opens_on_runs_that_can_be_compared(folder: Path):
@@ -189,18 +191,18 @@ def test_compare_opens_on_runs_that_can_be_compared(folder: Path):
     (folder / "other" / "resolved.yaml").write_text("env: {name: something else}\n")
     source = RunSource(folder)
     assert {*source.choose_pair()} == {"first", "second"}
-    assert "Nothing can be compared" not in read_words(compare(source, {}))
-    assert "newest and other" in read_words(compare(source, {"a": "newest", "b": "other"}))
+    assert "Nothing can be compared" not in read_words(compare_page(source, {}))
+    assert "newest and other" in read_words(compare_page(source, {"a": "newest", "b": "other"}))
     shutil.rmtree(folder / "first")
     shutil.rmtree(folder / "second")
-    assert "What differs" in read_words(compare(source, {}))
+    assert "What differs" in read_words(compare_page(source, {}))
 
 
 def test_two_steps_without_a_common_task_lead_to_the_held_out_ones(folder: Path):
     for step in (0, 3):
         file = folder / "first" / "rollouts" / f"rl-{step:06d}.jsonl"
         file.write_text(file.read_text().replace('"sum-', f'"step {step}-'))
-    shown = read_words(compare(RunSource(folder), {"work": "first", "a": "0", "b": "3"}))
+    shown = read_words(compare_page(RunSource(folder), {"work": "first", "a": "0", "b": "3"}))
     assert "Nothing can be compared" not in shown and "Held-out tasks that changed" in shown
 
 

@@ -12,8 +12,8 @@ pytest.importorskip("transformers", reason="the extra [train] is not installed")
 
 from rlvr.service.dashboard.conversation_view import list_branches, read_conversation
 from rlvr.service.dashboard.dashboard_data import Query
-from rlvr.service.dashboard.pages.rollout_page import rollout
-from rlvr.service.dashboard.pages.rollouts_page import rollouts
+from rlvr.service.dashboard.pages.rollout_page import rollout_page
+from rlvr.service.dashboard.pages.rollouts_page import rollouts_page
 from rlvr.service.dashboard.pages.work_pages import overview, work_page
 from rlvr.service.dashboard.recording_source import RecordingSource
 from rlvr.service.dashboard.run_source import RunSource
@@ -84,7 +84,7 @@ def test_rows_that_no_run_writes_break_no_page() -> None:
 
 
 def test_the_pages_of_a_run_link_its_branches(run: RunSource) -> None:
-    page = rollout(run, {"key": "run:3:6"})
+    page = rollout_page(run, {"key": "run:3:6"})
     said = texts(read_main(page))
     assert "Branches: 3" in said and "trained in another branch" in said and "weather" in said
     assert {"/ui/trajectory/run%3A3%3A4", "/ui/trajectory/run%3A3%3A5"} <= {*links(page)}
@@ -124,9 +124,9 @@ def test_a_recording_is_shown_and_read_again_when_it_grows(tmp_path: Path) -> No
     assert [(b.text, b.depth, b.shared, b.reward) for b in detail.conversation.branches] == [
         ("It rains.", 0, 0, 0.0), ("No rain.", 1, 1, 1.0),
     ]  # fmt: skip
-    for view in (overview, rollouts, work_page, rollout):
+    for view in (overview, rollouts_page, work_page, rollout_page):
         assert view(source, {"work": work.id, "key": rows[0].key}).status == 200
-    assert rollout(source, {"key": "no_rollout:1"}).status == 404
+    assert rollout_page(source, {"key": "no_rollout:1"}).status == 404
 
 
 def test_a_file_that_is_no_recording_is_named(tmp_path: Path) -> None:

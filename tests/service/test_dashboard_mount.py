@@ -25,7 +25,7 @@ from rlvr.service.dashboard.dashboard_data import OWNER
 from rlvr.service.dashboard.page_changes import PageChanges
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.dashboard.session_source import StoreSource
-from rlvr.service.dashboard.sign_in import COOKIE, SECONDS, SignIn, local
+from rlvr.service.dashboard.sign_in import COOKIE, SECONDS, SignIn, to_local_address
 from tests.kit.dashboard_fixtures import add_step, fill_store, make_run
 from tests.kit.dashboard_html import elements, find, parse_html
 
@@ -239,7 +239,7 @@ def test_a_cookie_ends_after_half_a_day():
 
 @pytest.mark.parametrize("wanted", ["http://evil", "//evil", "/\\evil", "javascript:x", "", "/a\r\nSet-Cookie: x"])
 def test_signing_in_redirects_to_the_dashboard_only(dashboard_with_keys: Dashboard, wanted: str):
-    assert enter(dashboard_with_keys, "tml-right", wanted)[1]["location"] == "/" == local(wanted)
+    assert enter(dashboard_with_keys, "tml-right", wanted)[1]["location"] == "/" == to_local_address(wanted)
 
 
 def test_an_address_cannot_break_out_of_the_form(dashboard_with_keys: Dashboard):

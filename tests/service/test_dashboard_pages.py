@@ -11,12 +11,12 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from rlvr.service.dashboard.dashboard_data import AnswerRow, Source, TokenPiece, TokenView
-from rlvr.service.dashboard.pages.compare_page import compare, pair_answers
+from rlvr.service.dashboard.pages.compare_page import compare_page, pair_answers
 from rlvr.service.dashboard.pages.curve_file import curve_file
-from rlvr.service.dashboard.pages.machines_page import machines
+from rlvr.service.dashboard.pages.machines_page import machines_page
 from rlvr.service.dashboard.pages.page_parts import address
-from rlvr.service.dashboard.pages.rollout_page import chance, rollout, shade
-from rlvr.service.dashboard.pages.rollouts_page import rollouts
+from rlvr.service.dashboard.pages.rollout_page import format_probability, rollout_page, shade
+from rlvr.service.dashboard.pages.rollouts_page import rollouts_page
 from rlvr.service.dashboard.pages.sessions_page import sessions_page
 from rlvr.service.dashboard.pages.strategies_page import strategies_page
 from rlvr.service.dashboard.pages.work_pages import overview, work_page
@@ -29,8 +29,8 @@ from tests.kit.dashboard_html import elements, find, links, read_main, read_word
 
 SERVED = {"sessions": sessions_page, "strategies": strategies_page}  # pages of a service alone
 VIEWS = {
-    "overview": overview, "work": work_page, "table": rollouts, "one": rollout, "compare": compare,
-    "machines": machines, **SERVED,
+    "overview": overview, "work": work_page, "table": rollouts_page, "one": rollout_page, "compare": compare_page,
+    "machines": machines_page, **SERVED,
 }  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def test_a_page_describes_its_work(runs: RunSource, sessions: StoreSource):
 
 
 def test_the_trajectory_has_verdicts_numbers_and_its_group(runs: RunSource):
-    shown = read_words(rollout(runs, {"key": "first:1:2"}))
+    shown = read_words(rollout_page(runs, {"key": "first:1:2"}))
     for part in ("exact failed 0.000 wrong_value boxed 1.000", "advantage -0.500", "group 1/1", "sampled by policy@1",
                  "The same group: 1 more"):  # fmt: skip
         assert part in shown
@@ -126,22 +126,22 @@ def test_an_unknown_address_is_a_404_page(source: Source, view: str, given: Mapp
 
 
 def test_the_address_has_the_filters_and_pages_keep_them(runs: RunSource):
-    page = rollouts(runs, {"outcome": "failed", "step": "1", "task": "sum-0", "work": "first"})
+    page = rollouts_page(runs, {"outcome": "failed", "step": "1", "task": "sum-0", "work": "first"})
     fields = {given["name"]: given.get("value") for _, given, *_ in elements(read_main(page)) if given.get("name")}
     set_ones = {name: value for name, value in fields.items() if value}
     assert set_ones == {"outcome": "failed", "task": "sum-0", "from": "1", "to": "1", "work": "first"}
     assert "1 rollout in 1 group match" in texts(read_main(page))
-    first = links(rollouts(runs, {"page": "1", "status": ""}))
+    first = links(rollouts_page(runs, {"page": "1", "status": ""}))
     assert not any("page=" in link for link in first)  # 12 groups fit on one
 
 
 def test_pages_link_to_the_next_and_the_previous(tmp_path: Path):
     source = RunSource(make_run(tmp_path / "long", steps=20))
-    second = links(rollouts(source, {"outcome": "passed", "page": "2"}))
+    second = links(rollouts_page(source, {"outcome": "passed", "page": "2"}))
     assert "/ui/trajectories?outcome=passed" in second
-    first = links(rollouts(source, {"outcome": "passed"}))
+    first = links(rollouts_page(source, {"outcome": "passed"}))
     assert "/ui/trajectories?outcome=passed&page=2" in first
-    beyond = read_words(rollouts(source, {"page": "999"}))
+    beyond = read_words(rollouts_page(source, {"page": "999"}))
     assert "page 999 is beyond the end" in beyond
 
 
@@ -151,7 +151,7 @@ def test_one_run_is_its_own_overview(tmp_path: Path):
 
 
 def test_two_steps_are_compared_by_numbers_and_by_the_same_tasks(runs: RunSource):
-    page = compare(runs, {"work": "first", "a": "0", "b": "3"})
+    page = compare_page(runs, {"work": "first", "a": "0", "b": "3"})
     rows = [texts(node) for node in find(read_main(page), "tr")]
     assert ["reward", "0.3", "0.6", "+0.3"] in rows
     assert ["grad_norm", "0.5", "0.5", "+0"] in rows
@@ -178,7 +178,7 @@ def test_compare_says_which_answers_it_cannot_compare(tmp_path: Path):
     )
 
     def shown(a: int, b: int) -> str:
-        return read_words(compare(StoreSource(store), {"work": "r", "a": str(a), "b": str(b)}))
+        return read_words(compare_page(StoreSource(store), {"work": "r", "a": str(a), "b": str(b)}))
 
     assert "2 of 3 cannot be compared and stand alone" in shown(1, 2)
     assert "Nothing can be compared" in shown(1, 3) and "numbers above are of different tasks" in shown(1, 3)
@@ -205,15 +205,15 @@ def test_a_session_that_nothing_verified_or_that_failed_its_tests_is_not_green(t
         return [(node[1]["class"].removeprefix("badge "), texts(node)[0]) for node in found]
 
     for name, id, word in (("null", ids[0], "unverified"), ("zero", ids[1], "not solved")):
-        on_pages = badges(work_page, work=name) + badges(rollout, key=str(id))
+        on_pages = badges(work_page, work=name) + badges(rollout_page, key=str(id))
         assert on_pages[0][1] == word and "good" not in {kind for kind, _ in on_pages}, on_pages
     assert badges(work_page, work="solved") == [("good", "solved"), ("good", "passed")]
-    assert "good" in {kind for kind, _ in badges(rollout, key=str(ids[2]))}
+    assert "good" in {kind for kind, _ in badges(rollout_page, key=str(ids[2]))}
     listed = dict((word, kind) for kind, word in badges(overview))
     assert (listed["unverified"], listed["not solved"], listed["solved"]) == ("warn", "bad", "good")
     session = read_words(work_page(source, {"work": "null"}))
     assert "unverified: why" in session and "Tests from examples in the prompt assert f(2) == 3" in session
-    answer = rollout(source, {"key": str(ids[0])})
+    answer = rollout_page(source, {"key": str(ids[0])})
     beside = next(node for node in elements(read_main(answer)) if node[1].get("class") == "beside")
     assert [texts(node)[0] for node in beside[2:]] == ["Prompt", "Completion", "Compared with"]
     assert "Expected answer 7" in " ".join(texts(beside))
@@ -224,12 +224,12 @@ def test_less_likely_tokens_are_shaded_darker():
     """None where the policy was certain, full from 4 nats on; never more."""
 
     assert [shade(x) for x in (0.0, -1.0, -4.0, -400.0, 0.5)] == [0, 8, 15, 15, 0]
-    assert [chance(x) for x in (0.0, -0.6931, -4.6052, -20)] == ["100 %", "50 %", "1 %", "2.1e-07 %"]
+    assert [format_probability(x) for x in (0.0, -0.6931, -4.6052, -20)] == ["100 %", "50 %", "1 %", "2.1e-07 %"]
 
 
 def test_line_breaks_stay_line_breaks_between_shaded_tokens(runs: RunSource):
     """Those at the beginning, too, of which a browser drops one in the source of a page."""
-    page = rollout(runs, {"key": "first:1:3"})
+    page = rollout_page(runs, {"key": "first:1:3"})
     pieces = [TokenPiece("\n\na\n", -1.0, "1"), TokenPiece("<b>&", 0.0, "2"), TokenPiece("\nc", -1.0, "3", 0, False)]
     detail = replace(page.data["detail"], tokens=TokenView(pieces), answer="\n\ttext\n")
     main = read_main(replace(page, data={**page.data, "detail": detail}))
@@ -244,9 +244,9 @@ def test_a_long_line_and_odd_characters_stay_text(runs: RunSource, tmp_path: Pat
     made = replace(answer(9, 1), response=odd, prompt=odd, rollout_id=odd)
     (tmp_path / "runs" / "first" / "rollouts" / "rl-000009.jsonl").write_text(trajectory_row(made))
     for page in (
-        rollout(runs, {"key": "first:9:0"}),
-        rollouts(runs, {"step": "9"}),
-        rollouts(runs, {"q": "svg onload"}),
+        rollout_page(runs, {"key": "first:9:0"}),
+        rollouts_page(runs, {"step": "9"}),
+        rollouts_page(runs, {"q": "svg onload"}),
     ):
         main = read_main(page)
         shown = str(main)

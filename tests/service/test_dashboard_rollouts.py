@@ -15,10 +15,10 @@ pytest.importorskip("starlette", reason="the extra [serve] is not installed")
 from rlvr.core.types import Outcome, Score, Task, Trajectory
 from rlvr.service.dashboard.dashboard_data import Conditions, Query
 from rlvr.service.dashboard.page_templates import render_page
-from rlvr.service.dashboard.pages.hacks_page import hacks
+from rlvr.service.dashboard.pages.hacks_page import hacks_page
 from rlvr.service.dashboard.pages.page_parts import Page
-from rlvr.service.dashboard.pages.rollout_page import rollout
-from rlvr.service.dashboard.pages.rollouts_page import highlight, rollouts
+from rlvr.service.dashboard.pages.rollout_page import rollout_page
+from rlvr.service.dashboard.pages.rollouts_page import highlight, rollouts_page
 from rlvr.service.dashboard.rollout_signs import is_other_number
 from rlvr.service.dashboard.run_rollouts import RolloutReader
 from rlvr.service.dashboard.run_source import RunSource
@@ -117,7 +117,7 @@ def test_a_search_finds_every_substring_and_knows_no_syntax(run: Path, text: str
     assert page.total == found
     groups = source.groups(Query(more=Conditions(text=text)))
     assert (groups.total, groups.answers) == (found, found)
-    shown = rollouts(source, {"q": text, "show": "single"})
+    shown = rollouts_page(source, {"q": text, "show": "single"})
     assert shown.status == 200 and (f"{found} rollout{'' if found == 1 else 's'} match" in texts(read_main(shown)))
 
 
@@ -139,7 +139,7 @@ def test_a_group_is_a_row_that_opens_to_its_completions(run: Path):
     best = source.groups(Query(outcome="passed", sort="advantage", limit=2)).groups
     assert [(one.name, one.matching, one.size) for one in best] == [("g1", 2, 4)] * 2
     assert [row.key for row in best[0].rows] == ["run:2:7", "run:2:6"], "the same order inside"
-    shown = rollouts(source, {"outcome": "passed"})
+    shown = rollouts_page(source, {"outcome": "passed"})
     assert "12 rollouts in 6 groups match" in texts(read_main(shown)) and "2 of 4" in texts(read_main(shown))
     store(run, 3, [completion(0, group_id="", rollout_id=f"x{i}") for i in range(3)])
     assert source.groups(Query(step=3)).total == 3, "without a group each stands alone"
@@ -169,7 +169,7 @@ def test_keys_lead_through_the_table_that_the_reader_came_from(run: Path, show: 
         way.append(at)
         assert source.neighbours(query, not show, at).before == way[-2]  # type: ignore[union-attr]
     assert way == ordered and near is not None and (near.place, near.total) == (12, 12)
-    page = rollout(source, {"key": ordered[1], "outcome": "passed", "sort": sort, "show": show})
+    page = rollout_page(source, {"key": ordered[1], "outcome": "passed", "sort": sort, "show": show})
     links = {given["aria-keyshortcuts"]: given["href"] for given in attributes(page) if "aria-keyshortcuts" in given}
     assert links["j ArrowRight"].startswith(f"/ui/trajectory/{ordered[2].replace(':', '%3A')}?outcome=passed")
     assert source.neighbours(query, not show, "run:0:0") is None, "that one failed"
@@ -195,7 +195,7 @@ def test_a_filter_that_makes_no_sense_is_named_and_the_page_is_shown(
 ):
     source = RunSource(run)
     for show in ("", "single"):
-        page = rollouts(source, {**given, "show": show})
+        page = rollouts_page(source, {**given, "show": show})
         assert page.status == 200 and "Rollouts" in texts(read_main(page))
         problems = [one for one in attributes(page) if one.get("class") == "note problem"]
         assert len(problems) == (0 if said is None else 1)
@@ -208,7 +208,7 @@ def test_a_very_long_completion_is_found_and_its_pages_stay_small(run: Path):
     source.answers(Query())
     source._reader._thread.join()  # type: ignore[reportPrivateUsage]
     assert keys(source, text="needle") == ["3:0"]
-    for page in (rollouts(source, {"step": "3"}), rollout(source, {"key": "run:3:0"})):
+    for page in (rollouts_page(source, {"step": "3"}), rollout_page(source, {"key": "run:3:0"})):
         assert page.status == 200 and len(render_page(page)) < 400_000
 
 
@@ -217,8 +217,9 @@ def test_hostile_texts_are_escaped_in_tables_and_forms(run: Path):
                      scores={EVIL: Score(0.0, Outcome.FAILED, EVIL, detail=EVIL)})  # fmt: skip
     store(run, 3, [row, row])
     source = RunSource(run)
-    for page in (rollouts(source, {}), rollouts(source, {"show": "single", "q": "evil"}), hacks(source, {}),
-                 rollout(source, {"key": "run:3:0"})):  # fmt: skip
+    filtered = {"show": "single", "q": "evil"}
+    for page in (rollouts_page(source, {}), rollouts_page(source, filtered), hacks_page(source, {}),
+                 rollout_page(source, {"key": "run:3:0"})):  # fmt: skip
         shown = render_page(page)
         assert page.status == 200 and "\u202e" not in shown and "\x07" not in shown and "<script>window" not in shown
     [group] = source.groups(Query(step=3)).groups
@@ -247,7 +248,7 @@ def test_only_the_newest_rollouts_of_a_very_large_run_are_in_the_table(run: Path
     source = RunSource(run)
     source._reader = RolloutReader(source._index, rows=9)  # type: ignore[reportPrivateUsage]
     assert {key[0] for key in keys(source)} == {"1", "2"} and source.answers(Query()).complete
-    shown = read_words(rollouts(source, {}))
+    shown = read_words(rollouts_page(source, {}))
     assert "older ones are left out" in shown
 
 
@@ -279,7 +280,9 @@ def test_tokens_of_the_environment_and_advantages_of_tokens_are_told(run: Path):
     assert detail is not None
     pieces = [(piece.is_sampled, piece.advantage) for piece in detail.tokens.pieces]
     assert pieces == [(True, 0.5), (False, 0.0), (True, -0.25)]
-    titles = [given["title"] for given in attributes(rollout(RunSource(run), {"key": "run:3:0"})) if "title" in given]
+    titles = [
+        given["title"] for given in attributes(rollout_page(RunSource(run), {"key": "run:3:0"})) if "title" in given
+    ]
     assert titles[0].endswith("advantage +0.500") and "written by the environment" in titles[1]
 
 
@@ -300,7 +303,7 @@ def test_a_run_that_learns_what_it_should_raises_no_suspicion(run: Path, tmp_pat
     config.write_text(TINY)
     assert command(["train", f"--config={config}", f"run.root={tmp_path / 'runs'}", "run.name=tiny"]) == 0
     assert suspicions(tmp_path / "runs" / "tiny") == {}
-    shown = read_words(hacks(RunSource(run), {}))
+    shown = read_words(hacks_page(RunSource(run), {}))
     assert "Nothing is suspicious in 24 rollouts" in shown and "Looked for, and not found" in shown
 
 
@@ -309,7 +312,7 @@ def test_a_planted_wrong_answer_with_a_reward_is_found_among_many(run: Path):
     many[123] = completion(123, "it is 77", PASSED)
     store(run, 4, many)
     source = RunSource(run)
-    page = hacks(source, {})
+    page = hacks_page(source, {})
     assert "Passes with another number" in texts(read_main(page))
     [link] = [given["href"] for given in attributes(page) if given.get("href", "").startswith("/ui/trajectories?")
               and given.get("class") == "end"]  # fmt: skip
@@ -343,7 +346,7 @@ def test_each_kind_of_suspicion_is_raised_by_what_it_names(tmp_path: Path, title
     store(folder, 0, rows)
     found = suspicions(folder)
     assert list(found) == ([] if title is None else [title])
-    page = hacks(RunSource(folder), {})
+    page = hacks_page(RunSource(folder), {})
     assert page.status == 200 and (title is None or title in texts(read_main(page)))
 
 
@@ -399,13 +402,13 @@ def sessions(tmp_path: Path) -> Iterator[StoreSource]:
 
 
 def test_a_source_offers_the_filters_and_orders_that_it_declares(sessions: StoreSource):
-    page = rollouts(sessions, {})
+    page = rollouts_page(sessions, {})
     fields = {given["name"] for given in attributes(page) if "name" in given}
     assert fields == {"outcome", "min", "max", "sort", "task", "from", "to", "status", "work"}
-    refused = rollouts(sessions, {"q": "x", "level": "1", "sign": "number", "sort": "logprob"})
+    refused = rollouts_page(sessions, {"q": "x", "level": "1", "sign": "number", "sort": "logprob"})
     said = read_words(refused)
     assert refused.status == 200 and "cannot be filtered by q, level" in said and "'logprob' is no order" in said
-    assert hacks(sessions, {}).status == 404 and "Hacks" not in texts(read_main(page))
+    assert hacks_page(sessions, {}).status == 404 and "Hacks" not in texts(read_main(page))
 
 
 def test_sessions_are_sorted_and_narrowed_by_the_database(sessions: StoreSource):
@@ -415,5 +418,5 @@ def test_sessions_are_sorted_and_narrowed_by_the_database(sessions: StoreSource)
     assert keys(sort="reward") == ["2", "4", "3", "1"] and keys(sort="-reward")[-1] == "2"
     assert keys(more=Conditions(rewards=(0.6, None))) == ["2"] == keys(more=Conditions(steps=(2, 9)))
     assert keys(task="ask_b") == ["3"]
-    page = rollout(sessions, {"key": "1"})
+    page = rollout_page(sessions, {"key": "1"})
     assert "Next (j) →" in texts(read_main(page)) and "1 of 2 in this group" in read_words(page)

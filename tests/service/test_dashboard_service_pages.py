@@ -11,7 +11,7 @@ import pytest
 
 from rlvr.core.types import Outcome, Score
 from rlvr.service.dashboard.dashboard_data import Query
-from rlvr.service.dashboard.pages.machines_page import machines
+from rlvr.service.dashboard.pages.machines_page import machines_page
 from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.pages.sessions_page import COLUMNS, DEFAULT, sessions_page
 from rlvr.service.dashboard.pages.strategies_page import strategies_page
@@ -151,6 +151,6 @@ def test_a_service_shows_who_works_and_who_waits(store: ExperienceStore):
     assert (parts["Generator"].busy, parts["Verifier code"].busy) == pytest.approx((0.75, 0.25))
     assert "1 failed" in parts["Verifier code"].did and "2 calls" in parts["Generator"].did
     assert "1 failed" in parts["Generator"].did
-    shown = read_words(machines(source, {}))
+    shown = read_words(machines_page(source, {}))
     assert "This service ready" in shown and "75 %" in shown
     assert StoreSource(store).machines()[0].parts  # without counters the database's part remains

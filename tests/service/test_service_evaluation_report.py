@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlvr.cli.measure_commands import lines
-from rlvr.service.evaluation.evaluation_report import SessionResult, Thresholds, rates, report, session_result
+from rlvr.service.evaluation.evaluation_report import SessionResult, Thresholds, compute_rates, report, session_result
 
 FAILED = {"code": "endpoint_timeout", "message": "late"}
 
@@ -31,7 +31,7 @@ def values(found: dict[str, Any]) -> dict[str, float | None]:
 
 
 def test_rates_are_means_over_tasks_of_judged_sessions() -> None:
-    found = rates(RESULTS, 0.85)
+    found = compute_rates(RESULTS, 0.85)
     assert values(found) == {
         "success_rate": pytest.approx((1 / 2 + 0) / 2),
         "solved_rate": pytest.approx((1 + 0) / 2),
@@ -49,18 +49,20 @@ def test_rates_are_means_over_tasks_of_judged_sessions() -> None:
 def test_intervals_depend_on_tasks_and_not_on_repeats() -> None:
     """One of two tasks always passes: 50 repeats say no more about other tasks than one."""
     few, many = (
-        rates([one(task, float(task == "a"), repeat) for task in "ab" for repeat in range(n)], 0.85)["success_rate"]
+        compute_rates([one(task, float(task == "a"), repeat) for task in "ab" for repeat in range(n)], 0.85)[
+            "success_rate"
+        ]
         for n in (1, 50)
     )
     assert many == few and few["value"] == 0.5 and few["low"] < 0.1 and few["high"] > 0.9
 
 
 def test_one_session_that_improved_has_a_mean_and_no_interval() -> None:
-    assert rates(RESULTS[:2], 0.85)["improvement_rate"] == {"value": 0.25, "low": None, "high": None, "n": 1}
+    assert compute_rates(RESULTS[:2], 0.85)["improvement_rate"] == {"value": 0.25, "low": None, "high": None, "n": 1}
 
 
 def test_without_results_rates_are_unknown_and_no_threshold_holds() -> None:
-    found = rates([RESULTS[3]], 0.85)
+    found = compute_rates([RESULTS[3]], 0.85)
     assert values(found)["success_rate"] is None and values(found)["error_rate"] == 1.0
     asked = Thresholds(min_success=0.0, max_errors=1.0)
     assert asked.violations(found) == ["success rate unknown, expected at least 0"]
@@ -80,7 +82,7 @@ def test_without_results_rates_are_unknown_and_no_threshold_holds() -> None:
     ],
 )
 def test_a_threshold_holds_if_the_rate_reaches_it(asked: dict[str, Any], broken: list[str]) -> None:
-    assert Thresholds(**asked).violations(rates(RESULTS, 0.85)) == broken
+    assert Thresholds(**asked).violations(compute_rates(RESULTS, 0.85)) == broken
 
 
 @pytest.mark.parametrize("asked", [{"min_success": -0.1}, {"max_errors": 1.1}, {"min_improvement": -2}])

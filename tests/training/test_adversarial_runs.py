@@ -11,7 +11,7 @@ import pytest
 
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.training.diagnosis import findings
+from rlvr.training.diagnosis import diagnose_steps
 from tests.kit.tiny_run import TINY, attempt, stored_steps
 
 INNER = 'inner_kwargs: {levels: ["1"], hidden_tests: 2, flaw: 0.2, slip: 0.0}'
@@ -65,7 +65,7 @@ def test_a_policy_that_writes_no_tests_has_a_finding_that_says_so() -> None:
     attempt("adversarial.yaml", *WORDS, "sft.steps=0", "rollout.max_tokens=2", "evaluation.tasks=2", "run.name=mute")
     rows = read_lines("runs/mute/metrics.jsonl")
     assert not any(row["verifier/error_rate"] for row in rows)
-    found = {finding.code: finding.fact for finding in findings(rows)}
+    found = {finding.code: finding.fact for finding in diagnose_steps(rows)}
     assert "unreadable 100%" in found["tests_refused"] and "idle_role" not in found
 
 

@@ -23,7 +23,7 @@ from rlvr.training import (
     update_findings,
 )
 from rlvr.training.answer_form import Acceptance, AnswerForm
-from rlvr.training.diagnosis import findings, format_findings
+from rlvr.training.diagnosis import diagnose_steps, format_findings
 from rlvr.training.failure_groups import FailureGroup
 from rlvr.training.monitor import StallWatch
 from rlvr.training.stall import is_stalled
@@ -69,7 +69,7 @@ def codes(found: Any) -> dict[str, str]:
 def test_a_run_that_learns_draws_no_finding_at_any_step():
     run = rows(68, noise=0.02)
     for step in range(1, len(run) + 1):
-        assert findings(run[:step]) == [] and not is_stalled(run[:step])
+        assert diagnose_steps(run[:step]) == [] and not is_stalled(run[:step])
     assert format_findings([]) == "  nothing stands in the way"
 
 
@@ -119,13 +119,13 @@ def test_a_run_that_learns_draws_no_finding_at_any_step():
 def test_each_trouble_is_found_with_its_numbers_and_a_remedy(
     changed: dict[str, float], code: str, severity: str, says: str, remedy: str
 ):
-    found = findings(rows(**changed))
+    found = diagnose_steps(rows(**changed))
     assert codes(found) == {code: severity}
     assert says in format_findings(found) and remedy in found[0].remedy
 
 
 def test_answers_of_one_token_are_not_cut_off():
-    assert findings(rows(completions__clipped_ratio=1.0, completions__mean_length=1.0)) == []
+    assert diagnose_steps(rows(completions__clipped_ratio=1.0, completions__mean_length=1.0)) == []
 
 
 REFUSED = "env__all__proposals__refused"
@@ -145,9 +145,11 @@ def test_proposals_that_are_refused_are_counted_by_reason(reason: str, share: fl
     """A solver without a task takes no turn: one cause, one finding."""
     idle = {"env__all__turns__solver": 0.0, "frac_groups_with_signal": 0.0} if severity == "problem" else {}
     rare = "size" if reason != "size" else "heldout"  # the remedy is that of the most frequent reason
-    found = findings(rows(**{REFUSED: share, f"{REFUSED}__{rare}": 0.1, f"{REFUSED}__{reason}": share - 0.1, **idle}))
+    found = diagnose_steps(
+        rows(**{REFUSED: share, f"{REFUSED}__{rare}": 0.1, f"{REFUSED}__{reason}": share - 0.1, **idle})
+    )
     assert codes(found) == {"proposals_refused": severity} and remedy in found[0].remedy and reason in found[0].fact
-    assert findings(rows(**{REFUSED: 0.2, f"{REFUSED}__{reason}": 0.2})) == [], "some always are"
+    assert diagnose_steps(rows(**{REFUSED: 0.2, f"{REFUSED}__{reason}": 0.2})) == [], "some always are"
 
 
 def test_a_proposer_that_writes_the_same_tasks_is_found():
@@ -155,7 +157,7 @@ def test_a_proposer_that_writes_the_same_tasks_is_found():
         run = rows(**{REFUSED: 0.1, "env__all__distinct__proposer": 0.95})
         for row in run[20:]:
             row["env/all/distinct/proposer"] = last
-        assert codes(findings(run)) == expected
+        assert codes(diagnose_steps(run)) == expected
 
 
 WRITTEN = "env__all__tests"
@@ -172,14 +174,14 @@ WRITTEN = "env__all__tests"
     ],
 )
 def test_written_tests_that_are_refused_are_counted_by_reason(reason: str, share: float, severity: str, remedy: str):
-    found = findings(rows(**{f"{WRITTEN}__refused": share, f"{WRITTEN}__refused__{reason}": share}))
+    found = diagnose_steps(rows(**{f"{WRITTEN}__refused": share, f"{WRITTEN}__refused__{reason}": share}))
     assert codes(found) == {"tests_refused": severity} and remedy in found[0].remedy and reason in found[0].fact
-    assert findings(rows(**{f"{WRITTEN}__refused": 0.2, f"{WRITTEN}__refused__{reason}": 0.2})) == []
+    assert diagnose_steps(rows(**{f"{WRITTEN}__refused": 0.2, f"{WRITTEN}__refused__{reason}": 0.2})) == []
 
 
 def test_written_tests_that_break_right_programs_are_found():
     for share, expected in ((0.3, {}), (0.7, {"tests_wrong": "hint"}), (0.97, {"tests_wrong": "problem"})):
-        found = findings(rows(**{f"{WRITTEN}__wrong": share}))
+        found = diagnose_steps(rows(**{f"{WRITTEN}__wrong": share}))
         assert codes(found) == expected and all("expected=reference" in finding.remedy for finding in found)
 
 
@@ -193,7 +195,7 @@ def test_a_tester_that_collapses_is_found_unless_its_tests_break_more():
         run = rows(env__all__distinct__tester=0.95, env__all__broken__wrong=0.5)
         for row in run[20:]:
             row |= {"env/all/distinct/tester": last, "env/all/broken/wrong": broken}
-        assert codes(findings(run)) == expected
+        assert codes(diagnose_steps(run)) == expected
 
 
 def test_entropy_that_fell_to_nothing_and_entropy_that_rose_are_found():
@@ -202,11 +204,13 @@ def test_entropy_that_fell_to_nothing_and_entropy_that_rose_are_found():
         row["entropy"] = 0.01
     for row in up[10:]:
         row["entropy"] = 2.0
-    assert codes(findings(gone)) == {"entropy_gone": "problem"} and "0.400 to 0.010" in format_findings(findings(gone))
-    assert codes(findings(up)) == {"entropy_up": "problem"}
+    assert codes(diagnose_steps(gone)) == {"entropy_gone": "problem"} and "0.400 to 0.010" in format_findings(
+        diagnose_steps(gone)
+    )
+    assert codes(diagnose_steps(up)) == {"entropy_up": "problem"}
     for row in gone:
         row["env/all/correct"] = 0.94
-    assert findings(gone) == [], "a policy that solves its tasks may be sure of itself"
+    assert diagnose_steps(gone) == [], "a policy that solves its tasks may be sure of itself"
 
 
 @pytest.mark.parametrize(
@@ -233,7 +237,7 @@ def test_a_verifier_that_collapsed_or_is_fooled_is_found(
     false_accept: float | None, false_refusal: float | None, silent: float, code: str | None, says: str, remedy: str
 ):
     names = {"false_accept": false_accept, "false_refusal": false_refusal, "unreadable": silent}
-    found = findings(rows(**{f"env__all__verdicts__{name}": value for name, value in names.items()}))
+    found = diagnose_steps(rows(**{f"env__all__verdicts__{name}": value for name, value in names.items()}))
     assert codes(found) == ({code: "problem"} if code else {})
     assert all(says in one.fact and remedy in one.remedy for one in found)
 
@@ -241,7 +245,7 @@ def test_a_verifier_that_collapsed_or_is_fooled_is_found(
 def test_a_collapsed_verifier_explains_that_no_group_has_signal():
     verdicts = {"env__all__verdicts__false_accept": 0.0, "env__all__verdicts__false_refusal": 1.0}
     same = {"reward__max": 0.0, "reward": 0.0, "env__all__correct": 0.0, "frac_groups_with_signal": 0.0, "updates": 0.0}
-    assert codes(findings(rows(**verdicts, **same))) == {"verifier_collapsed": "problem"}
+    assert codes(diagnose_steps(rows(**verdicts, **same))) == {"verifier_collapsed": "problem"}
 
 
 def test_entropies_at_several_temperatures_are_not_compared():
@@ -250,23 +254,28 @@ def test_entropies_at_several_temperatures_are_not_compared():
         run = rows(40, rollout__temperature=0.7)
         for row in run[-5:]:
             row["entropy"] = entropy
-        assert codes(findings(run)) == expected
+        assert codes(diagnose_steps(run)) == expected
 
 
 def test_low_entropy_is_no_alarm_where_the_held_out_tasks_pass_and_a_curriculum_draws_the_hard_ones():
     run = rows(env__all__correct=0.7)
     for row in run[10:]:
         row["entropy"] = 0.01
-    assert codes(findings(run)) == {"entropy_gone": "problem"} and "only 70% pass" in format_findings(findings(run))
+    assert codes(diagnose_steps(run)) == {"entropy_gone": "problem"} and "only 70% pass" in format_findings(
+        diagnose_steps(run)
+    )
     run[-5]["test/env/all/correct"] = 0.92
-    assert findings(run) == []
+    assert diagnose_steps(run) == []
 
 
 def test_a_run_with_muon_is_told_of_both_rates():
     """Muon moves the matrices, which are most of the weights."""
     both = "training.optimizer.matrix_learning_rate (and learning_rate)"
     changed = {"optim__approx_kl": 0.3}
-    [plain], [muon] = findings(rows(**changed)), findings(rows(**changed, matrix_learning_rate=0.01))
+    [plain], [muon] = (
+        diagnose_steps(rows(**changed)),
+        diagnose_steps(rows(**changed, matrix_learning_rate=0.01)),
+    )
     assert both not in plain.remedy and muon.remedy == plain.remedy.replace("training.optimizer.learning_rate", both)
     assert both in muon.remedy and muon.fact == plain.fact
 
@@ -288,7 +297,7 @@ def levelled_off(rate: float, steps: int = 60) -> list[Any]:
 
 @pytest.mark.parametrize("rate", [0.82, 0.917])
 def test_one_kind_that_is_never_solved_is_the_only_finding(rate: float):
-    [found] = findings(levelled_off(rate), [SHAPE])
+    [found] = diagnose_steps(levelled_off(rate), [SHAPE])
     assert (found.severity, found.code) == ("problem", "unsolved_kind")
     assert found.fact == ("one kind of task is never solved: shape n n o n n o o passes 11% where the others pass 100%")
     assert "sft.until_each" in found.remedy and "give more such tasks" in found.remedy
@@ -297,7 +306,7 @@ def test_one_kind_that_is_never_solved_is_the_only_finding(rate: float):
 def test_the_remedy_for_a_level_is_to_draw_it_more_often_and_never_by_pass_rate():
     """`by=pass_rate` draws a level that never passes least."""
     level = FailureGroup("level 4", 40, 0.02, 0.997, 1e-9)
-    [found] = findings(levelled_off(0.8), [level])
+    [found] = diagnose_steps(levelled_off(0.8), [level])
     assert found.remedy.startswith(
         "draw that level more often (curriculum.by=schedule; by=pass_rate gives it the least"
     )
@@ -308,62 +317,62 @@ def test_the_remedy_for_a_level_is_to_draw_it_more_often_and_never_by_pass_rate(
 
 def test_a_kind_that_is_being_learned_is_no_problem_and_one_above_chance_is_rarely_solved():
     rising = replace(SHAPE, rate=0.2, before=0.05)
-    assert "unsolved_kind" not in codes(findings(levelled_off(0.8), [rising]))
-    [found] = findings(levelled_off(0.8), [replace(rising, before=0.15)])
+    assert "unsolved_kind" not in codes(diagnose_steps(levelled_off(0.8), [rising]))
+    [found] = diagnose_steps(levelled_off(0.8), [replace(rising, before=0.15)])
     assert found.fact.startswith("one kind of task is rarely solved: shape n n o n n o o passes 20%")
 
 
 def test_a_lost_entropy_is_named_beside_a_kind_if_the_others_are_not_solved_either():
-    found = codes(findings(levelled_off(0.7), [replace(SHAPE, others=0.8)]))
+    found = codes(diagnose_steps(levelled_off(0.7), [replace(SHAPE, others=0.8)]))
     assert found["unsolved_kind"] == "problem" and "entropy_gone" in found
 
 
 def test_several_kinds_are_one_finding_and_one_that_only_passes_less_often_is_none():
-    [found] = findings(levelled_off(0.8), [SHAPE, FailureGroup("level 4", 40, 0.02, 0.997, 1e-9)])
+    [found] = diagnose_steps(levelled_off(0.8), [SHAPE, FailureGroup("level 4", 40, 0.02, 0.997, 1e-9)])
     assert "2 kinds of task are never solved: shape n n o n n o o passes 11%, level 4 passes 2.0% where" in found.fact
     for harmless in (FailureGroup("level 3", 85, 0.6, 1.0, 1e-9), FailureGroup("level 3", 85, 0.1, 0.5, 1e-9)):
-        assert "unsolved_kind" not in codes(findings(levelled_off(0.8), [harmless]))
+        assert "unsolved_kind" not in codes(diagnose_steps(levelled_off(0.8), [harmless]))
 
 
 def test_without_a_step_of_reinforcement_learning_a_kind_is_named_too():
-    assert codes(findings([{"phase": "sft", "step": 0, "loss": 1.0}], [SHAPE])) == {
+    assert codes(diagnose_steps([{"phase": "sft", "step": 0, "loss": 1.0}], [SHAPE])) == {
         "unsolved_kind": "problem",
         "no_steps": "note",
     }
 
 
 def test_a_run_at_its_ceiling_gets_a_note_and_a_run_that_solved_its_tasks_another():
-    assert codes(findings(levelled_off(0.92))) == {"ceiling": "note"}
-    solved = findings(levelled_off(0.99))
+    assert codes(diagnose_steps(levelled_off(0.92))) == {"ceiling": "note"}
+    solved = diagnose_steps(levelled_off(0.99))
     assert codes(solved) == {"solved": "note", "ceiling": "note"}
     assert format_findings(solved).startswith("  nothing stands in the way\n  note: ")
-    assert "nothing stands" not in format_findings(findings(levelled_off(0.82)))
+    assert "nothing stands" not in format_findings(diagnose_steps(levelled_off(0.82)))
 
 
 def test_demonstrations_that_are_reproduced_and_refused_point_at_the_verifier():
     sft = [{"phase": "sft", "step": i, "loss": 0.05, "completions/mean_length": 10.0} for i in range(20)]
     refused = rows(start=0.0, rise=0.0, reward__max=0.5)
-    assert codes(findings(sft + refused)) == {"demonstrations_refused": "problem"}
-    assert "61%" in findings(sft + refused)[0].fact and "rlvr verify" in findings(sft + refused)[0].remedy
+    assert codes(diagnose_steps(sft + refused)) == {"demonstrations_refused": "problem"}
+    assert "61%" in diagnose_steps(sft + refused)[0].fact and "rlvr verify" in diagnose_steps(sft + refused)[0].remedy
     for row in sft:
         row["loss"] = 0.2  # e^-2 = 14 %: of ten tokens one is often wrong
-    assert codes(findings(sft + refused)) == {"nothing_passes": "hint"}
+    assert codes(diagnose_steps(sft + refused)) == {"nothing_passes": "hint"}
 
 
 def test_a_large_step_is_no_finding_once_the_tasks_are_solved():
     run = levelled_off(0.99)
     run[-1]["optim/kl_after"] = 0.4
-    assert "large_update" not in codes(findings(run))
+    assert "large_update" not in codes(diagnose_steps(run))
     run = levelled_off(0.8)
     run[-1]["optim/kl_after"] = 0.4
-    assert codes(findings(run))["large_update"] == "hint"
+    assert codes(diagnose_steps(run))["large_update"] == "hint"
 
 
 def test_what_follows_from_another_finding_is_left_out():
     """No step makes an update because every reward is the same; tasks are not too hard if nothing can pass."""
-    assert codes(findings(rows(reward__max=0.0, env__all__correct=0.0, updates=0.0))) == {"one_reward": "problem"}
+    assert codes(diagnose_steps(rows(reward__max=0.0, env__all__correct=0.0, updates=0.0))) == {"one_reward": "problem"}
     refused = rows(start=0.0, rise=0.0, reward__max=0.5, frac_groups_with_signal=0.1, updates=0.0)
-    assert codes(findings(refused)) == {"nothing_passes": "hint"}
+    assert codes(diagnose_steps(refused)) == {"nothing_passes": "hint"}
 
 
 FORM = AnswerForm(100, 99, 0.05, 90, 80, 1, [Acceptance("reward.type=gsm8k_flexible", 80, 2, 0, 200, 0.7)])
@@ -373,13 +382,13 @@ def test_answers_in_another_form_are_not_too_hard():
     """The baseline knew a reward that reads them; once the policy has learned the form, that is no finding any more."""
     few = {"frac_groups_with_signal": 0.02, "verifier/no_answer_rate": 0.9}
     hard = rows(start=0.01, rise=0.0, **{name.replace("/", "__"): value for name, value in few.items()})
-    assert codes(findings(hard)) == {"too_hard": "problem", "no_answer": "problem"}
-    [found] = findings(hard, form=FORM)
+    assert codes(diagnose_steps(hard)) == {"too_hard": "problem", "no_answer": "problem"}
+    [found] = diagnose_steps(hard, form=FORM)
     assert (found.code, found.severity) == ("answer_form", "problem")
     none = rows(start=0.0, rise=0.0, reward__max=0.0, updates=0.0)
-    assert [f.code for f in findings(none, form=FORM)] == ["answer_form"]
-    assert [f.code for f in findings([], form=FORM)] == ["answer_form", "no_steps"]
-    assert findings(rows(), form=FORM) == [], "a run that learns"
+    assert [f.code for f in diagnose_steps(none, form=FORM)] == ["answer_form"]
+    assert [f.code for f in diagnose_steps([], form=FORM)] == ["answer_form", "no_steps"]
+    assert diagnose_steps(rows(), form=FORM) == [], "a run that learns"
     watch = StallWatch((), read_form=lambda: FORM)
     [reported] = [said for row in none + none if (said := watch.add(row))]
     assert [f.code for f in reported] == ["answer_form"]
@@ -389,16 +398,16 @@ def test_a_reward_that_rises_without_held_out_tasks_is_a_hint():
     run = rows()
     for row in run[::10]:
         row["test/env/all/correct"] = 0.3
-    assert codes(findings(run)) == {"reward_only": "hint"}
+    assert codes(diagnose_steps(run)) == {"reward_only": "hint"}
     run[30]["test/env/all/correct"] = 0.4
-    assert findings(run) == []
+    assert diagnose_steps(run) == []
 
 
 def test_groups_of_equal_rewards_that_have_signal_draw_no_finding():
     """Groups of one, under a critic or reinforce; and every group under a teacher, whatever the reward."""
-    assert findings(rows(frac_reward_zero_std=1.0, frac_groups_with_signal=1.0)) == []
+    assert diagnose_steps(rows(frac_reward_zero_std=1.0, frac_groups_with_signal=1.0)) == []
     taught = {"frac_reward_zero_std": 1.0, "frac_groups_with_signal": 1.0, "reward__max": 0.0, "reward_std": 0.0}
-    assert findings(rows(start=0.0, rise=0.0, teacher__kl=0.3, **taught)) == []
+    assert diagnose_steps(rows(start=0.0, rise=0.0, teacher__kl=0.3, **taught)) == []
     assert not is_stalled(rows(start=0.5, rise=0.0, teacher__kl=0.3, **taught))
 
 
@@ -408,7 +417,7 @@ GIVEN = {name: 1.0 for name in ("frac_groups_with_signal", "updates", "rollout/g
 def test_given_completions_are_data_and_draw_no_finding_of_a_policy():
     """No kind of task that fails (a label is no failure), and no advice to sample where nothing is sampled."""
     given = [{"phase": "rl", "step": step, **GIVEN} for step in range(70)]
-    assert findings(given) == [] and not is_stalled(given)
+    assert diagnose_steps(given) == [] and not is_stalled(given)
     watch = StallWatch((), lambda step: [SHAPE])
     silent = [{**row, "updates": 0.0, "frac_groups_with_signal": 0.0} for row in given]
     [found] = [result for row in silent for result in watch.add(row)]
@@ -418,7 +427,7 @@ def test_given_completions_are_data_and_draw_no_finding_of_a_policy():
 
 def test_a_critic_that_learns_alone_is_no_step_without_an_update():
     alone = rows(updates=0.0, critic__loss=0.1, critic__explained_variance=0.4)
-    assert findings(alone) == [] and not is_stalled(alone)
+    assert diagnose_steps(alone) == [] and not is_stalled(alone)
 
 
 @pytest.mark.parametrize(
@@ -434,7 +443,7 @@ def test_a_critic_that_learns_alone_is_no_step_without_an_update():
     ],
 )
 def test_a_critic_that_explains_nothing_is_named(explained: float, changed: dict[str, Any], severity: str | None):
-    found = findings(rows(critic__explained_variance=explained, **{"reward_std": 0.4, **changed}))
+    found = diagnose_steps(rows(critic__explained_variance=explained, **{"reward_std": 0.4, **changed}))
     assert codes(found) == ({"critic_blind": severity} if severity else {})
     if severity:
         assert f"explained_variance is {explained:.2f}" in found[0].fact and "hardly differ" in found[0].remedy
@@ -446,14 +455,14 @@ def test_a_critic_that_has_learned_since_is_not_named():
     run = rows(40, critic__explained_variance=0.0)
     for row in run[28:]:
         row["critic/explained_variance"] = 0.3
-    assert findings(run) == []
+    assert diagnose_steps(run) == []
 
 
 def test_groups_that_are_equal_level_by_level_name_the_levels():
     run = rows(
         env__all__correct=0.5, frac_groups_with_signal=0.4, env__level_1__correct=0.99, env__level_2__correct=0.04
     )
-    [found] = findings(run)
+    [found] = diagnose_steps(run)
     assert "1: 99%, 2: 4.0%" in found.remedy and "curriculum.by=pass_rate" in found.remedy
 
 
@@ -461,16 +470,20 @@ def test_only_recent_steps_count_and_problems_come_first():
     run = rows(40, completions__clipped_ratio=0.9)
     for row in run[20:]:
         row["completions/clipped_ratio"] = 0.0
-    assert findings(run) == []
-    found = findings(rows(completions__clipped_ratio=0.2, verifier__no_answer_rate=0.9))
+    assert diagnose_steps(run) == []
+    found = diagnose_steps(rows(completions__clipped_ratio=0.2, verifier__no_answer_rate=0.9))
     assert [f.severity for f in found] == ["problem", "hint"]
 
 
 def test_no_steps_other_phases_and_missing_or_odd_values_are_accepted():
-    assert codes(findings([])) == codes(findings([{"phase": "sft", "step": 0, "loss": 1.0}])) == {"no_steps": "note"}
-    assert findings([{"phase": "rl", "step": 0}]) == []
+    assert (
+        codes(diagnose_steps([]))
+        == codes(diagnose_steps([{"phase": "sft", "step": 0, "loss": 1.0}]))
+        == {"no_steps": "note"}
+    )
+    assert diagnose_steps([{"phase": "rl", "step": 0}]) == []
     odd = rows(80, reward=math.nan, entropy=None, updates=None, frac_groups_with_signal="many")
-    assert findings(odd) == [] and not is_stalled(odd)
+    assert diagnose_steps(odd) == [] and not is_stalled(odd)
 
 
 @pytest.mark.parametrize("value", [1e308, -1e308, 10**400, math.inf], ids=["large", "low", "huge", "inf"])
@@ -481,9 +494,9 @@ def test_numbers_near_the_float_limit_are_accepted(value: Any):
         for row in run[1::2]:
             row.update({"reward": changed, "reward/min": changed})
         for step in range(1, len(run) + 1):
-            assert isinstance(is_stalled(run[:step]), bool) and format_findings(findings(run[:step]))
+            assert isinstance(is_stalled(run[:step]), bool) and format_findings(diagnose_steps(run[:step]))
         assert isinstance(is_stalled([{**row, **dict.fromkeys(row, value), "phase": "rl"} for row in run]), bool)
-        assert format_findings(findings([{**row, **dict.fromkeys(row, value), "phase": "rl"} for row in run]))
+        assert format_findings(diagnose_steps([{**row, **dict.fromkeys(row, value), "phase": "rl"} for row in run]))
 
 
 # --- stalls ------------------------------------------------------------------------------------------------------
@@ -507,7 +520,7 @@ def test_a_run_of_which_hardly_a_completion_passes_has_fifty_steps_to_begin(rate
 def test_sixty_steps_without_a_rise_are_a_stall():
     flat = rows(60, start=0.5, rise=0.0, noise=0.02)
     assert is_stalled(flat) and not is_stalled(flat[:59])
-    assert codes(findings(flat)) == {"flat": "hint"}
+    assert codes(diagnose_steps(flat)) == {"flat": "hint"}
     assert is_stalled(rows(60, start=0.5, rise=-0.002, noise=0.02))
     assert not is_stalled(rows(60, start=0.91, rise=0.0)), "near its ceiling a run may level off"
 

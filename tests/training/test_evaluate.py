@@ -25,7 +25,7 @@ from rlvr.training.evaluate import (
     Evaluation,
     EvaluationOptions,
     TaskResult,
-    compare,
+    compare_evaluations,
     evaluate,
     extra_heldout,
     heldout_split,
@@ -129,7 +129,7 @@ def test_evaluation_counts_per_task_and_repeats_to_the_bit() -> None:
         {"level": "easy", "says": "a", "prompt words": "2"},
         {"level": "hard", "says": "b", "prompt words": "2"},
     ]
-    assert compare(result, result)["p_value"] == 1.0
+    assert compare_evaluations(result, result)["p_value"] == 1.0
     assert math.isfinite(result.metrics()["mean_reward"].low)
 
 
@@ -144,7 +144,7 @@ def test_families_are_reported_beside_the_whole() -> None:
         return Evaluation(results, k=4)
 
     both = ["sums", "sums", "records"]
-    compared = compare(of(both, 1), of(both, 3))
+    compared = compare_evaluations(of(both, 1), of(both, 3))
     assert {
         name: (one["tasks"], one["baseline"]["pass@1"]["value"], one["final"]["pass@1"]["value"])
         for name, one in compared["by_family"].items()
@@ -193,7 +193,7 @@ def test_interim_evaluations_may_take_the_reported_tasks_where_no_run_stops_by_t
 def test_only_tasks_that_both_sides_judged_are_compared() -> None:
     before = Evaluation([TaskResult("easy", "", 4, 4, 1.0), TaskResult("hard", "", 0, 4, 0.0)], k=4)
     after = Evaluation([TaskResult("easy", "", 4, 4, 1.0)], k=4, unjudged=4)
-    summary = compare(before, after)
+    summary = compare_evaluations(before, after)
     assert summary["baseline"]["pass@1"]["value"] == summary["final"]["pass@1"]["value"] == 1.0
     assert summary["tasks"] == 1 and summary["unjudged"] == 4
 
@@ -213,10 +213,10 @@ def test_other_held_out_sets_are_compared_by_themselves_and_change_no_other_numb
     before, after = evaluation([1] * 30), evaluation([2] * 30)
     other = {"families": evaluation([0] * 6)}, {"families": evaluation([4] * 6)}
     with_other = [replace(e, extra_heldout=o) for e, o in zip((before, after), other, strict=True)]
-    summary = compare(*with_other)
+    summary = compare_evaluations(*with_other)
     assert summary["beside"]["families"]["final"]["pass@1"]["value"] == 1.0
     assert summary["beside"]["families"]["tasks"] == 6 and summary["beside"]["families"]["p_value"] == 2 / 64
-    assert summary | {"beside": {}} == compare(before, after)
+    assert summary | {"beside": {}} == compare_evaluations(before, after)
     assert Evaluation.from_json(with_other[1].to_json()) == with_other[1]
     with pytest.raises(ValueError, match="not a stored evaluation"):
         Evaluation.from_json({**before.to_json(), "beside": [1]})
@@ -236,7 +236,7 @@ def test_the_change_is_paired_by_task_with_its_interval() -> None:
 
     Student's t of nine degrees of freedom is 2.262157.
     """
-    change = compare(evaluation([1] * 10), evaluation([2] * 4 + [1] * 6))["change"]
+    change = compare_evaluations(evaluation([1] * 10), evaluation([2] * 4 + [1] * 6))["change"]
     half = 2.262157 * 0.1224745 / 3
     assert change["value"] == pytest.approx(0.1)
     assert (change["low"], change["high"]) == pytest.approx((0.1 - half, 0.1 + half), abs=1e-6)
@@ -272,7 +272,7 @@ def test_all_metrics_are_over_the_tasks_with_k_verdicts_and_say_how_many() -> No
 def test_two_evaluations_are_compared_over_the_tasks_with_k_verdicts_in_both() -> None:
     before = Evaluation([TaskResult(t, "", 1, judged, 0.25) for t, judged in zip("abc", (4, 4, 3), strict=True)], k=4)
     after = Evaluation([TaskResult(t, "", 2, judged, 0.5) for t, judged in zip("abcd", (4, 2, 4, 4), strict=True)], k=4)
-    summary = compare(before, after)
+    summary = compare_evaluations(before, after)
     assert summary["tasks"] == 1 and summary["incomplete"] == 3
     for side, rate in (("baseline", 0.25), ("final", 0.5)):
         assert {name: estimate["n"] for name, estimate in summary[side].items()} == dict.fromkeys(summary[side], 1)

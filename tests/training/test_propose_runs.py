@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlvr.envs.rpn_arithmetic import RPNArithmetic
-from rlvr.training.diagnosis import findings
+from rlvr.training.diagnosis import diagnose_steps
 from tests.kit.tiny_run import TINY, attempt
 
 INNER = "{p: 3, operators: [+], complexity: [1, 1], flaw: 0.0, heldout_fraction: 0.3}"
@@ -63,7 +63,7 @@ def test_a_policy_that_never_writes_a_task_has_one_finding_that_says_so() -> Non
     assert {row["env/all/turns/solver"] for row in rows} == {0.0} and not any(
         row["verifier/error_rate"] for row in rows
     )
-    found = {finding.code: finding.fact for finding in findings(rows)}
+    found = {finding.code: finding.fact for finding in diagnose_steps(rows)}
     assert "unreadable 100%" in found["proposals_refused"] and "idle_role" not in found
 
 

@@ -17,7 +17,7 @@ from rlvr.reward import resolve_reward
 from rlvr.training.journal import Checkpoint, Journal, Position, newest_checkpoint, store_remote_path, weights_path
 from rlvr.training.metrics import answer_statistics
 from rlvr.training.schedules import ScheduleSection
-from rlvr.training.schedules.schedule_options import CompletionOptions, FixedLagOptions, SyncOptions
+from rlvr.training.schedules.schedule_options import CompletionOrderOptions, FixedLagOptions, SyncOptions
 from rlvr.training.training_options import TrainingOptions, scaled_learning_rate
 from tests.kit.table_trainer import make_trainer
 
@@ -120,7 +120,7 @@ def test_the_order_follows_from_the_numbers() -> None:
     assert TrainingOptions().order == SyncOptions()
     assert TrainingOptions(schedule=ScheduleSection(lag=1)).order == FixedLagOptions(1)
     assert TrainingOptions(schedule=ScheduleSection(num_minibatches=2)).order == FixedLagOptions(0, 2)
-    assert TrainingOptions(schedule=ScheduleSection.of("completion")).order == CompletionOptions()
+    assert TrainingOptions(schedule=ScheduleSection.of("completion")).order == CompletionOrderOptions()
     assert TrainingOptions(prompts_per_step=4, schedule=ScheduleSection.of(FixedLagOptions(2))).slots == 12
 
 

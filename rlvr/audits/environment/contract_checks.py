@@ -26,7 +26,7 @@ NOT_FINITE = ("not_finite", "no_reward", "wrong_type", "wrong_length")
 SMALL = 1e-9
 
 
-def key_of(task: Task) -> tuple[Any, ...]:
+def task_key(task: Task) -> tuple[Any, ...]:
     """A text of the whole task without its number, to find equal tasks by."""
     return task.prompt_text, task.level, repr(sorted(task.meta.items(), key=lambda item: str(item[0])))
 
@@ -45,7 +45,7 @@ def _check_ids(train: Sequence[Task], heldout: Sequence[Task]) -> CheckResult:
     hits = list[str]()
     for task in (*train, *heldout):
         known = first.setdefault(task.id, task)
-        if key_of(known) != key_of(task):
+        if task_key(known) != task_key(task):
             hits.append(f"{task.id!r}: {known.prompt_text[-60:]!r} and {task.prompt_text[-60:]!r}")
     return report_share("task_ids", hits, len(train) + len(heldout), "tasks have the id of another one")
 
@@ -53,14 +53,14 @@ def _check_ids(train: Sequence[Task], heldout: Sequence[Task]) -> CheckResult:
 def _check_splits(train: Sequence[Task], heldout: Sequence[Task]) -> list[CheckResult]:
     if not train or not heldout:
         return [not_tried("splits_disjoint", f"{len(train)} training tasks and {len(heldout)} held out")]
-    ids, keys = {task.id for task in train}, {key_of(task) for task in train}
+    ids, keys = {task.id for task in train}, {task_key(task) for task in train}
     prompts = Counter(task.prompt_text.strip().lower() for task in train)
     # Where many tasks have one prompt, as seeds of a game do, the prompt does not tell them apart.
     is_telling = prompts.most_common(1)[0][1] <= max(2, len(train) // 10)
     hits = [
         f"{task.id!r}: {task.prompt_text[-80:]!r}"
         for task in heldout
-        if task.id in ids or key_of(task) in keys or (is_telling and task.prompt_text.strip().lower() in prompts)
+        if task.id in ids or task_key(task) in keys or (is_telling and task.prompt_text.strip().lower() in prompts)
     ]
     compared = f"held-out tasks are among {len(train)} training tasks"
     return [report_share("splits_disjoint", hits, len(heldout), compared)]
@@ -81,7 +81,7 @@ def _check_seeds(environment: CheckedEnvironment, train: Sequence[Task], heldout
     again = [(task, environment.draw(number)) for number, task in reversed(few)]
     pairs = [*again, *zip(heldout, environment.source.heldout(environment.heldout_count), strict=False)]
     for one, two in pairs:
-        if (one.id, key_of(one)) != (two.id, key_of(two)):
+        if (one.id, task_key(one)) != (two.id, task_key(two)):
             hits.append(f"{one.id!r}: {one.prompt_text[-60:]!r}, then {two.id!r}: {two.prompt_text[-60:]!r}")
     if len(given := environment.source.heldout(1)) > 1:
         hits.append(f"heldout(1) gave {len(given)} tasks")

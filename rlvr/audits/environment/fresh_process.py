@@ -15,7 +15,7 @@ from typing import Any
 
 from rlvr.audits.environment.answer_texts import list_scripts
 from rlvr.audits.environment.check_report import CheckResult, not_tried, report_share
-from rlvr.audits.environment.contract_checks import key_of
+from rlvr.audits.environment.contract_checks import task_key
 from rlvr.audits.environment.scripted_play import CheckedEnvironment, EpisodeHangs
 from rlvr.core.types import Outcome
 
@@ -30,7 +30,7 @@ def describe_tasks(
     """A digest and the beginning of each task, and of the episodes of `scripts`: places of tasks, and their turns."""
     drawn = [(f"train(0, {n})", environment.draw(n)) for n in range(TASKS if environment.source.levels else 0)]
     tasks = [*drawn, *((f"heldout {n}", task) for n, task in enumerate(environment.heldout[:TASKS]))]
-    found = {f"task/{place}": _digest((task.id, key_of(task))) for place, task in tasks}
+    found = {f"task/{place}": _digest((task.id, task_key(task))) for place, task in tasks}
     asked = [(environment.tasks[place], tuple(turns)) for place, turns in scripts]
     for place, one in enumerate(environment.play_alone(asked)):
         if one.score.outcome is not Outcome.TIMEOUT:

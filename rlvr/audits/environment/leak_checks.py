@@ -40,7 +40,7 @@ def tail_probability(hits: int, tried: int, chance: float) -> float:
     return math.fsum(terms)
 
 
-def holds(text: str, answer: str) -> bool:
+def holds_answer(text: str, answer: str) -> bool:
     """Whether the answer stands in the text as words of its own."""
     return re.search(rf"(?<![\w.]){re.escape(answer)}(?!\w|\.\d)", text, re.IGNORECASE) is not None
 
@@ -99,12 +99,12 @@ def check_prompts(environment: CheckedEnvironment) -> list[CheckResult]:
     places = (
         (_read_prompt, follows_marker, 0.0),
         (_read_prompt, stands_at_end, MOST),
-        (_read_context, holds, MOST),
+        (_read_context, holds_answer, MOST),
         (_read_prompt, is_encoded, 0.0),
     )
     hits = list(dict.fromkeys(hit for place in places for hit in find_excess(known, *place)))
     results = [report_share("no_solution_leakage", hits[: len(known)], len(known), "prompts tell their answer")]
-    if not hits and (anywhere := find_excess(known, _read_prompt, holds, 0.9)):
+    if not hits and (anywhere := find_excess(known, _read_prompt, holds_answer, 0.9)):
         text = "prompts hold their answer: an extraction, or a leak"
         results.append(report_share("no_solution_leakage", anywhere, len(known), text, state=CheckState.WARNING))
     ids = find_excess(known, lambda task: task.id, lambda text, one: _split_id(text, one) or is_encoded(text, one), 0.3)
@@ -136,15 +136,16 @@ def check_containment(environment: CheckedEnvironment) -> list[CheckResult]:
     tools = {task.id: list_tools(environment, task) for task, _ in known}
     if len(known) < 3:
         return [not_tried("oracle_containment", "fewer than three tasks state an answer")]
-    described = find_excess(known, lambda task: json.dumps(tools[task.id], default=str), holds, 0.0)
+    described = find_excess(known, lambda task: json.dumps(tools[task.id], default=str), holds_answer, 0.0)
     variables = {task.id: _read_variables(environment, task) for task, _ in known}
-    exposed = find_excess(known, lambda task: variables[task.id], holds, 0.0)
+    exposed = find_excess(known, lambda task: variables[task.id], holds_answer, 0.0)
     free = [tool for tool in tools[known[0][0].id] if not (tool.get("parameters") or {}).get("required")]
     told: list[str] = []
     for tool in free[:8]:
         played = environment.play([(task, (write_call(tool), "done")) for task, _ in known])
         said = {one.task.id: one.observations[-1] for one in played if len(one.observations) > 1}
-        told += find_excess([pair for pair in known if pair[0].id in said], lambda task: said[task.id], holds, MOST)  # noqa: B023
+        heard = [pair for pair in known if pair[0].id in said]
+        told += find_excess(heard, lambda task: said[task.id], holds_answer, MOST)  # noqa: B023 (called at once)
     hits = [
         f"{where}: {hit}"
         for where, found in (("schema", described), ("process", exposed), ("result", told))

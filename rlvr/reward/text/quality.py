@@ -52,7 +52,7 @@ class Draft:
         return round((self.correctness + self.quality) / 2, 6)
 
 
-def examine(text: str) -> Draft:
+def examine_form(text: str) -> Draft:
     """The rules, in the order of the table. Linear in the length of the text, whatever it holds."""
     if not text.strip():
         return Draft(0.0, 0.0, ("empty_output",))
@@ -83,7 +83,7 @@ def draft(case: Case) -> Score:
     Reasons: `empty_output`, `too_short`, `too_long`, `incomplete_code`, joined by + where several apply. Parts:
     `correctness`, `quality`. The detail has the limit that the answer exceeds.
     """
-    marks = examine(case.response)
+    marks = examine_form(case.response)
     limits = {
         "too_short": f"{count_of(len(case.response.strip()), 'characters')}, expected at least {SHORTEST}",
         "too_long": f"{count_of(len(case.response), 'characters')}, expected at most {LONGEST:,}",

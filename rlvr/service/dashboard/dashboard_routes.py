@@ -16,15 +16,15 @@ from starlette.staticfiles import StaticFiles
 from rlvr.service.dashboard.dashboard_data import OWNER, Source
 from rlvr.service.dashboard.page_changes import PageChanges
 from rlvr.service.dashboard.page_templates import render_page
-from rlvr.service.dashboard.pages.compare_page import compare
+from rlvr.service.dashboard.pages.compare_page import compare_page
 from rlvr.service.dashboard.pages.curve_file import curve_file
 from rlvr.service.dashboard.pages.curve_parts import CSV
-from rlvr.service.dashboard.pages.hacks_page import hacks
+from rlvr.service.dashboard.pages.hacks_page import hacks_page
 from rlvr.service.dashboard.pages.heldout_pages import task_page, tasks_page
-from rlvr.service.dashboard.pages.machines_page import machines
+from rlvr.service.dashboard.pages.machines_page import machines_page
 from rlvr.service.dashboard.pages.page_parts import Page, not_found_page
-from rlvr.service.dashboard.pages.rollout_page import rollout
-from rlvr.service.dashboard.pages.rollouts_page import rollouts
+from rlvr.service.dashboard.pages.rollout_page import rollout_page
+from rlvr.service.dashboard.pages.rollouts_page import rollouts_page
 from rlvr.service.dashboard.pages.sessions_page import sessions_page
 from rlvr.service.dashboard.pages.strategies_page import strategies_page
 from rlvr.service.dashboard.pages.study_page import study_page
@@ -47,13 +47,13 @@ PAGES: dict[str, View] = {
     "/ui/run/{work:path}": work_page,
     "/ui/session/{work:path}": work_page,
     "/ui/rollout/{work:path}": work_page,
-    "/ui/trajectories": rollouts,
-    RATED: rollout,
-    "/ui/hacks": hacks,
-    "/ui/compare": compare,
+    "/ui/trajectories": rollouts_page,
+    RATED: rollout_page,
+    "/ui/hacks": hacks_page,
+    "/ui/compare": compare_page,
     "/ui/sessions": sessions_page,
     "/ui/strategies": strategies_page,
-    "/ui/machines": machines,
+    "/ui/machines": machines_page,
     "/ui/tasks": tasks_page,
     "/ui/task": task_page,
     "/ui/study/{study:path}": study_page,

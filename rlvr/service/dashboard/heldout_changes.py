@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlvr.service.dashboard.dashboard_data import one_line, visible_text
-from rlvr.training.evaluate import Evaluation, compare
+from rlvr.training.evaluate import Evaluation, compare_evaluations
 from rlvr.training.failure_groups import LENGTH
 from rlvr.training.judged_tasks import TaskResult
 
@@ -101,7 +101,7 @@ def list_changes(before: Evaluation, after: Evaluation) -> HeldoutChanges:
         chosen = {id for id in common if not kind or kind in kinds[id]}
         sides = (replace(side, results=[r for r in side.results if r.id in chosen], extra_heldout={})
                  for side in (before, after))  # fmt: skip
-        return PartChange(kind, compare(*sides))
+        return PartChange(kind, compare_evaluations(*sides))
 
     tasks = [
         TaskChange(name_task(id), kinds[id], *((r.passed, r.judged) for r in (first[id], second[id]))) for id in common

@@ -160,7 +160,7 @@ def numbers(value: Any) -> list[float]:
     return [] if None in items else [item for item in items if item is not None]
 
 
-def is_held(lock: Path) -> bool:
+def is_run_locked(lock: Path) -> bool:
     """Whether a process has locked the run folder. The lock itself is not touched: a starting trainer needs it."""
     try:
         stat = lock.stat()

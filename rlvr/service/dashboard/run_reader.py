@@ -29,7 +29,7 @@ from rlvr.service.dashboard.run_files import (
     SMALL,
     MetricsFile,
     PhaseMetrics,
-    is_held,
+    is_run_locked,
     parse_row,
     read_json,
     stamp,
@@ -70,7 +70,7 @@ class RunReader:
         """`writing` is a run with new metrics and no lock on this machine: another machine may train it."""
         if (self.folder / "summary.json").is_file():
             return "finished"
-        if is_held(self.folder / ".lock"):
+        if is_run_locked(self.folder / ".lock"):
             return "running"
         return "writing" if time.time() - stamp(self.folder / "metrics.jsonl")[1] / 1e9 < RECENT_S else "stopped"
 

@@ -37,7 +37,7 @@ def _fetch(store: ExperienceStore, query: sa.Select[*tuple[Any, ...]]) -> Rows:
         return connection.execute(query).mappings().all()
 
 
-def page(store: ExperienceStore, query: Query) -> tuple[Rows, int]:
+def list_page(store: ExperienceStore, query: Query) -> tuple[Rows, int]:
     """Answers with the status of their session, and their total."""
     joined = experiences.join(sessions, _s.id == _e.session_id)
     rules = _rules(query)
@@ -69,7 +69,7 @@ def _rules(query: Query) -> list[sa.ColumnElement[bool]]:
     return rules
 
 
-def neighbours(store: ExperienceStore, e: Experience, of_run: bool, limit: int) -> Rows:
+def list_siblings(store: ExperienceStore, e: Experience, of_run: bool, limit: int) -> Rows:
     """The other answers of a session, in order; of a run, those to the same task at the same step."""
     joined = experiences.join(sessions, _s.id == _e.session_id)
     rules = [_e.session_id == e.session_id, _e.id != e.id]
@@ -79,13 +79,13 @@ def neighbours(store: ExperienceStore, e: Experience, of_run: bool, limit: int) 
     return _fetch(store, query.order_by(_e.sample, _e.iteration).limit(limit))
 
 
-def by_sample(store: ExperienceStore, session: str) -> Rows:
+def session_answers(store: ExperienceStore, session: str) -> Rows:
     """Confidence and reward of the answers of one session, at most `MOST_ANSWERS`."""
     query = sa.select(_e.sample, _e.iteration, _e.reward, _e.confidence).where(_e.session_id == session)
     return _fetch(store, query.order_by(_e.iteration, _e.sample).limit(MOST_ANSWERS))
 
 
-def by_step(store: ExperienceStore, run: str) -> Rows:
+def run_steps(store: ExperienceStore, run: str) -> Rows:
     """A training run by step: means over its answers, and the share of groups with signal (rewards that differ)."""
     groups = (
         sa.select(
@@ -110,14 +110,14 @@ def by_step(store: ExperienceStore, run: str) -> Rows:
     return _fetch(store, query.group_by(g.iteration).order_by(g.iteration))
 
 
-def means(store: ExperienceStore, session: str, iteration: int) -> Mapping[Any, Any]:
+def iteration_means(store: ExperienceStore, session: str, iteration: int) -> Mapping[Any, Any]:
     """The means over all answers of one iteration; None for a number that none has."""
     names = ("reward", "confidence", "correctness", "quality", "gain", "advantage", "num_tokens", "seconds")
     query = sa.select(*(sa.func.avg(_e[name]).label(name) for name in names))
     return _fetch(store, query.where(_e.session_id == session, _e.iteration == iteration))[0]
 
 
-def choices(store: ExperienceStore, session: str) -> tuple[list[str], int | None]:
+def filter_choices(store: ExperienceStore, session: str) -> tuple[list[str], int | None]:
     """The tasks (at most `MOST_TASKS`) and the last iteration."""
     mine = [_s.id == session] if session else []
     tasks = sa.select(_s.task_id).where(_s.task_id != "", *mine).group_by(_s.task_id).limit(MOST_TASKS)
@@ -126,7 +126,7 @@ def choices(store: ExperienceStore, session: str) -> tuple[list[str], int | None
         return sorted(connection.scalars(tasks)), connection.scalar(last)
 
 
-def newest(store: ExperienceStore) -> object:
+def newest_change(store: ExperienceStore) -> object:
     """A value that changes with every new answer or status: the last answer and the newest sessions."""
     recent = sa.select(_s.id, _s.status, _s.iterations).order_by(_s.created.desc(), _s.id.desc()).limit(50)
     with store.read() as connection:

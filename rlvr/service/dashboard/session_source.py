@@ -77,7 +77,7 @@ class StoreSource(Source):
         self._drawn, self._redraw_at = list[Chart](), 0.0
 
     def revision(self) -> object:
-        return session_rows.newest(self._store), repr(self.health())
+        return session_rows.newest_change(self._store), repr(self.health())
 
     def health(self) -> dict[str, Any] | None:
         if self._health is None:
@@ -135,7 +135,7 @@ class StoreSource(Source):
         return notes + [Note("hint", visible_text(text, 1000)) for text in as_list(session.metrics.get("warnings"))]
 
     def choices(self, work: str) -> Choices:
-        tasks, last = session_rows.choices(self._store, work)
+        tasks, last = session_rows.filter_choices(self._store, work)
         return Choices(
             tasks=[visible_text(task, 1000) for task in tasks],
             outcomes=[*(outcome.value for outcome in Outcome), UNVERIFIED],
@@ -144,7 +144,7 @@ class StoreSource(Source):
         )
 
     def answers(self, query: Query) -> AnswerPage:
-        rows, total = session_rows.page(self._store, query)
+        rows, total = session_rows.list_page(self._store, query)
         return AnswerPage([as_answer_row(row) for row in rows], total)
 
     def neighbours(self, query: Query, grouped: bool, key: str) -> Neighbours | None:
@@ -180,7 +180,7 @@ class StoreSource(Source):
             return None
         session = self._store.session(e.session_id)
         row = {**vars(e), "status": session.status if session else ""}
-        others = session_rows.neighbours(self._store, e, session is not None and session.kind == "run", SIBLINGS)
+        others = session_rows.list_siblings(self._store, e, session is not None and session.kind == "run", SIBLINGS)
         feedback = as_mapping(e.feedback)
         return AnswerDetail(
             row=as_answer_row(row),
@@ -198,7 +198,7 @@ class StoreSource(Source):
 
     def at_step(self, work: str, step: int) -> dict[str, float]:
         """The means over the answers of one iteration."""
-        means = session_rows.means(self._store, work, step)
+        means = session_rows.iteration_means(self._store, work, step)
         return {name: float(value) for name, value in means.items() if value is not None}
 
     def rate(self, key: str, owner: str, rating: float) -> None:
@@ -228,7 +228,7 @@ class StoreSource(Source):
             return []
         if session.kind == "run":
             return self._run_charts(work)
-        rows = session_rows.by_sample(self._store, work)
+        rows = session_rows.session_answers(self._store, work)
         samples = sorted({row["sample"] for row in rows})
         charts: list[Chart] = []
         for title, column, share, unit in (
@@ -246,7 +246,7 @@ class StoreSource(Source):
         return charts
 
     def _run_charts(self, work: str) -> list[Chart]:
-        rows = session_rows.by_step(self._store, work)
+        rows = session_rows.run_steps(self._store, work)
         curves = (
             ("Reward", "reward", False, "", "mean reward of an answer"),
             ("Pass rate", "passed", True, "", "% of judged answers"),

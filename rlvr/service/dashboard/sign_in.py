@@ -65,14 +65,14 @@ class SignIn:
     def form(self, target: str, error: str = "", status: int = 200) -> Response:
         from rlvr.service.dashboard.page_templates import render  # with the first page, not with the service
 
-        given = {"path": address(self.path), "target": local(target), "error": error}
+        given = {"path": address(self.path), "target": to_local_address(target), "error": error}
         text = render("sign_in.html", page={"title": "Sign in"}, **given)
         allowed = "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; frame-ancestors 'none'"
         return HTMLResponse(text, status, {"content-security-policy": allowed, "cache-control": "no-store"})
 
     async def _answer(self, request: Request) -> Response:
         fields = await read_form(request)
-        target = local(fields.get("next", "/"))
+        target = to_local_address(fields.get("next", "/"))
         owner = self._owner_of(fields.get("key", "").strip())
         if owner is None:
             await asyncio.sleep(SLOW)
@@ -104,7 +104,7 @@ def _hash(cookie: str) -> bytes:
     return hashlib.sha256(cookie.encode()).digest()
 
 
-def local(address: str) -> str:
+def to_local_address(address: str) -> str:
     """An address of the dashboard; any other, e.g. of another site, becomes the first page."""
     ours = address.startswith("/") and not address.startswith(("//", "/\\")) and address.isprintable()
     return address if ours else "/"

@@ -104,7 +104,7 @@ class Thresholds:
         return violations
 
 
-def rates(results: Sequence[SessionResult], target: float) -> dict[str, Any]:
+def compute_rates(results: Sequence[SessionResult], target: float) -> dict[str, Any]:
     """The numbers of these sessions; a value without data is None."""
     judged = [r for r in results if r.confidence is not None]
     frequency = sum((Counter(r.error_types) for r in judged), Counter[str]())
@@ -137,7 +137,7 @@ def report(
     health: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The whole report, as it is written to a file. `complete` is False if the run was stopped early."""
-    overall = rates(results, target)
+    overall = compute_rates(results, target)
     violations = thresholds.violations(overall)
     generator = health.get("generator", {})
     return {
@@ -159,7 +159,9 @@ def report(
 
 
 def _rates_by(results: Sequence[SessionResult], of: Callable[[SessionResult], str], target: float) -> dict[str, Any]:
-    return {name: rates([r for r in results if of(r) == name], target) for name in dict.fromkeys(map(of, results))}
+    return {
+        name: compute_rates([r for r in results if of(r) == name], target) for name in dict.fromkeys(map(of, results))
+    }
 
 
 def _by_task(results: Sequence[SessionResult], of: Callable[[SessionResult], float]) -> list[list[float]]:

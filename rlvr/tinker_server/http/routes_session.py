@@ -91,12 +91,12 @@ async def finish(session_id: str, body: schemas.FinishSessionRequest, caller: Ca
 
 
 @router.get("/sessions")
-async def sessions(caller: CallerDep, limit: int = 20, offset: int = 0) -> dict[str, Any]:
+async def list_sessions(caller: CallerDep, limit: int = 20, offset: int = 0) -> dict[str, Any]:
     return {"sessions": await caller.call(caller.backend.queries.sessions, limit, offset)}
 
 
 @router.get("/sessions/{session_id}")
-async def session(session_id: str, caller: CallerDep) -> Response:
+async def get_session(session_id: str, caller: CallerDep) -> Response:
     # Written on a thread too: a session may have a hundred thousand runs and sampling sessions.
     query = caller.backend.queries.session
     return await caller.call(lambda owner: json_response(without_non_finite(query(owner, session_id))))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Optional
 
 from rlvr.core.variants import Variants, make_section
 from rlvr.training.schedules.schedule_options import (
-    CompletionOptions,
+    CompletionOrderOptions,
     FixedLagOptions,
     ReptileOptions,
     ScheduleChoice,
@@ -23,7 +23,7 @@ SCHEDULES = Variants(
     ScheduleOptions,
     SyncOptions,
     FixedLagOptions,
-    CompletionOptions,
+    CompletionOrderOptions,
     ReptileOptions,
     or_else="; or null",
 )

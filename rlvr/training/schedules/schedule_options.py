@@ -99,7 +99,7 @@ class ReptileOptions(ScheduleOptions):
 
 
 @dataclass(frozen=True)
-class AheadOptions(ScheduleOptions):
+class SamplingAheadOptions(ScheduleOptions):
     """What the schedules that sample ahead have in common."""
 
     lag: int = setting(0, low=0, expected="at least 0", flat="max_steps_off_policy")
@@ -115,7 +115,7 @@ class AheadOptions(ScheduleOptions):
 
 
 @dataclass(frozen=True)
-class FixedLagOptions(AheadOptions):
+class FixedLagOptions(SamplingAheadOptions):
     """Batch b is sampled by version max(0, b - `lag`), in order: a resumed run is the same to the bit.
 
     With `num_minibatches` above 1 every optimizer step adds up the gradients of that many forward-backward calls, each
@@ -127,7 +127,7 @@ class FixedLagOptions(AheadOptions):
 
 
 @dataclass(frozen=True)
-class CompletionOptions(AheadOptions):
+class CompletionOrderOptions(SamplingAheadOptions):
     """What is sampled first is learned from first, and nothing is more than `lag` steps old.
 
     A group that would become too old is waited for (`stale=pace`) or discarded (`stale=discard`).
@@ -152,7 +152,7 @@ class ScheduleChoice(Section):
 
     def list_numbers_above(self) -> dict[str, int]:
         """The options that ask for sampling ahead, by their keys."""
-        least = AheadOptions()
+        least = SamplingAheadOptions()
         given = {option: getattr(self, option) for option in least.options}
         return {least.flat_names()[name]: value for name, value in given.items() if value > least.options[name]}
 

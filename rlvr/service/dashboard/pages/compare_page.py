@@ -29,7 +29,7 @@ FIRST = (
 )  # fmt: skip
 
 
-def compare(source: Source, parameters: Mapping[str, str]) -> parts.Page:
+def compare_page(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     """Two runs; with `work` in the address, or of a source with nothing else, two steps of one."""
     if isinstance(source, RunSource) and not parameters.get("work") and len(source.names()) > 1:
         return compare_runs(source, parameters)

@@ -11,7 +11,7 @@ from rlvr.service.dashboard.pages.rollouts_page import filters_of
 PATH = "/ui/hacks"
 
 
-def hacks(source: Source, parameters: Mapping[str, str]) -> parts.Page:
+def hacks_page(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     if not source.has_suspicions:
         return parts.not_found_page(source, "page", PATH)
     work = parameters.get("work", "")

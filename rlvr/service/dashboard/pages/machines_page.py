@@ -11,7 +11,7 @@ from rlvr.service.dashboard.pages import page_parts as parts
 PATH = "/ui/machines"
 
 
-def machines(source: Source, parameters: Mapping[str, str]) -> parts.Page:
+def machines_page(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     if not source.has_machines:
         return parts.not_found_page(source, "page", PATH)
     groups = [(group, _table(group) if group.parts else None) for group in source.machines()]

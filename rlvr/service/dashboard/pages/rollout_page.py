@@ -19,7 +19,7 @@ SURE = math.log(0.9)  # more likely tokens are not listed as unlikely
 RATINGS = (("0", " wrong"), ("0.25", ""), ("0.5", " half"), ("0.75", ""), ("1", " right"))
 
 
-def rollout(source: Source, parameters: Mapping[str, str]) -> parts.Page:
+def rollout_page(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     detail = source.detail(parameters.get("key", ""))
     if detail is None:
         return parts.not_found_page(source, source.answer_noun, parameters.get("key", ""))
@@ -72,7 +72,7 @@ def _list_nearby(source: Source, filters: RolloutFilters, group: list[AnswerRow]
 def _name_unsure(tokens: TokenView) -> str:
     """The least likely tokens."""
     unsure = sorted((piece for piece in tokens.pieces if piece.logprob < SURE), key=lambda piece: piece.logprob)
-    return ", ".join(f"{piece.text.strip() or 'blank'!r} {chance(piece.logprob)}" for piece in unsure[:5])
+    return ", ".join(f"{piece.text.strip() or 'blank'!r} {format_probability(piece.logprob)}" for piece in unsure[:5])
 
 
 def shade(logprob: float) -> int:
@@ -84,10 +84,10 @@ def describe_token(piece: TokenPiece) -> str:
     if not piece.is_sampled:
         return f"token {piece.token}: written by the environment"
     advantage = "" if piece.advantage is None else f", advantage {piece.advantage:+.3f}"
-    return f"token {piece.token}: log-prob {piece.logprob:.3f}, {chance(piece.logprob)}{advantage}"
+    return f"token {piece.token}: log-prob {piece.logprob:.3f}, {format_probability(piece.logprob)}{advantage}"
 
 
-def chance(logprob: float) -> str:
+def format_probability(logprob: float) -> str:
     share = math.exp(min(0.0, logprob))
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 

@@ -153,7 +153,7 @@ def _name_sorts(source: Source) -> dict[str, str]:
     return named
 
 
-def rollouts(source: Source, parameters: Mapping[str, str]) -> parts.Page:
+def rollouts_page(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     filters = read_filters(source, parameters)
     page = source.groups(filters.query) if filters.is_grouped else source.answers(filters.query)
     answers, groups, rows, within = page.total, [], [], ""
