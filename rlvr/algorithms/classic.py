@@ -35,7 +35,8 @@ from rlvr.core.types import Trajectory, TrajectoryBatch, mean
 
 @dataclass(frozen=True)
 class REINFORCEConfig:
-    """`use_baseline` subtracts a moving average of the mean reward, with decay `baseline_decay`.
+    """The settings of REINFORCE. `use_baseline` subtracts a moving average of the mean reward, with decay
+    `baseline_decay`.
 
     `normalize_advantages` centres the batch and divides by its population deviation plus 1e-6 (a constant batch gets
     zeros); the centring removes any influence of the baseline. `entropy_coef` weighs the sampled entropy bonus.
@@ -62,7 +63,8 @@ class REINFORCEConfig:
 
 @dataclass(frozen=True)
 class PPOConfig:
-    """`clip_range` is epsilon: ratios are clipped to 1 - epsilon ... 1 + epsilon. The batch is used `ppo_epochs` times.
+    """The settings of PPO. `clip_range` is epsilon: ratios are clipped to 1 - epsilon ... 1 + epsilon. The batch is
+    used `ppo_epochs` times.
 
     An epoch that would begin further than `target_kl` (0: never) from the policy that sampled is not begun. Advantages
     are normalised over the batch.

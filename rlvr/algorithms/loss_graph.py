@@ -102,8 +102,8 @@ class TorchConstant:
 
 @dataclass(frozen=True)
 class LossNode:
-    """`op` is call_function or call_method; `target` the function as `operator.add`, `math.sqrt`, `getattr` or
-    `torch.exp`, or the method's name."""
+    """One operation of a `LossGraph`. `op` is call_function or call_method; `target` the function as `operator.add`,
+    `math.sqrt`, `getattr` or `torch.exp`, or the method's name."""
 
     name: str
     op: str
@@ -114,8 +114,8 @@ class LossNode:
 
 @dataclass(frozen=True)
 class LossGraph:
-    """`inputs`: names and ranks, `logprobs` first, which the nodes read as `placeholders`; `loss` and `metrics` name
-    the nodes of the result."""
+    """A custom loss as a graph of operations. `inputs`: names and ranks, `logprobs` first, which the nodes read as
+    `placeholders`; `loss` and `metrics` name the nodes of the result."""
 
     name: str
     inputs: tuple[tuple[str, int], ...]

@@ -16,7 +16,8 @@ _JSON_TYPES = {"string": str, "boolean": bool, "object": dict, "array": list, "n
 
 
 class ToolCall(NamedTuple):
-    """`arguments` by name; a list of words in their order, where a call is written as words."""
+    """A call of a tool that the policy wrote: `arguments` by name; a list of words in their order, where a call is
+    written as words."""
 
     name: str
     arguments: dict[str, Any] | list[str]

@@ -58,7 +58,8 @@ class _Argument(NamedTuple):
 
 @dataclass(frozen=True)
 class TaggedCallFormat:
-    """`argument` is None where the arguments are a JSON object. `section` are the words around all calls of a turn.
+    """Calls between tags. `argument` is None where the arguments are a JSON object. `section` are the words around all
+    calls of a turn.
 
     `signs` are texts that only a call has, and `call_example` is what the policy is told. In a form that `is_numbered`
     a call has an id, `functions.NAME:NUMBER`, in place of a name.

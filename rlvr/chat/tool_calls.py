@@ -92,7 +92,8 @@ class WordCallFormat:
 
 @dataclass(frozen=True)
 class ToolCallFormat:
-    """`begin` stands before the JSON of a call and `end` after it; both may be empty, then a call is the whole text."""
+    """Calls as JSON between two words. `begin` stands before the JSON of a call and `end` after it; both may be empty,
+    then a call is the whole text."""
 
     begin: str
     end: str

@@ -79,7 +79,7 @@ class ProblemEnv(ABC):
 
 @dataclass(frozen=True)
 class ProblemGroupBuilder(EnvGroupBuilder):
-    """`num_envs` episodes of one question; `env_thunk` opens one."""
+    """Makes a group: `num_envs` episodes of one question; `env_thunk` opens one."""
 
     env_thunk: Callable[[], ProblemEnv]
     num_envs: int
@@ -188,7 +188,8 @@ class ArithmeticEnv(ProblemEnv):
 
 @dataclass(frozen=True)
 class ArithmeticDatasetBuilder(RLDatasetBuilder):
-    """`n_batches` of sums of numbers from 0 to `largest`, drawn by `seed`; one example goes before each."""
+    """Builds a dataset: `n_batches` of sums of numbers from 0 to `largest`, drawn by `seed`; one example goes before
+    each."""
 
     batch_size: int
     group_size: int

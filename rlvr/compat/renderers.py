@@ -73,7 +73,8 @@ def get_text_content(message: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Renderer:
-    """`name` is one of `NAMES`. An answer is rendered as it would be sampled: prompt, content, end of turn."""
+    """Renders conversations as tokens. `name` is one of `NAMES`. An answer is rendered as it would be sampled: prompt,
+    content, end of turn."""
 
     name: str
     tokenizer: Any

@@ -56,7 +56,8 @@ def to_number(value: Any) -> float:
 
 @dataclass(frozen=True)
 class Alias:
-    """`word` sets `targets`; `meaning` says how in a line. A target `~word` is worked out from several words.
+    """Another system's word for keys of a config: `word` sets `targets`; `meaning` says how in a line. A target
+    `~word` is worked out from several words.
 
     `convert` turns the value into ours (None: ours stays), or into a value for each key (`SeveralKeys`); the text of
     its ValueError says what was expected. Without targets it only checks the value.

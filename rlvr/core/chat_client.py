@@ -74,7 +74,8 @@ class ChatError(Exception):
 
 @dataclass(frozen=True)
 class ChatReply:
-    """`ended` is the endpoint's finish reason ("" if it gives none); `counted`: it reported token counts."""
+    """The text of a reply and its token counts. `ended` is the endpoint's finish reason ("" if it gives none);
+    `counted`: it reported token counts."""
 
     text: str
     prompt_tokens: int = 0

@@ -9,7 +9,8 @@ _LOOK_SECONDS = 0.01
 
 
 class EpisodeSlots:
-    """`most` slots. The episodes of a wave take theirs together: one by one, two waves could wait for each other."""
+    """Limits the episodes that run at once to `most` slots. The episodes of a wave take theirs together: one by one,
+    two waves could wait for each other."""
 
     def __init__(self, most: int) -> None:
         self.most, self._free = most, most

@@ -43,7 +43,8 @@ class _Turn:
 
 
 class FairSlots:
-    """`count` slots, of which one owner gets `share`. All methods belong to one event loop."""
+    """Limits concurrent work to `count` slots, of which one owner gets `share`. All methods belong to one event
+    loop."""
 
     def __init__(self, count: int, share: int | None = None) -> None:
         self._count, self._share = count, share or share_of(count)

@@ -39,7 +39,7 @@ FAILURES = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, A
 
 @dataclass(frozen=True)
 class CustomLossResult:
-    """`gradients`: dL/dp of each datum; `metrics` with `loss:sum`."""
+    """The result of a custom loss: `gradients`, dL/dp of each datum, and `metrics` with `loss:sum`."""
 
     gradients: list[np.ndarray]
     metrics: dict[str, float]
@@ -122,7 +122,7 @@ class LossProgram:
         for what, value in (("loss", loss), *metrics.items()):
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             if not isinstance(value, Tensor) or (value.ndim and (what == "loss" or value.numel() != 1)):
-                raise ValueError(f"custom loss {graph.name!r}: its {what} is {shape}, expected a tensor without axes")
+                raise ValueError(f"custom loss {graph.name!r}: the {what} is {shape}, expected a tensor without axes")
         return loss, metrics
 
     def _measure(self, node: LossNode, args: list[Any], kwargs: dict[str, Any]) -> int:
@@ -253,7 +253,7 @@ def _check_call(node: LossNode, args: list[Any], kwargs: Mapping[str, Any]) -> N
     """Refuse what would compute elsewhere (a number is a device too: a GPU), or make a million tensors."""
     size = max((tensor.numel() for tensor in _list_tensors(args)), default=0)
     if node.target.rpartition(".")[2] in SPLITS and size > MAX_SPLIT:
-        raise ValueError(f"{size:,} elements are too many to be split, expected at most {MAX_SPLIT:,}")
+        raise ValueError(f"a split of {size:,} elements, expected at most {MAX_SPLIT:,}")
     if kwargs.get("device", CPU) not in (CPU, None):
         raise TypeError("the argument `device` names another device than that of the log-probs; leave it out")
     if node.target == "to" and not all(

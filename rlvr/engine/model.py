@@ -25,7 +25,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass
 class LanguageModel:
-    """`module` is the `transformers` model in evaluation mode (no dropout: sampler and trainer must agree)."""
+    """A language model and its tokenizer. `module` is the `transformers` model in evaluation mode (no dropout: sampler
+    and trainer must agree)."""
 
     module: Any
     tokenizer: Any

@@ -59,11 +59,11 @@ def train_config(loaded: LoadedConfig, settings: RunConfig, console: RunConsole)
         if finished:
             console.note(f"this run is finished ({folder}); run.resume=false starts it anew")
             summary = stored_summary(folder)
-            console.table(summary)
+            console.show_table(summary)
             return folder, summary
         console.plan({"run": str(folder), **lines})
         summary = _train(assembly, folder, console)
-        console.table(summary)
+        console.show_table(summary)
         _say_where(folder, summary, console)
     return folder, summary
 

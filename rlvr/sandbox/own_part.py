@@ -22,7 +22,8 @@ TAKES_TIME = (ast.While, ast.For, ast.Call, ast.ListComp, ast.SetComp, ast.DictC
 
 
 class OwnPart:
-    """`dependent`: names whose values may depend on the answer; `defined`: functions and classes of the tests."""
+    """Finds the parts of a test that do not depend on the answer. `dependent`: names whose values may depend on the
+    answer; `defined`: functions and classes of the tests."""
 
     def __init__(self, trees: list[ast.Module], tainted: set[str], native: set[str]) -> None:
         everything = [node for tree in trees for node in nodes(tree)]

@@ -39,7 +39,8 @@ def parse_beside_threads(text: str) -> ast.Module:
 
 
 class Setup:
-    """`sent` goes to the answer's process, `here` stays with the checker; `classes` are those of `sent`.
+    """The setup code of tests, split in two. `sent` goes to the answer's process, `here` stays with the checker;
+    `classes` are those of `sent`.
 
     `built`: names of `here` whose values involve the answer's process. `hidden`: names of `here` that `sent` needs.
     `needs_answer`: `here` calls the answer.

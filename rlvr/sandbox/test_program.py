@@ -534,7 +534,8 @@ class TestProgram(ast.NodeTransformer):
 
 
 class Shifter(ast.NodeTransformer):
-    """Replaces each constant of an expression of constructors and literals by `_o_.shift(constant, _k_)`."""
+    """Shifts constants: rewrites each constant of a simple expression as `_o_.shift(constant, _k_)`, so that an answer
+    that accepts other values too is noticed."""
 
     class NotSimple(Exception):
         """The expression may have side effects, or depends on more than constants."""

@@ -51,7 +51,8 @@ RESULT_CAP = 4 << 20  # bytes that a forked checker may report
 
 
 class ZygoteJob(NamedTuple):
-    """`channel`: a descriptor to the other process. `must_end`: the answer has to end by itself, hung up or not."""
+    """A job for the zygote. `channel`: a descriptor to the other process. `must_end`: the answer has to end by itself,
+    hung up or not."""
 
     seconds: float
     body: bytearray

@@ -287,7 +287,7 @@ def _read_file(file: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"settings file {file} cannot be read: {error}") from error
+        raise ValueError(f"settings file {file} cannot be read ({error}); give a readable YAML file") from error
     except yaml.YAMLError as error:
         raise ValueError(f"settings file {file} is not YAML: {error}") from error
     if values is None:

@@ -41,8 +41,8 @@ MOST_BYTES = 32 << 20  # of the groups that are read at once, as JSON: about a m
 
 @dataclass(frozen=True)
 class SharedPolicy:
-    """`state` is what the learner published last, None before that; `holder` the replica that learns, '' if the lease
-    has ended."""
+    """A policy that replicas share. `state` is what the learner published last, None before that; `holder` the replica
+    that learns, '' if the lease has ended."""
 
     name: str
     holder: str

@@ -175,7 +175,7 @@ class RunConsole:
             self._flush()
         self._print(f"warning: {text}", style="yellow")
 
-    def table(self, summary: Mapping[str, Any]) -> None:
+    def show_table(self, summary: Mapping[str, Any]) -> None:
         """Show the final table, baseline against trained, after the view."""
         self.close()
         self._print(final_table(summary))

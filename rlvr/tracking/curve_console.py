@@ -91,12 +91,12 @@ class CurveConsole(RunConsole):
         passed, rewards = [one for one, _ in self._rows], [one for _, one in self._rows]
         return draw_curve(passed, rewards, steps, self._encoding, min(_WIDTH, room))
 
-    def table(self, summary: Mapping[str, Any]) -> None:
+    def show_table(self, summary: Mapping[str, Any]) -> None:
         """Show the picture of all steps, then the final table."""
         self.close()
         if self._rows:
             self.note("\n".join(["", *self.draw(len(self._rows)), ""]))
-        super().table(summary)
+        super().show_table(summary)
 
     def _render(self) -> Group:
         view = super()._render()

@@ -12,7 +12,8 @@ REPLACE = (
 
 @dataclass(frozen=True)
 class Finding:
-    """`severity` is problem (this alone can stop learning), hint (worth a look) or note. `code` groups findings."""
+    """A finding of the diagnosis of a run. `severity` is problem (this alone can stop learning), hint (worth a look)
+    or note. `code` groups findings."""
 
     severity: str
     code: str

@@ -50,7 +50,7 @@ class RunLockedError(ValueError):
 
 @dataclass(frozen=True)
 class Position:
-    """`step` steps of the phase numbered `phase` are done."""
+    """A place in a run: `step` steps of the phase numbered `phase` are done."""
 
     phase: int = 0
     step: int = 0

@@ -2,8 +2,8 @@
 
     raise HttpProblem(404, "not_found", "session 's-1' is unknown here")
 
-`HttpProblem` is the service's form (`rlvr.service.problems` has its codes); `rlvr.tinker_server.protocol.errors` has
-the other.
+`HttpProblem` is the service's form (`rlvr.service.session_problems` has its codes);
+`rlvr.tinker_server.protocol.errors` has the other.
 """
 
 from __future__ import annotations

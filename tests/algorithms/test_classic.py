@@ -265,7 +265,7 @@ def test_a_checkpoint_is_json_and_comes_back_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"algorithm": "REINFORCE", "st', "is not JSON .*; it is damaged, or no checkpoint"),
+        (b'{"algorithm": "REINFORCE", "st', "is not JSON .*; the file is damaged"),
         (b"", "is not JSON"),
         (b"[1, 2]", "holds a list, expected a state"),
         (b"\xff\xfe\x00", "is not JSON"),

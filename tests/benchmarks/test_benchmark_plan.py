@@ -100,7 +100,7 @@ def test_a_users_own_config_is_a_benchmark_by_its_name(data: Path) -> None:
         (["gsm8k=gsm8"], "there is no such file or folder (did you mean 'gsm8k'?)"),
         (["nowhere.yaml"], "nowhere.yaml: there is no such file"),
         (["gsm8k", "gsm8k=gsm8k"], "gsm8k is named twice"),
-        (["gsm8k", "mbpp.seed=1"], "mbpp is not among those to run"),
+        (["gsm8k", "mbpp.seed=1"], "mbpp is not among the benchmarks to run"),
         (["gsm8k", "gsm8k.model.device=cpu"], "one engine runs all benchmarks"),
         (["gsm8k", "gsm8k.engine.threads=1"], "one engine runs all benchmarks"),
         (["gsm8k", "evaluation={samples: 2, k: 4, temperature: 1}"], "evaluation.k=4, expected 1 to samples=2"),

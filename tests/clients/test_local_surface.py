@@ -265,8 +265,8 @@ def test_errors_name_the_expected_argument(service: tinker.ServiceClient, folder
     client = service.create_lora_training_client(folder, rank=2)
     for wrong, message in (
         (lambda: service.create_sampling_client(), "give either model_path"),
-        (lambda: service.create_sampling_client(model_path=str(tmp_path)), "no whole checkpoint at"),
-        (lambda: service.create_training_client_from_state("nowhere"), "no whole checkpoint at nowhere"),
+        (lambda: service.create_sampling_client(model_path=str(tmp_path)), "no complete checkpoint at"),
+        (lambda: service.create_training_client_from_state("nowhere"), "no complete checkpoint at nowhere"),
         (lambda: service.create_lora_training_client(str(tmp_path / "none")), "no such folder"),
         (lambda: client.save_state("../up"), "checkpoint name"),
         (lambda: client.save_state("a", ttl_seconds=3600), "folders on this disk do not expire"),

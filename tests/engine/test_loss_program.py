@@ -272,7 +272,7 @@ def test_equal_shapes_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None
         ([method("sum", ref("logprobs"))], {"a": 0}, {"a": A}, "'a' of rank 1, expected 0"),
         ([method("exp", ref("logprobs"))], {}, {}, r"its loss is \(3,\), expected a tensor without axes"),
         ([node("operator.add", 1, 2)], {}, {}, "its loss is int"),
-        ([method("sum", 5)], {}, {}, "a method of what is no tensor"),
+        ([method("sum", 5)], {}, {}, "a method is called on a value that is no tensor"),
         ([node("torch.nn.functional.nll_loss", ref("a"), ref("a"))], {"a": 2}, {"a": A[None]}, "node 'x'"),
     ],
 )

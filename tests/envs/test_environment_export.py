@@ -260,7 +260,7 @@ def empty():
 def test_a_reward_that_no_import_leads_to_is_refused() -> None:
     request = ExportRequest("sorting", reward=lambda prompt, response: 1.0)
     for target in ("harbor", "verifiers", "openenv"):
-        with pytest.raises(ValueError, match=r"no import leads to its reward .*<lambda>"):
+        with pytest.raises(ValueError, match=r"its reward cannot be imported .*<lambda>"):
             export_environment(request, target, "made")
     for tasks in (0, -1, 2.5, 10**9, True):
         with pytest.raises(ValueError, match="expected a whole number from 1"):

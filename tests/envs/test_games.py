@@ -242,7 +242,10 @@ def test_another_sampler_plays_the_other_role_and_is_not_trained() -> None:
     other = script(tokenizer, "3")
     other.fingerprint = "other"
     (unseated,) = play(source, [task], "1")
-    assert unseated.reward is None and "which no one plays" in unseated.scores["environment"].detail
+    assert (
+        unseated.reward is None
+        and "neither the policy nor an opponent plays it" in unseated.scores["environment"].detail
+    )
     source.seat(other)
     (row,) = play(source, [task], "1")
     assert tokenizer.decode(row.prompt_tokens) == "second left 6 most 3 :"

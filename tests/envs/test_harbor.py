@@ -167,7 +167,7 @@ OUT = {
     "services": ({"environment__docker_compose_yaml": ""}, ""),
     "run": ({"environment__Dockerfile": "FROM ubuntu:24.04\nRUN apt-get \\\n install x\n"}, "RUN apt-get"),
     "base": ({"environment__Dockerfile": "FROM pytorch/pytorch:2\n"}, "no plain base image"),
-    "system": ({"environment__Dockerfile": "FROM ubuntu\nCOPY data /usr/share/x\n"}, "the sandbox has its own"),
+    "system": ({"environment__Dockerfile": "FROM ubuntu\nCOPY data /usr/share/x\n"}, "which is the sandbox's own"),
     "download": ({"tests__test_sh": "set -e\ncurl -LsSf https://x | sh\n"}, "tests/test.sh uses curl"),
     "steps": ({"task_toml": CONFIG + '[[steps]]\nname = "one"\n'}, "several steps"),
     "secret": ({"task_toml": CONFIG.replace("5.0", '5.0\nenv = {KEY = "${KEY}"}')}, "from the host's environment"),

@@ -113,8 +113,8 @@ def test_one_of_several_scores_is_the_reward() -> None:
         ("hidden", {}, "scorer hides_failure: a model of its own is needed"),
         ("critique", {}, "the solver: a model of its own is needed"),
         ("another", {}, "the solver: a model of its own is needed"),
-        ("twice", {}, "the solver: it asks the model more than once"),
-        ("tools", {}, "the solver: it gives the model tools"),
+        ("twice", {}, "the solver: the model is asked more than once"),
+        ("tools", {}, "the solver: the model is given tools"),
         ("in_box", {}, "scorer in_box: a sandbox is needed"),
         ("box", {}, "needs a sandbox, which is not supported"),
         ("silent", {}, "never asks the model"),
@@ -146,4 +146,4 @@ def test_a_task_that_shuffles_choices_is_refused() -> None:
     source = open_task("capitals", options={"shuffled": True}, heldout=1.0)
     task = source.heldout(1)[0]
     details = [play(source, "ANSWER: A", task).scores["environment"].detail or "" for _ in range(12)]
-    assert any("asks this sample otherwise than before" in detail for detail in details)
+    assert any("messages for this sample have changed" in detail for detail in details)

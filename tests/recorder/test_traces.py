@@ -228,7 +228,7 @@ def test_ids_are_unique(tmp_path: Path) -> None:
 
 def test_a_part_of_an_answer_is_no_triplet_and_no_file_is_overwritten(tmp_path: Path) -> None:
     recording = load(tmp_path, trace(loss_mask=[0, 0, 0, 1]))
-    with pytest.raises(ValueError, match=r"n0.*triplets have no mask; use openenv"):
+    with pytest.raises(ValueError, match=r"n0.*they have no mask.; use openenv"):
         write_recording(recording, "triplets", tmp_path / "out.jsonl")
     with pytest.raises(ValueError, match="expected one of openenv, triplets"):
         write_recording(recording, "verl", tmp_path / "out.jsonl")

@@ -189,7 +189,7 @@ def test_folders_that_are_no_classifier_are_said_before_a_run(tmp_path: Path) ->
     weights = load_file(headless / "model.safetensors")
     del weights["score.weight"]
     save_file(weights, headless / "model.safetensors", metadata={"format": "pt"})
-    assert "its weights lack score.weight" in refusal(headless)
+    assert "the weights of the model lack score.weight" in refusal(headless)
     assert "one output, its score; leave label out" in refusal(make_model(tmp_path / "model"), label="good")
 
 

@@ -46,7 +46,7 @@ def test_plain_output_has_the_steps_and_at_the_end_the_curve_without_control_cod
         console.phase("rl", 2)
         console.step({"env/all/correct": 0.5, "reward": 0.6}, 1)
         console.step({"env/all/correct": 1.0, "reward": 1.0}, 2)
-        console.table(SUMMARY)
+        console.show_table(SUMMARY)
     text = out.getvalue()
     assert "\x1b" not in text and "\r" not in text and "model" not in text
     assert "rl 2/2  reward 1.000  pass rate 100.0%" in text

@@ -431,7 +431,7 @@ def test_the_table_is_the_last_thing_shown():
     with RunConsole(out) as console:
         console.phase("rl", 9)
         console.step({"reward": 1.0}, 1)
-        console.table(SUMMARY)
+        console.show_table(SUMMARY)
     assert out.getvalue().endswith(TABLE + "\n")
 
 

@@ -316,14 +316,14 @@ def test_the_remedy_for_a_level_is_to_draw_it_more_often_and_never_by_pass_rate(
 
 
 def test_a_kind_that_is_being_learned_is_no_problem_and_one_above_chance_is_rarely_solved():
-    rising = replace(SHAPE, rate=0.2, before=0.05)
+    rising = replace(SHAPE, rate=0.2, rate_before=0.05)
     assert "unsolved_kind" not in codes(diagnose_steps(levelled_off(0.8), [rising]))
-    [found] = diagnose_steps(levelled_off(0.8), [replace(rising, before=0.15)])
+    [found] = diagnose_steps(levelled_off(0.8), [replace(rising, rate_before=0.15)])
     assert found.fact.startswith("one kind of task is rarely solved: shape n n o n n o o passes 20%")
 
 
 def test_a_lost_entropy_is_named_beside_a_kind_if_the_others_are_not_solved_either():
-    found = codes(diagnose_steps(levelled_off(0.7), [replace(SHAPE, others=0.8)]))
+    found = codes(diagnose_steps(levelled_off(0.7), [replace(SHAPE, rate_of_others=0.8)]))
     assert found["unsolved_kind"] == "problem" and "entropy_gone" in found
 
 

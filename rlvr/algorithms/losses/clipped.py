@@ -18,7 +18,8 @@ _EPSILON = "(0.2 means the ratio 0.8 or 1.2)"
 
 @dataclass(frozen=True)
 class ClippedLoss(Loss):
-    """`clip_low` and `clip_high` are epsilons around 1: 0.2 means a ratio of 0.8 and 1.2. Both have to be given."""
+    """A loss that clips ratios. `clip_low` and `clip_high` are epsilons around 1: 0.2 means a ratio of 0.8 and 1.2.
+    Both have to be given."""
 
     clip_low: float | None = setting(None, low=0, high=1, expected=f"0 to 1.0 {_EPSILON}", flat="clip_low")
     clip_high: float | None = setting(

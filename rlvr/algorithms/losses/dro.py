@@ -14,7 +14,7 @@ from rlvr.core.variants import setting
 
 @dataclass(frozen=True)
 class Dro(Loss):
-    """`beta` weighs the quadratic term."""
+    """The options of DRO: `beta` weighs the quadratic term."""
 
     name = "dro"
     is_in_protocol = True

@@ -52,7 +52,7 @@ _MAX_BLOCKS = 10_000  # of one message
 
 
 class AnthropicMessages:
-    """`/v1/messages`."""
+    """The dialect of Anthropic's `/v1/messages`."""
 
     name = "anthropic_messages"
     path = "/v1/messages"

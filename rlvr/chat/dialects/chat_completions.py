@@ -37,7 +37,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 
 class ChatCompletions:
-    """`/v1/chat/completions`."""
+    """The dialect of OpenAI's `/v1/chat/completions`."""
 
     name = "chat_completions"
     path = "/v1/chat/completions"

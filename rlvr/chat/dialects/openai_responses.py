@@ -41,7 +41,7 @@ _REASONING, _SAID, _CALLED = range(3)  # the parts of an assistant's turn, in th
 
 
 class OpenaiResponses:
-    """`/v1/responses`."""
+    """The dialect of OpenAI's `/v1/responses`."""
 
     name = "responses"
     path = "/v1/responses"

@@ -26,7 +26,8 @@ STACK_WAIT_S = 1.0
 
 
 class RankProcesses:
-    """`count` processes. `wait` gives what arrives from any of them: (rank, reply), or (rank, None) when it ended."""
+    """The `count` processes of the ranks on this machine. `wait` gives what arrives from any of them: (rank, reply),
+    or (rank, None) when it ended."""
 
     def __init__(self, count: int, module: str = "rlvr.clients.sharded.rank_worker") -> None:
         self.machines = ["this machine"] * count

@@ -80,7 +80,8 @@ def find_interface(address: str) -> str:
 
 
 class RayRanks:
-    """`options.ranks` actors; RayError if the cluster has no room for them in time, or runs other code."""
+    """The ranks as `options.ranks` Ray actors; RayError if the cluster has no room for them in time, or runs other
+    code."""
 
     def __init__(self, options: ShardingOptions, actor: Callable[[], Any] = RayRank) -> None:
         assert options.ray is not None

@@ -19,7 +19,8 @@ from typing import Any
 
 @dataclass
 class Config:
-    """`data` is a folder with GSM8K's train.jsonl; without it the rows come from the hub. `max_steps` ends earlier."""
+    """The settings of the recipe. `data` is a folder with GSM8K's train.jsonl; without it the rows come from the hub.
+    `max_steps` ends earlier."""
 
     model_name: str = "meta-llama/Llama-3.1-8B"
     data: str | None = None

@@ -31,8 +31,9 @@ class TrialError(RuntimeError):
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """`is_right`: passes every test of the row; `runs`: returned a value for one of them. `passed` are the tests that
-    it passes, of the row and written ones; `late` those that it did not end in time."""
+    """How a program did in a trial. `is_right`: passes every test of the row; `runs`: returned a value for one of
+    them. `passed` are the tests that it passes, of the row and written ones; `late` those that it did not end in
+    time."""
 
     is_right: bool
     runs: bool

@@ -110,7 +110,7 @@ def _read_to_end(answer: http.client.HTTPResponse, end: float) -> bytes:
         pieces.append(piece)
         size += len(piece)
         if size > MAX_BYTES:
-            raise ValueError(f"the answer has more than {MAX_BYTES >> 20} MB")
+            raise ValueError(f"the server's answer has more than {MAX_BYTES >> 20} MB")
         if time.monotonic() > end:
             raise TimeoutError("timed out")
     return b"".join(pieces)
@@ -121,13 +121,13 @@ def parse_answer(raw: bytes | str) -> Any:
     try:
         return json.loads(raw, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise ValueError(f"the answer is no JSON ({error}): {raw[:80]!r}") from error
+        raise ValueError(f"the server's answer is no JSON ({error}): {raw[:80]!r}") from error
     except RecursionError:
-        raise ValueError("the answer is nested too deep") from None
+        raise ValueError("the server's answer is nested too deep") from None
 
 
 def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"the answer has {word}, which is no number of JSON")
+    raise ValueError(f"the server's answer has {word}, which is no number of JSON")
 
 
 def _describe(error: Exception) -> str:

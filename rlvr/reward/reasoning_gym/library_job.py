@@ -152,7 +152,7 @@ def score_in_fork(forks: ItemForks, data: Any, entry: dict[str, Any], answer: st
     def work() -> float:
         value = float(data.score_answer(answer, entry))
         if not 0 <= value <= 1:
-            raise ValueError(f"a score of {value}, expected from 0 to 1")
+            raise ValueError(f"the scorer gave {value}, expected a score from 0 to 1")
         return value
 
     return forks.run(work, seconds, wall_seconds(seconds))

@@ -12,7 +12,7 @@ Reference = list[tuple[str, str]]
 
 
 def reference_of_session(session: Session) -> Reference:
-    """From the request and what was derived from it."""
+    """The reference answer, tests and verifiers of a session, from its request and what was derived from that."""
     if session.kind == "run":
         return []
     request, metrics = session.request, session.metrics

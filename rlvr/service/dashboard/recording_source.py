@@ -50,7 +50,7 @@ class _Rollout:
 
 
 class RecordingSource(Source):
-    """`file` is a recording; ValueError for another file."""
+    """The dashboard's source of a recording; ValueError if `file` is another file."""
 
     noun, status_noun, step_noun, can_compare = "rollout", "stop reason", "step", False
     filters, sorts, can_group = FILTERS - {"steps"}, tuple(one for one in SORTS if one != "step"), True

@@ -30,7 +30,8 @@ Stamp = tuple[int, int]  # size and time of change
 
 
 class RolloutReader:
-    """`budget` None reads everything at once. Thread-safe; `refresh` blocks as long as its budget takes."""
+    """Reads the rollouts of runs into an index; `budget` None reads all at once. Thread-safe; `refresh` blocks as long
+    as its budget takes."""
 
     def __init__(self, index: RolloutIndex, budget: int | None = BUDGET, rows: int = ROWS) -> None:
         self.index, self.budget, self.rows = index, budget, rows

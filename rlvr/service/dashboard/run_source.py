@@ -53,7 +53,7 @@ Side = tuple[str, str]  # a run and one of `STAGES`
 
 
 class RunSource(Source):
-    """`folder` is a run or holds runs; ValueError otherwise."""
+    """The dashboard's source of training runs; ValueError unless `folder` is a run or holds runs."""
 
     noun, status_noun, step_noun = "run", "stop reason", "step"
     filters, sorts, can_group, has_suspicions = FILTERS, SORTS, True, True

@@ -55,7 +55,7 @@ REST = 20.0  # times as long as the curves of all sessions took, until they are 
 
 
 class StoreSource(Source):
-    """`title` is the heading of the dashboard."""
+    """The dashboard's source of a service's sessions; `title` is the heading of the dashboard."""
 
     noun, status_noun, step_noun, can_rate = "session", "status", "iteration", True
     filters, sorts = session_rows.FILTERS, tuple(session_rows.SORTS)

@@ -37,7 +37,7 @@ class SeedRuns:
 
 
 class StudyReader:
-    """`prefix` is what the names of its runs begin with in the dashboard."""
+    """Reads a study's folder; the names of its runs begin with `prefix` in the dashboard."""
 
     def __init__(self, name: str, folder: Path, prefix: str) -> None:
         self.name, self.folder, self.prefix = visible_text(name, 200), folder, prefix

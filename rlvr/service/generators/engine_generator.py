@@ -53,7 +53,8 @@ MOST = 64  # sessions of one rollout
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """`samples` is the default number of episodes of a session; `max_tokens` is lowered to that of the model's run."""
+    """The options of the generator. `samples` is the default number of episodes of a session; `max_tokens` is lowered
+    to that of the model's run."""
 
     samples: int = 4
     max_tokens: int = 512
@@ -78,8 +79,8 @@ class _EngineRequest:
 
 
 class EngineGenerator:
-    """`opener(folder, say)` loads the model, whose client saves in `folder`. It runs in the generator's thread and
-    reports its progress by `say`."""
+    """A generator with a model in this process. `opener(folder, say)` loads the model, whose client saves in `folder`.
+    It runs in the generator's thread and reports its progress by `say`."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from rlvr.service.http.responses import ProblemResponse
 from rlvr.service.http.runtime import Service
 from rlvr.service.http.service_middleware import ServiceMiddleware, internal_error
 from rlvr.service.http.strict_routes import READERS, find_body_model
-from rlvr.service.problems import store_unavailable
+from rlvr.service.session_problems import store_unavailable
 from rlvr.store import StoreDown
 from rlvr.web.errors import HttpProblem
 from rlvr.web.middleware import register_error_handlers

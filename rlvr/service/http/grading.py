@@ -25,7 +25,7 @@ from rlvr.reward.feedback import Feedback, detail_for_client
 from rlvr.reward.signatures import Case
 from rlvr.service.http.requests import GradeBody
 from rlvr.service.http.responses import Grade, GradeResponse, VerifierFeedback
-from rlvr.service.problems import stopping, verifier_unavailable
+from rlvr.service.session_problems import stopping, verifier_unavailable
 from rlvr.service.sessions.verification import (
     FieldError,
     Judge,

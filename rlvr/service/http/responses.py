@@ -59,9 +59,9 @@ class TrainMetrics(ResponseModel):
 
 
 class TrainResponse(ResponseModel):
-    """`final_solution` is the best answer, null if there is none. `confidence` is null if no verifier could tell
-    whether it is right. `warnings` say what the confidence does not mean; `derived_tests` are the tests that examples
-    in the prompt gave."""
+    """The result of a session. `final_solution` is the best answer, null if there is none. `confidence` is null if no
+    verifier could tell whether it is right. `warnings` say what the confidence does not mean; `derived_tests` are the
+    tests that examples in the prompt gave."""
 
     session_id: str
     final_solution: str | None
@@ -124,7 +124,8 @@ class EvaluateResponse(ResponseModel):
 
 
 class GeneratorHealth(ResponseModel):
-    """`state` is ready, loading, down or absent; `learns` is weights, strategies or nothing."""
+    """The generator of answers. `state` is ready, loading, down or absent; `learns` is weights, strategies or
+    nothing."""
 
     kind: str
     name: str
@@ -150,7 +151,7 @@ class PartHealth(ResponseModel):
 
 
 class Health(ResponseModel):
-    """`status` is `ok` if sessions can run, else `degraded`, and `detail` says why."""
+    """Whether the service works. `status` is `ok` if sessions can run, else `degraded`, and `detail` says why."""
 
     status: str
     detail: str
@@ -229,7 +230,8 @@ class ExperienceRow(ResponseModel):
 
 
 class Experiences(BaseModel):
-    """`count` is the task's total; `next_after` is the `after` of the next page, null on the last page."""
+    """A page of a task's answers. `count` is the task's total; `next_after` is the `after` of the next page, null on
+    the last page."""
 
     task_id: str
     experiences: list[ExperienceRow]
@@ -254,7 +256,8 @@ class AnalysisResponse(BaseModel):
 
 
 class CountedRate(ResponseModel):
-    """`low` and `high` are the 95 % interval of the pass rate over these tasks; null where no answer was judged."""
+    """A pass rate with counts. `low` and `high` are its 95 % interval over these tasks; null where no answer was
+    judged."""
 
     verified_by: str
     tasks: int
@@ -272,7 +275,7 @@ class TaskGroup(CountedRate):
 
 
 class ErrorPattern(ResponseModel):
-    """`share` is of the judged answers of this group."""
+    """A type of error and how often it occurs; `share` is of the judged answers of this group."""
 
     verified_by: str
     verifier: str
@@ -304,8 +307,8 @@ class PatternsResponse(BaseModel):
 
 
 class SessionRow(ResponseModel):
-    """`kind` is `train` or `evaluate`, or `run` for a training run that writes into the store, which has a `name` and
-    no task."""
+    """A session in a list. `kind` is `train` or `evaluate`, or `run` for a training run that writes into the store,
+    which has a `name` and no task."""
 
     session_id: str
     task_id: str
@@ -330,13 +333,13 @@ class SessionPage(BaseModel):
 
 
 class SessionState(SessionRow):
-    """`answer` is the response of /train, from the answers so far."""
+    """A session and its answers. `answer` is the response of /train, from the answers so far."""
 
     answer: TrainResponse
 
 
 class RatingResponse(BaseModel):
-    """`rating` is the mean of people's ratings of this answer, `ratings` their number."""
+    """An answer after it was rated. `rating` is the mean of people's ratings of this answer, `ratings` their number."""
 
     experience_id: int
     session_id: str
@@ -348,8 +351,9 @@ class RatingResponse(BaseModel):
 
 
 class Grade(ResponseModel):
-    """`value` is null if the answer could not be judged; `outcome` and `reason` say why (`unverified`: no verifier
-    could tell whether it is right). `feedback` and `truth` come from verifiers, as in a session, not from a grader."""
+    """The verdict on a given answer. `value` is null if the answer could not be judged; `outcome` and `reason` say why
+    (`unverified`: no verifier could tell whether it is right). `feedback` and `truth` come from verifiers, as in a
+    session, not from a grader."""
 
     value: float | None
     outcome: str
@@ -361,7 +365,7 @@ class Grade(ResponseModel):
 
 
 class GradeResponse(BaseModel):
-    """`warnings` and `derived_tests` as in the response of /train."""
+    """The verdicts on given answers; `warnings` and `derived_tests` as in the response of /train."""
 
     results: list[Grade]
     mean: float | None

@@ -29,7 +29,7 @@ from rlvr.service.http.responses import (
 )
 from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
 from rlvr.service.http.strict_routes import StrictRoute, json_response
-from rlvr.service.problems import NO_GENERATOR, not_found, store_unavailable
+from rlvr.service.session_problems import NO_GENERATOR, not_found, store_unavailable
 from rlvr.store import StoreDown
 from rlvr.store.records import Experience, Status
 from rlvr.web.prometheus import gauge

@@ -16,7 +16,7 @@ from rlvr.core.fair_slots import LoopTurns
 from rlvr.service.http.responses import AcceptedSession, EvaluateResponse, SessionPage, SessionState
 from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
 from rlvr.service.http.strict_routes import StrictRoute, json_response
-from rlvr.service.problems import not_found
+from rlvr.service.session_problems import not_found
 from rlvr.store.records import Session, Status
 from rlvr.web.errors import HttpProblem
 

@@ -16,7 +16,7 @@ from rlvr.service.http.responses import AcceptedSession, EvaluateResponse, Grade
 from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
 from rlvr.service.http.strict_routes import StrictRoute
 from rlvr.service.learning import strategy_policy as ratings
-from rlvr.service.problems import not_found, session_problem
+from rlvr.service.session_problems import not_found, session_problem
 from rlvr.store.records import Session, Status
 from rlvr.web.errors import HttpProblem
 

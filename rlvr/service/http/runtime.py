@@ -21,7 +21,7 @@ from rlvr.core.files import lock_file
 from rlvr.service.http.grading import GradingQueue
 from rlvr.service.http.pattern_report import describe_patterns
 from rlvr.service.http.readiness import Readiness
-from rlvr.service.problems import NO_GENERATOR, stopping, store_unavailable
+from rlvr.service.session_problems import NO_GENERATOR, stopping, store_unavailable
 from rlvr.service.settings import Settings
 from rlvr.store import ExperienceStore, StoreDown
 from rlvr.store.records import Status

@@ -53,9 +53,9 @@ POINTER = "learner.json"
 
 @dataclass(frozen=True)
 class LearnerOptions:
-    """`learning_rate` is the service's setting: AdamW's is `RATE` of it, lower on a plateau. `batch_size` is the least
-    number of episodes of a step; `policy_coefficient` scales rewards, and what overlong answers cost, against the
-    entropy bonus."""
+    """The options of learning from sessions. `learning_rate` is the service's setting: AdamW's is `RATE` of it, lower
+    on a plateau. `batch_size` is the least number of episodes of a step; `policy_coefficient` scales rewards, and what
+    overlong answers cost, against the entropy bonus."""
 
     batch_size: int = 32
     learning_rate: float = 1e-3

@@ -205,7 +205,7 @@ class StrategyPolicy:
         return self._tables[name].choose(self.probabilities[name], key)
 
     def update(self, answers: Sequence[Experience], config: TrainingConfig) -> StrategyUpdate | None:
-        """Count answers; those without a gain or with an unknown strategy are left out. None if none is left."""
+        """Learn from answers with a gain and a known strategy; returns the update, None if there is no such answer."""
         advantages: dict[int, float] = {}
         errors: list[float] = []
         for table in (self.first, self.next):

@@ -90,7 +90,8 @@ class _JudgeRequest:
 
 
 class LocalJudge:
-    """`model` is the value of JUDGE_MODEL; `opener` loads it, on the judge's thread. Used like a `ChatClient`."""
+    """A judge model in this process. `model` is the value of JUDGE_MODEL; `opener` loads it, on the judge's thread.
+    Used like a `ChatClient`."""
 
     def __init__(
         self, model: str, opener: Callable[[], SamplingClient], *, warn: Callable[[str], None] = lambda text: None

@@ -18,8 +18,8 @@ from rlvr.core.types import Task
 from rlvr.envs.reviewers import BlendJudge, BlendReviewer, JudgedAttempt, RecordAttempts, is_accepted
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
-from rlvr.service.problems import NO_GENERATOR
 from rlvr.service.service_metrics import ServiceMetrics
+from rlvr.service.session_problems import NO_GENERATOR
 from rlvr.service.sessions.verification import EnvironmentTask, VerifiableTask, list_verifiers
 from rlvr.store.records import UNVERIFIED, Experience
 

@@ -27,9 +27,9 @@ from typing import Any
 from rlvr.core.fair_queue import become_owner, current_owner
 from rlvr.core.fair_slots import FairSlots, FairThreads, share_of
 from rlvr.reward.feedback import Feedback
-from rlvr.service.problems import not_found, stopping, verifier_unavailable
 from rlvr.service.service_metrics import ServiceMetrics
 from rlvr.service.service_options import SessionRequest
+from rlvr.service.session_problems import not_found, stopping, verifier_unavailable
 from rlvr.service.sessions import session_results
 from rlvr.service.sessions.jobs import CONVERGED, Generator, SessionFailure, SessionJob, SessionOutcome
 from rlvr.service.sessions.live_session import (

@@ -46,7 +46,7 @@ class ProtoResult:
 
 @dataclass(frozen=True)
 class RequestFailure:
-    """`category`: `user` if the request was at fault, `server` if this server was."""
+    """A failed request. `category`: `user` if the request was at fault, `server` if this server was."""
 
     error: str
     category: str

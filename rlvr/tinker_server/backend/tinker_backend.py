@@ -58,7 +58,8 @@ log = logging.getLogger(__name__)
 
 
 class TinkerBackend:
-    """`sessions`, `runs`, `losses` and `sampling` take requests, `queries` reads, `checkpoints` changes."""
+    """The state of a Tinker server. `sessions`, `runs`, `losses` and `sampling` take requests, `queries` reads,
+    `checkpoints` changes."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ MAX_PARAM_CHARS = 200  # it may be a name that the client sent
 
 
 class TinkerServerError(HttpError):
-    """`category` is `user` if the request is at fault, else `server`."""
+    """An error of a request. `category` is `user` if the request is at fault, else `server`."""
 
     status = 400
     category = "user"

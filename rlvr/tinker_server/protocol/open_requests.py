@@ -119,7 +119,7 @@ class StreamOptions(OpenRequest):
 
 
 class CompletionRequest(OpenSamplingFields):
-    """`POST /v1/completions`."""
+    """The body of `POST /v1/completions`."""
 
     always_on: ClassVar[Sequence[str]] = (*_ALWAYS_ON, "add_special_tokens")  # of a prompt of text
     model: Name
@@ -187,7 +187,7 @@ class ChatMessage(OpenRequest):
 
 
 class OpenChatRequest(OpenSamplingFields):
-    """`POST /v1/chat/completions`."""
+    """The body of `POST /v1/chat/completions`."""
 
     model: Name
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=10_000)]

@@ -255,7 +255,7 @@ class SaveExternalRequest(TinkerRequest):
 
 
 class CreateCustomLossRequest(TinkerRequest):
-    """`read_loss_graph` checks the inputs and the graph."""
+    """A custom loss to store; `read_loss_graph` checks its inputs and graph."""
 
     session_id: Name
     custom_loss_seq_id: Seq

@@ -101,9 +101,9 @@ async def solve(task: Any, place: int, answer: str | None) -> tuple[Any, list[di
 
     async def generate(state: Any, *_: Any, **__: Any) -> Any:
         if asked:
-            raise Refusal("the solver asks the model more than once; expected one turn")
+            raise Refusal("the model is asked more than once; expected one turn")
         if state.tools:
-            raise Refusal("the solver gives the model tools; expected one turn without tools")
+            raise Refusal("the model is given tools; expected one turn without tools")
         asked.append([read_message(message) for message in state.messages])
         if answer is None:
             raise SolverStop

@@ -66,7 +66,8 @@ class AdapterVersion:
 
 
 class PublishedAdapters:
-    """`engine` scores what is published, to `folder` and the servers of `publisher`; `most` adapters stay."""
+    """The adapters that the vLLM servers have. `engine` scores what is published, to `folder` and the servers of
+    `publisher`; `most` adapters stay."""
 
     def __init__(self, engine: Engine, publisher: VllmPublisher, folder: Path, most: int) -> None:
         self.engine, self._publisher, self._folder, self._most = engine, publisher, folder.absolute(), most

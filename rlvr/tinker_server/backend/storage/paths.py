@@ -19,7 +19,8 @@ _RUN = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 @dataclass(frozen=True)
 class CheckpointPath:
-    """`str()` of it is the path; `run` is the model id of the training run that saved it."""
+    """The parts of a `tinker://` path; `str()` gives the path; `run` is the model id of the training run that saved
+    it."""
 
     run: str
     kind: str

@@ -224,7 +224,7 @@ class AnswerStream:
 
 
 class CompletionStream(AnswerStream):
-    """`/v1/completions`."""
+    """The streamed answer of `/v1/completions`."""
 
     def __init__(
         self,
@@ -259,7 +259,8 @@ class CompletionStream(AnswerStream):
 
 
 class ChatStream(AnswerStream):
-    """`/v1/chat/completions`. With tools the text comes at once: a call is read when it is whole."""
+    """The streamed answer of `/v1/chat/completions`. With tools the text comes at once: a call is read when it is
+    whole."""
 
     def __init__(self, body: OpenChatRequest, call: ChatRequest, sampling: OpenSampling, text: ServedText, head: Json):
         super().__init__(body, sampling, text, head, bool(call.tools))

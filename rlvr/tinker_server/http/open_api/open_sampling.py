@@ -23,7 +23,7 @@ _ROUND = 64  # results taken, or samples ended, before the event loop turns to o
 
 @dataclass(eq=False)
 class OpenSampling:
-    """`prompts[i]` gets `count` completions."""
+    """Samples for an open endpoint: `prompts[i]` gets `count` completions."""
 
     caller: Caller
     row: Row  # the weights, by `SampleRequests.find_model`

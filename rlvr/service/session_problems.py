@@ -42,7 +42,8 @@ def stopping() -> HttpProblem:
 
 
 def verifier_unavailable(error: ValueError) -> HttpProblem:
-    """A verifier that cannot run on this machine. Why may name paths, so only the log has it."""
+    """The HTTP error for a verifier that cannot run on this machine; the reason may name paths, so only the log has
+    it."""
     log.warning("a verifier cannot run here", reason=str(error))
     return HttpProblem(
         503, "verifier_unavailable", "this machine cannot run a verifier of the request; its log says why"
