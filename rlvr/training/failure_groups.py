@@ -110,7 +110,7 @@ def find_failure_groups(outcomes: Sequence[TaskOutcome]) -> list[FailureGroup]:
         rate = _mean_rate(outcomes, members & left)
         found.append(FailureGroup(names[members], len(members & left), rate, 0.0, math.exp(log_p), members & left))
         left -= members
-    return [replace(group, others=_mean_rate(outcomes, left)) for group in found]
+    return [replace(group, rate_of_others=_mean_rate(outcomes, left)) for group in found]
 
 
 def _find_strongest(

@@ -56,7 +56,7 @@ def diagnose_run(folder: Path, rows: Rows | None = None) -> RunDiagnosis:
     groups, basis = find_failure_groups(outcomes), f"the {len(outcomes):,} held-out tasks of the final evaluation"
     if groups and final is not None and (first := _read_evaluation(folder, "baseline")) is not None:
         rates = {r.id: r.passed / r.judged for r in first.results}
-        groups = [replace(g, before=_rate_before([final.results[i].id for i in g.members], rates)) for g in groups]
+        groups = [replace(g, rate_before=_rate_before([final.results[i].id for i in g.members], rates)) for g in groups]
     if (
         not groups and rate < SOLVED and not is_given(select_rl_rows(rows))
     ):  # stored completions also have the words of their prompts

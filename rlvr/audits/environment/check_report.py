@@ -287,7 +287,7 @@ class EnvironmentReport:
             examples = tuple(dict.fromkeys(example for one in alike for example in one.examples))
             took = sum(one.seconds for one in own)
             results.append(
-                replace(own[0], text=texts, examples=examples, tried=sum(o.trials for o in own), seconds=took)
+                replace(own[0], text=texts, examples=examples, trials=sum(o.trials for o in own), seconds=took)
             )
         return cls(environment, results, seconds, facts, frozenset(allowed))
 

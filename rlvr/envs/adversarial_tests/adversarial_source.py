@@ -169,7 +169,7 @@ class AdversarialSource(NestedSource):
         """The form of a test of the task, in words for a prompt."""
         problem = CodeProblem.of(task.meta)
         shown = read_calls(find_shown_tests(task, problem), problem.names)
-        return replace(self._form, names=problem.names, shown=[test.call for test in shown])
+        return replace(self._form, names=problem.names, shown_calls=[test.call for test in shown])
 
     def make_judge(self, task: Task, *, computes_results: bool) -> Judge:
         """Runs programs for the task; with `computes_results` also calls whose results the reference computes."""
