@@ -23,7 +23,7 @@ class TaskTeachers:
     task_key: str = "source"
 
     def of_task(self, task: Task | None) -> Any:
-        """ValueError for a task without a teacher."""
+        """The teacher of a task; ValueError for a task without one."""
         value = None if task is None else task.value_of(self.task_key)
         teacher = self.default if value is None else self.of_values.get(value, self.default)
         if teacher is None:

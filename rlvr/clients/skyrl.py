@@ -166,7 +166,7 @@ class SkyrlTrainingClient(TinkerTrainingClient):
         return SkyrlSamplingClient(client, path, self._tokenizer, self.timeout_s)
 
     def create_critic(self) -> NoReturn:
-        """ValueError: SkyRL has policies only."""
+        """Refuse a critic by ValueError: SkyRL has policies only."""
         raise ValueError("client=skyrl has no critic; use an algorithm without one")
 
     def _make_sampler(self, client: Any) -> TinkerSamplingClient:

@@ -88,7 +88,7 @@ class TinkerTrainingClient:
 
     @property
     def fingerprint(self) -> str:
-        """Of the weights as they are now: the server's name for the run, and the steps made by this client."""
+        """A name of the weights as they are now: the server's name for the run, and the steps made by this client."""
         return f"{self._client.model_id}@{self._steps}"
 
     def forward_backward(

@@ -368,7 +368,8 @@ def make_section(
 
 
 def make_overrides(name: str, variants: Iterable[type[Variant]], *, named: bool = True) -> Any:
-    """A dataclass with every option of the variants, null by default: what else has them (a spec) is overridden.
+    """Make a dataclass with every option of the variants, null by default: an option that is given overrides that of a
+    spec.
 
     A `named` choice may be of a variant that does not come with the package, whose options are in `kwargs`.
     """

@@ -59,7 +59,7 @@ class WeightsPlace:
 
     @classmethod
     def of(cls, given: str | Path) -> WeightsPlace:
-        """ValueError for a folder or a package with several GGUF files."""
+        """Find out what `given` names; ValueError for a folder or a package with several GGUF files."""
         text = str(given)
         if "://" in text or text.startswith("tinker:"):
             return cls(text, WeightsKind.SERVER, Path(text))

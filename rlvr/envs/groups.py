@@ -136,7 +136,8 @@ class RecordedEnv:
 
 
 class RecordedGroup:
-    """`size` episodes of one builder, for `rlvr.rollout`. A builder of smaller groups is called as often as needed."""
+    """A group: `size` episodes of one builder, for `rlvr.rollout`. A builder of smaller groups is called as often as
+    needed."""
 
     def __init__(self, builder: Any, size: int) -> None:
         self._builder = builder

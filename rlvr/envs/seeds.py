@@ -19,7 +19,8 @@ _RANGE = 1 << 30  # seeds to train on are below, held-out ones from here
 
 
 class NumberedSource(TaskSource):
-    """`make(number)` is a training task, for numbers below `tasks` (None: a billion), `make_heldout` one held out.
+    """A task source by number: `make(number)` is a training task, for numbers below `tasks` (None: a billion),
+    `make_heldout` one held out.
 
     An epoch has each of the `tasks` once. Both must be functions of the number alone.
     """

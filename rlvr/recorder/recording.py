@@ -66,7 +66,7 @@ class RecordedCall:
 
     @classmethod
     def of_json(cls, fields: dict[str, Any]) -> RecordedCall:
-        """ValueError for a line that is no call."""
+        """Read a call from a line of JSON; ValueError for a line that is no call."""
         given = {name: value for name, value in fields.items() if name in cls.__dataclass_fields__}
         try:
             given["choices"] = [RecordedChoice(**choice) for choice in given["choices"]]

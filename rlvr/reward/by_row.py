@@ -30,7 +30,8 @@ MOST_RULES = 20  # of a row
 
 @dataclass(frozen=True)
 class ByRowOptions:
-    """`allowed`: the names that rows may give; None: every registered reward that is checked by code alone.
+    """The options of the reward `by_row`. `allowed`: the names that rows may give; None: every registered reward that
+    is checked by code alone.
 
     Name `code` in it to have programs judged while other completions are sampled (`waits_for`).
     """

@@ -19,7 +19,8 @@ GRADER_FAULTS = ("grader_failed", "no_value")  # of the program or formula that 
 
 @dataclass(frozen=True)
 class Feedback:
-    """`confidence`, `correctness_score` and `quality_score` are in [0, 1]; None where no verifier could judge.
+    """What verifiers say of an answer. `confidence`, `correctness_score` and `quality_score` are in [0, 1]; None where
+    no verifier could judge.
 
     `error_types` are reason codes to group by, `suggestions` sentences for the next attempt, `detailed_feedback`
     one text for the next prompt. `scores` has each verifier's score by its name; `truth` is whether the answer is right

@@ -58,7 +58,8 @@ class GroupBuilder(Protocol):
 
 @dataclass
 class Group:
-    """`envs` are fresh episodes of one task, or `builder` makes them; their rollouts are compared with each other."""
+    """The episodes of one task. `envs` are fresh episodes of one task, or `builder` makes them; their rollouts are
+    compared with each other."""
 
     id: str
     task: Task

@@ -310,7 +310,7 @@ class Link:
             remote = self.remotes.get(key)
             if remote is None:
                 if len(self.remotes) >= HANDLES:
-                    raise CodecError("too many opaque values")
+                    raise CodecError("too many objects of the answer are sent as references")
                 remote = self.remotes[key] = Remote(self, [kind, key], str(rest[0])[:80] if rest else "object")
             if key in self.released:
                 self.released.remove(key)

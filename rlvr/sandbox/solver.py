@@ -505,7 +505,7 @@ class AnswerServer:
         key = self.keys.get(id(value), len(self.handles))  # an object with a handle stays alive, so its id is unique
         if key == len(self.handles):
             if len(self.keys) >= HANDLES:
-                raise CodecError("too many opaque values")
+                raise CodecError("too many objects of the answer are sent as references")
             self.handles.append(value)
             self.keys[id(value)] = key
         return ["h", key, kind.__name__]

@@ -42,7 +42,8 @@ class HintWriter:
 
 
 def make_hint_writer(source: TaskSource, tokenizer: Any, most: int) -> HintWriter:
-    """ValueError for an environment whose episodes do not show a hint and take one completion after it."""
+    """Make the writer of hints; ValueError for an environment whose episodes do not show a hint and take one
+    completion after it."""
     if not has_one_prompt(source, tokenizer):
         raise ValueError(
             "curriculum.hint_step: the episodes of this environment are not one prompt, read whole, and one "

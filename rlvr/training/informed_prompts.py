@@ -77,7 +77,8 @@ class InformedPrompts:
 
 
 def make_informed_prompts(source: TaskSource, tokenizer: Any, reward: str, given: str) -> InformedPrompts:
-    """ValueError for an environment whose episodes are not one prompt and one completion; `given` is the setting."""
+    """Make the teacher's prompts; ValueError for an environment whose episodes are not one prompt and one completion;
+    `given` is the setting."""
     if not has_one_prompt(source, tokenizer):
         raise ValueError(
             f"{given}: the episodes of this environment are not one prompt, read whole, and one completion, so there "

@@ -253,7 +253,7 @@ class CheckedEnvironment:
         return [self.play([answer])[0] for answer in answers]
 
     def judge(self, answers: Sequence[tuple[Task, Turns]]) -> list[PlayedEpisode]:
-        """The verdicts on answers; without an episode where that is one answer to a prompt."""
+        """The verdicts on answers, without playing an episode where a task has one prompt and one answer."""
         if not self.is_plain:
             return self.play(answers)
         cases = [Case.of_task(task, turns[-1], stop_reason=StopReason.STOP) for task, turns in answers]

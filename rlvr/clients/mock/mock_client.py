@@ -293,7 +293,7 @@ class MockTrainingClient:
         return self.create_sampling_client()
 
     def create_critic(self) -> NoReturn:
-        """ValueError: a table says the same words whatever came before, so it has no states to value."""
+        """Refuse by ValueError: a table of logits ignores the tokens before, so it has no states to value."""
         raise ValueError("client=mock has no critic; use client=local, or an algorithm without one")
 
     def get_tokenizer(self) -> WordTokenizer:

@@ -202,7 +202,7 @@ class ShardedTrainingClient:
         return self.create_sampling_client()
 
     def create_critic(self) -> NoReturn:
-        """ValueError: the ranks train one policy."""
+        """Refuse a critic by ValueError: the ranks train one policy."""
         raise ValueError("client=sharded has no critic; use client=local, or an algorithm without one")
 
     def get_tokenizer(self) -> Any:

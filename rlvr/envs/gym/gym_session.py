@@ -42,13 +42,13 @@ class Observation:
 
     @classmethod
     def of_reset(cls, given: Any, what: str) -> Observation:
-        """Of what `reset` gave: an observation, or (observation, info)."""
+        """The observation that `reset` returned: an observation, or (observation, info)."""
         text, info = given if _is_pair(given) else (given, {})
         return cls(_write(text, what), metrics=_read_metrics(info))
 
     @classmethod
     def of_step(cls, given: Any, what: str) -> Observation:
-        """Of what `step` gave; EpisodeError for any other form."""
+        """The observation, reward and end that `step` returned; EpisodeError for any other form."""
         fields = given if isinstance(given, Mapping) else getattr(given, "__dict__", {})
         if "observation" in fields and "done" in fields:
             given = (fields["observation"], fields.get("reward"), fields["done"], fields.get("info"))

@@ -34,7 +34,8 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Operation:
-    """`says` are ways to ask for it and `writes` to program it, with the operand as `{it}` and parameters `{0}`, `{1}`.
+    """An operation of the made-up programs. `says` are ways to ask for it and `writes` to program it, with the operand
+    as `{it}` and parameters `{0}`, `{1}`.
 
     `does(value, *parameters)` is the trusted reference. `parameters` lists what each may be. A `loose` expression needs
     parentheses around it inside another one.

@@ -92,7 +92,8 @@ class PassageIndex:
 
     @classmethod
     def of(cls, folder: Path, pattern: str) -> PassageIndex:
-        """ValueError for a folder that does not exist, or holds no such file or too much. Links are not followed."""
+        """The passages of a folder's text files; ValueError for a missing folder, no such file or too much text. Links
+        are not followed."""
         if not folder.is_dir():
             raise ValueError(f"tool search: folder={str(folder)!r} is not a folder")
         files = sorted(path for path in folder.glob(pattern) if path.is_file() and not path.is_symlink())

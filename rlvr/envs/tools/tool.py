@@ -44,7 +44,7 @@ class ToolOutage(Exception):
 
 @dataclass(frozen=True)
 class Tool:
-    """`function` takes the fields of `arguments`. It may be a coroutine function.
+    """A tool that the policy can call: `function` takes the fields of `arguments`. It may be a coroutine function.
 
     A tool that `has_own_limit` ends its calls itself, by a time that does not count what they wait for: they are not
     late, whatever else the machine does, and take nothing from the seconds of their episode. Late calls of one that

@@ -35,7 +35,8 @@ _BUILTINS = frozenset(dir(builtins))
 
 @dataclass(frozen=True)
 class CodeProblem:
-    """`tests` are assert statements, one `check(candidate)` function, or `{"input", "output"}` of a program.
+    """A programming problem: `tests` are assert statements, one `check(candidate)` function, or `{"input", "output"}`
+    of a program.
 
     `imports` run before the answer and `setup` after it, where it may use the answer's classes. An answer may go on
     from `prefix` (HumanEval's prompt) instead of being a program of its own. `solution` is a reference. `answer_names`

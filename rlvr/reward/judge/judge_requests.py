@@ -60,7 +60,8 @@ class JudgeModel(Protocol):
 
 @dataclass(frozen=True)
 class JudgeQuestion(Generic[V]):
-    """`messages(document, word)` is the conversation to send; `read` turns the reply's JSON object into a verdict.
+    """A question to a judge model. `messages(document, word)` is the conversation to send; `read` turns the reply's
+    JSON object into a verdict.
 
     The object has the keys `id` (the word), `reason` and `keys`; `read` raises ValueError for one out of form.
     `max_chars` of an answer are sent; `sampling` are further fields of the request.

@@ -56,7 +56,7 @@ def same_residue(a: Residue, b: Residue) -> bool:
 
 
 def make_residue(name: str, value: Ratio, modulus: Ratio) -> Residue:
-    """ValueError where either is a fraction, or the modulus is 0."""
+    """The class of a number modulo another; ValueError if either is a fraction, or the modulus is 0."""
     if not modulus.num:
         raise ValueError("the modulus 0")
     for part in (value, modulus):
@@ -66,7 +66,7 @@ def make_residue(name: str, value: Ratio, modulus: Ratio) -> Residue:
 
 
 def remainder(dividend: Ratio, modulus: Ratio) -> int:
-    """`10 \\bmod 7`, of whole numbers that are not negative."""
+    """The remainder in `10 \\bmod 7`, of whole numbers that are not negative."""
     n, m = dividend.rational, modulus.rational
     if n is None or m is None or n.denominator != 1 or m.denominator != 1 or n < 0 or m <= 0:
         raise ValueError("a remainder needs whole numbers and a modulus above 0")

@@ -70,7 +70,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Relation:
-    """`form` compared with zero: `=`, `<`, `<=` or `!=`."""
+    """An equation or inequality: `form` compared with zero by `=`, `<`, `<=` or `!=`."""
 
     sign: str
     form: Ratio

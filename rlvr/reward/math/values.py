@@ -226,7 +226,7 @@ def _read_list(parts: list[str], joined: bool = False) -> Value | None:
 def _all(parts: Iterable[str]) -> list[Value]:
     values = [_single(part) for part in parts]
     if any(value is None for value in values):
-        raise Unreadable("an item that is not known")
+        raise Unreadable("an item of the set or list cannot be read")
     return [value for value in values if value is not None]
 
 
@@ -263,7 +263,7 @@ def _read_relation(text: str) -> Value | None:
     if rounded:
         exact = _single(text)
         if not all(_near(exact, _single(side)) for side in rounded):
-            raise Unreadable("what it is said to be about is another value")
+            raise Unreadable("the value after an approximation sign is not near the exact value")
         return exact
     signs = [ORDERED.get(match[0], match[0]) for match in _SIGNS.finditer(text)]
     sides = [side.strip() for side in _SIGNS.split(text)]
@@ -281,7 +281,7 @@ def _read_relation(text: str) -> Value | None:
             opening, closing = "[" if signs[0] == "<=" else "(", "]" if signs[1] == "<=" else ")"
             name = next(iter(algebra.variables(middle)))
             return make_interval(opening, closing, (Quantity(low), Quantity(high)), name)
-    raise Unreadable("a chain of relations")
+    raise Unreadable("several relations in a chain")
 
 
 def _near(exact: Value | None, rounded: Value | None) -> bool:
@@ -307,37 +307,37 @@ def _read_equation(sides: list[str]) -> Value | None:
         if len(sides) == 2 and isinstance(values[0], Quantity) and name in algebra.variables(values[0].value):
             return Relation("=", atom(name) - values[0].value)
         if not all(value == values[0] for value in values[1:]):
-            raise Unreadable("sides that differ")
+            raise Unreadable("the sides of the equation have different values")
         value = values[0]
         if len(names) > 1:
             terms = name.replace("\\text", "").split(":")
             if not isinstance(value, OrderedItems) or value.opening != ":":
-                raise Unreadable("a ratio's name before another value")
+                raise Unreadable("the name of a ratio (a:b) before a value that is no ratio")
             if not len(set(terms)) == len(terms) == len(value.items):
-                raise Unreadable("names that do not fit the ratio")
+                raise Unreadable("the names do not match the parts of the ratio")
             return replace(value, name=":".join(terms))
         if name.startswith("("):  # (x, y) = (4, 7): in the alphabet's order, else the gold's order would be a guess
             letters = re.findall("[A-Za-z]", name)
             fits = isinstance(value, OrderedItems) and len(value.items) == len(letters)
             if not fits or letters != sorted(set(letters)):
-                raise Unreadable("names that do not fit the coordinates")
+                raise Unreadable("the names do not match the coordinates")
         if isinstance(value, Quantity):
             return replace(value, name=name)
         return value
     forms = [_expression(side) for side in sides]
     if not any(algebra.variables(form) for form in forms):
         if any(numeric.equal(forms[0], form) is not True for form in forms[1:]):
-            raise Unreadable("sides that differ")
+            raise Unreadable("the sides of the equation have different values")
         return Quantity(forms[-1])
     if len(forms) != 2:
-        raise Unreadable("a chain of equations")
+        raise Unreadable("several equations in a chain, a = b = c")
     return Relation("=", forms[0] - forms[1])
 
 
 def _expression(text: str) -> Ratio:
     value = _quantity(text)
     if value.percent or value.doubtful:
-        raise Unreadable("more than an expression in a relation")
+        raise Unreadable("a side of the relation is more than one expression")
     return value.value
 
 
@@ -348,7 +348,7 @@ def _quantity(text: str, sign: int = 1) -> Quantity:
         unit = CURRENCIES[head[2]]
         text = head[1] + text[head.end() :]
     if text.startswith("\\text"):  # the words before a number: \text{Area } 5 is not read
-        raise Unreadable("words before a number")
+        raise Unreadable("words stand before the number")
     reader = Reader(text, sign, STOPS)
     value = reader.expression()
     rest = text[reader.at :].strip()

@@ -25,7 +25,8 @@ _DIGITS = 40  # of one number
 
 @dataclass(frozen=True)
 class Grammar:
-    """`plain` is a pattern of answers that need not be literals; `names` and `functions` are those of expressions."""
+    """The answers that a family accepts. `plain` is a pattern of answers that need not be literals; `names` and
+    `functions` are those of expressions."""
 
     plain: str = ""
     is_expression: bool = False

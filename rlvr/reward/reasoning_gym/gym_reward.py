@@ -25,7 +25,8 @@ _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d*")
 
 @dataclass(frozen=True)
 class GymScoring:
-    """`partial_credit` gives the library's own score; else an answer gets 1 or 0. `timeout_s` is processor time."""
+    """The options of the reward `reasoning_gym`. `partial_credit` gives the library's own score; else an answer gets 1
+    or 0. `timeout_s` is processor time."""
 
     partial_credit: bool = False
     timeout_s: float = 5.0

@@ -28,7 +28,8 @@ _PYTHON_ONLY = re.compile(r"(?![0-9])\d|\d_\d")  # what `int` and `float` read, 
 
 @dataclass(frozen=True)
 class SecondCheck:
-    """`hole` is what the scorer does wrong; `accepts(answer, gold)` is whether the answer is right all the same."""
+    """A check for answers that a scorer accepts wrongly. `hole` is what the scorer does wrong; `accepts(answer, gold)`
+    is whether the answer is right all the same."""
 
     hole: str
     accepts: Callable[[str, str], bool]

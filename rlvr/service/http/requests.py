@@ -37,7 +37,7 @@ FIELDS = 100  # at the top of a body
 
 
 def to_integer(value: Any) -> Any:
-    """8 for 8.0, which JSON Schema counts as an integer."""
+    """A whole float as an integer (8 for 8.0), which JSON Schema accepts as one; other values unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

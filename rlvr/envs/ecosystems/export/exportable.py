@@ -64,7 +64,7 @@ class Exportable:
 
 
 def read_environment(request: ExportRequest) -> Exportable:
-    """ValueError for what cannot be exported."""
+    """Read the environment to export; ValueError if it cannot be exported."""
     if type(request.tasks) is not int or not 1 <= request.tasks <= MOST_TASKS:
         raise ValueError(f"env export: tasks={request.tasks!r}, expected a whole number from 1 to {MOST_TASKS:,}")
     source = resolve_environment(request.name, **request.options)

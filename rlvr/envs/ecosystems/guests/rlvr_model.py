@@ -60,7 +60,7 @@ class PolicyServerError(RuntimeError):
 
 
 class LocalServer:
-    """`rlvr serve engine` for one path, in a process of its own. Starting blocks."""
+    """A server: `rlvr serve engine` for one path, in a process of its own. Starting blocks."""
 
     def __init__(self, program: tuple[str, ...], path: str) -> None:
         self._state = tempfile.TemporaryDirectory(prefix="rlvr-inspect-")
@@ -131,7 +131,8 @@ def find_server(python: str | None, path: str) -> str:
 
 @modelapi(name="rlvr")
 class RlvrModel(ModelAPI):
-    """`python` is the interpreter that has rlvr; by default RLVR_PYTHON, or the program `rlvr` on the PATH."""
+    """The model `rlvr/...` of Inspect. `python` is the interpreter that has rlvr; by default RLVR_PYTHON, or the
+    program `rlvr` on the PATH."""
 
     def __init__(
         self,
@@ -182,7 +183,10 @@ class RlvrModel(ModelAPI):
         try:
             answer = await self._client.post(url, json=body, headers={"authorization": f"Bearer {key}"})
         except httpx.HTTPError as error:
-            raise PolicyServerError(f"{url} cannot be reached ({type(error).__name__}: {error})") from error
+            raise PolicyServerError(
+                f"{url} cannot be reached ({type(error).__name__}: {error}); start `rlvr serve engine`, or correct "
+                "the address"
+            ) from error
         if answer.is_error:
             raise PolicyServerError(f"{url} answered {answer.status_code}: {answer.text[:2000]}", answer.status_code)
         return answer.json()

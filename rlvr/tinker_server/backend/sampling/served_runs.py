@@ -55,7 +55,7 @@ def is_followed(place: Path) -> bool:
 
 
 def base_of_run(place: Path, device: str, dtype: str) -> BaseOfRun:
-    """ValueError if the run has no checkpoint yet, or its weights are kept by a server."""
+    """What a run's checkpoints are loaded on; ValueError without a checkpoint, or if a server keeps the weights."""
     run, newest = find_run(place), newest_weights(str(place), "--model")
     assert run is not None
     if "://" in (path := weights_path(newest)):
