@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.service.dashboard.heldout_changes import name_task
-from rlvr.service.dashboard.run_files import parse_row, stamp
+from rlvr.service.dashboard.run_files import parse_row, size_and_mtime
 
 _ID = re.compile(rb'"task_id": ("(?:[^"\\]|\\.)*")')
 HEAD = 2000  # bytes of a line in which its writer puts the id of the task
@@ -43,7 +43,7 @@ class HeldoutAnswers:
         return found
 
     def _refresh(self) -> None:
-        if (now := stamp(self.path)) == self._stamp:
+        if (now := size_and_mtime(self.path)) == self._stamp:
             return
         self._stamp, self._places = now, {}
         try:

@@ -32,7 +32,7 @@ from rlvr.service.dashboard.dashboard_data import (
 )
 from rlvr.service.dashboard.rollout_index import FILTERS, SORTS, RolloutIndex
 from rlvr.service.dashboard.row_details import answer_detail
-from rlvr.service.dashboard.run_files import answer_row, stamp
+from rlvr.service.dashboard.run_files import answer_row, size_and_mtime
 from rlvr.service.dashboard.token_pieces import load_decode
 from rlvr.training.rollout_rows import trajectory_row
 
@@ -67,7 +67,7 @@ class RecordingSource(Source):
         self._refresh()
 
     def revision(self) -> object:
-        return stamp(self.file)
+        return size_and_mtime(self.file)
 
     def works(self, offset: int = 0, limit: int = PAGE) -> tuple[list[Work], int]:
         found = [one.work for one in self._refresh().values()]
@@ -119,7 +119,7 @@ class RecordingSource(Source):
     def _refresh(self) -> dict[str, _Rollout]:
         """The rollouts, the newest first."""
         with self._lock:
-            if (now := stamp(self.file)) != self._stamp:
+            if (now := size_and_mtime(self.file)) != self._stamp:
                 recording = load_recording(self.file)
                 if self._decode is None and recording.model:
                     self._decode = load_decode(Path(recording.model) / "tokenizer.json")

@@ -170,7 +170,7 @@ def is_run_locked(lock: Path) -> bool:
         return False
 
 
-def stamp(path: Path) -> tuple[int, int]:
+def size_and_mtime(path: Path) -> tuple[int, int]:
     try:
         stat = path.stat()
         return stat.st_size, stat.st_mtime_ns

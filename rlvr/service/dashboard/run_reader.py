@@ -32,7 +32,7 @@ from rlvr.service.dashboard.run_files import (
     is_run_locked,
     parse_row,
     read_json,
-    stamp,
+    size_and_mtime,
 )
 from rlvr.service.dashboard.token_pieces import load_decode
 from rlvr.tracking.console import format_metrics
@@ -60,10 +60,10 @@ class RunReader:
 
     def revision(self) -> object:
         places = ("metrics.jsonl", "summary.json", "rollouts", "evaluations", ".lock")
-        return (self.name, *(stamp(self.folder / place) for place in places))
+        return (self.name, *(size_and_mtime(self.folder / place) for place in places))
 
     def last_change(self) -> float | None:
-        times = [stamp(self.folder / name)[1] for name in (*MARKS, "summary.json")]
+        times = [size_and_mtime(self.folder / name)[1] for name in (*MARKS, "summary.json")]
         return max(times) / 1e9 or None
 
     def status(self) -> str:
@@ -72,7 +72,9 @@ class RunReader:
             return "finished"
         if is_run_locked(self.folder / ".lock"):
             return "running"
-        return "writing" if time.time() - stamp(self.folder / "metrics.jsonl")[1] / 1e9 < RECENT_S else "stopped"
+        return (
+            "writing" if time.time() - size_and_mtime(self.folder / "metrics.jsonl")[1] / 1e9 < RECENT_S else "stopped"
+        )
 
     def metrics(self, phase: str = "rl") -> PhaseMetrics:
         with self._lock:
@@ -90,11 +92,11 @@ class RunReader:
             except (OSError, yaml.YAMLError, RecursionError, ValueError):
                 return {}
 
-        return self._cache("config", stamp(path), load)
+        return self._cache("config", size_and_mtime(path), load)
 
     def summary(self) -> Mapping[str, Any]:
         path = self.folder / "summary.json"
-        return self._cache("summary", stamp(path), lambda: as_mapping(read_json(path)))
+        return self._cache("summary", size_and_mtime(path), lambda: as_mapping(read_json(path)))
 
     def machine(self) -> Mapping[str, Any]:
         """What the run computes with: versions of code and libraries, processor, device; {} if it is not known."""
@@ -109,14 +111,14 @@ class RunReader:
             attempts = [row for row in rows if row is not None and row.get("event") == "run"]
             return {key: value for key, value in attempts[-1].items() if key != "event"} if attempts else {}
 
-        return as_mapping(self.summary().get("machine")) or self._cache("machine", stamp(path), load)
+        return as_mapping(self.summary().get("machine")) or self._cache("machine", size_and_mtime(path), load)
 
     def evaluation(self, stage: str) -> Evaluation | None:
         """An evaluation of `STAGES`; None if there is none, or none that can be read."""
         return self._read_evaluation(stage)[0]
 
     def evaluation_stamp(self, stage: str) -> object:
-        return stamp(self._evaluation_file(stage))
+        return size_and_mtime(self._evaluation_file(stage))
 
     def heldout_answers(self, stage: str, task: str) -> list[dict[str, Any]] | None:
         """The stored completions of a held-out task; None if the run stores none."""
@@ -191,7 +193,7 @@ class RunReader:
             except (TypeError, ValueError, ArithmeticError):
                 return None
 
-        return self._cache("diagnosis", tuple(stamp(self.folder / file) for file in files), diagnose)
+        return self._cache("diagnosis", tuple(size_and_mtime(self.folder / file) for file in files), diagnose)
 
     def notes(self) -> list[Note]:
         if diagnosis := self.diagnosis():
@@ -241,7 +243,7 @@ class RunReader:
             except (ValueError, OSError, RecursionError, ArithmeticError):
                 return None, f"evaluations/{path.name} is half written or damaged, and is left out"
 
-        return self._cache(f"evaluation {stage}", stamp(path), load)
+        return self._cache(f"evaluation {stage}", size_and_mtime(path), load)
 
     def _cache(self, name: str, state: object, make: Any) -> Any:
         """What `make` returned for this state of the files."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlvr.service.dashboard.curve_view import Series, smooth
 from rlvr.service.dashboard.dashboard_data import as_list, as_mapping, finite_number, visible_text
-from rlvr.service.dashboard.run_files import read_json, stamp
+from rlvr.service.dashboard.run_files import read_json, size_and_mtime
 from rlvr.studies import SPECIFICATION
 from rlvr.studies.seed_statistics import summarize_steps
 
@@ -43,7 +43,7 @@ class StudyReader:
         self.name, self.folder, self.prefix = visible_text(name, 200), folder, prefix
 
     def revision(self) -> object:
-        return tuple(stamp(self.folder / file) for file in (SPECIFICATION, "summary.json"))
+        return tuple(size_and_mtime(self.folder / file) for file in (SPECIFICATION, "summary.json"))
 
     def variants(self) -> list[SeedRuns]:
         """As the specification has them; [] if it is damaged."""
