@@ -24,6 +24,7 @@ from rlvr.core.messages import ModelInput
 from rlvr.core.protocols import Env, StepResult
 from rlvr.envs.groups import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from rlvr.envs.gsm8k import gsm8k
+from rlvr.reward.reward_options import check_integer
 from rlvr.reward.text.final_answer import MAX_DIGITS, final_answer, find_answer, parse_number
 
 SUFFIX = " Provide a numerical answer without units, written inside \\boxed{}."
@@ -224,5 +225,4 @@ def renderer_of(model_name: str, renderer_name: str | None) -> Any:
 def check_positive(name: str, **numbers: Any) -> None:
     """ValueError for a number, from a config as it was typed, that is not a whole one of at least 1."""
     for option, value in numbers.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name}: {option}={value!r}, expected a whole number of at least 1")
+        check_integer(f"{name}: {option}", value, 1)

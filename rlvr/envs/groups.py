@@ -25,6 +25,7 @@ from rlvr.core.protocols import Env, InitialObservationOverflow, StepResult, Tas
 from rlvr.core.registry import check_kwargs, load_path
 from rlvr.core.types import Task, Trajectory
 from rlvr.envs.registry import register_environment
+from rlvr.reward.reward_options import check_mapping
 
 T = TypeVar("T")
 
@@ -247,8 +248,7 @@ class GroupSource(TaskSource):
 def groups(dataset: str, options: Mapping[str, Any] | None = None) -> GroupSource:
     """The task source of a dataset builder, ours or the cookbook's: its path `package.module:Builder`, its options."""
     builder = load_path("environment", dataset)
-    if not isinstance(options or {}, Mapping):
-        raise ValueError(f"environment 'groups': options={options!r}, expected a mapping: the builder's own options")
+    check_mapping("environment 'groups': options", options or None, "the builder's own options")
     check_kwargs(f"the dataset builder {dataset} (env.kwargs.options)", builder, options or {})
     train, heldout = _run_in_own_loop(builder(**(options or {}))())
     return GroupSource(train, heldout, name=dataset.rpartition(":")[2])

@@ -19,6 +19,7 @@ from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Task
 from rlvr.envs.registry import register_environment
 from rlvr.envs.row_source import RowSource, take_in_turn
+from rlvr.reward.reward_options import check_flag, check_integer
 
 _NAMES = "Anna Ben Clara David Emma Felix Grace Henry Ida Jonas Karin Leo Maria Nils Olga Paul Rosa Simon Tina Viktor"
 _CITIES = "Athens Berlin Cairo Delhi Dublin Lima London Madrid Oslo Paris Prague Rome Tokyo Vienna Zurich Boston"
@@ -163,10 +164,8 @@ class SmallTasks(RowSource):
                     f"families are {', '.join(FAMILIES)}"
                 )
         for option, given in (("tasks_per_family", tasks_per_family), ("heldout_per_family", heldout_per_family)):
-            if type(given) is not int or given < 1:
-                raise ValueError(f"small_tasks: {option}={given!r}, expected a whole number of at least 1")
-        if type(strict_texts) is not bool:
-            raise ValueError(f"small_tasks: strict_texts={strict_texts!r}, expected true or false")
+            check_integer(f"small_tasks: {option}", given, 1)
+        check_flag("small_tasks: strict_texts", strict_texts)
         if strict_texts and "short_texts" not in chosen:
             raise ValueError("small_tasks: strict_texts has no effect without the family short_texts; leave it out")
         makers = {**FAMILIES, "short_texts": partial(_short_texts, is_strict=strict_texts)}

@@ -32,8 +32,7 @@ class Sorting(RowSource):
     pad_word: str = "<pad>"
 
     def __init__(self, digits: int = 3, orders: Sequence[int] | None = None) -> None:
-        if type(digits) is not int or not 2 <= digits <= _MOST:
-            raise ValueError(f"sorting: digits={digits!r}, expected a whole number from 2 to {_MOST}")
+        check_integer("sorting: digits", digits, 2, _MOST)
         listed = [0] if orders is None else orders
         if not isinstance(listed, (list, tuple)) or not listed or len(set(listed)) < len(listed):
             raise ValueError(f"sorting: orders={orders!r:.80}, expected a list of different whole numbers")

@@ -13,6 +13,7 @@ from rlvr.core.protocols import Env, TaskSource
 from rlvr.core.types import Task
 from rlvr.envs.prompt import PromptEnv
 from rlvr.envs.registry import resolve_environment
+from rlvr.reward.reward_options import check_mapping
 
 
 class WrappedSource:
@@ -41,8 +42,7 @@ class NestedSource(WrappedSource):
     def __init__(self, name: str, inner: str | TaskSource, inner_kwargs: Mapping[str, Any] | None) -> None:
         if not isinstance(inner, str) and not hasattr(inner, "heldout"):
             raise ValueError(f"{name}: inner={inner!r:.80}, expected the name of an environment")
-        if inner_kwargs is not None and not isinstance(inner_kwargs, Mapping):
-            raise ValueError(f"{name}: inner_kwargs={inner_kwargs!r:.80}, expected a mapping of {inner}'s options")
+        check_mapping(f"{name}: inner_kwargs", inner_kwargs, f"{inner}'s options")
         source = resolve_environment(inner, **(inner_kwargs or {})) if isinstance(inner, str) else inner
         super().__init__(source)
         self._name, self._inner_name = name, inner

@@ -27,7 +27,7 @@ from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Outcome, Score
 from rlvr.core.weights_place import is_model
 from rlvr.reward.registry import register_reward
-from rlvr.reward.reward_options import check_integer, is_number
+from rlvr.reward.reward_options import check_flag, check_integer, is_number
 from rlvr.reward.signatures import Case
 
 CAUTION = "it is another model's opinion, which a policy learns to please; watch a verifiable reward too (reward.watch)"
@@ -53,8 +53,7 @@ class ClassifierOptions:
             )
         if self.passed_at is not None and not (is_number(self.passed_at) and math.isfinite(self.passed_at)):
             raise ValueError(f"passed_at={self.passed_at!r}, expected a number")
-        if not isinstance(self.chat, bool):
-            raise ValueError(f"chat={self.chat!r}, expected true or false")
+        check_flag("chat", self.chat)
         check_integer("batch_size", self.batch_size, 1, 100_000)
         if self.max_tokens is not None:
             check_integer("max_tokens", self.max_tokens, 1)

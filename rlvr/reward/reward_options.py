@@ -7,7 +7,7 @@ in front.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.core.registry import did_you_mean
@@ -32,6 +32,18 @@ def check_integer(name: str, given: Any, low: int, high: int | None = None) -> N
     if isinstance(given, bool) or not isinstance(given, int) or given < low or (high is not None and given > high):
         bounds = f"at least {low:,}" if high is None else f"from {low:,} to {high:,}"
         raise ValueError(f"{name}={given!r}, expected a whole number {bounds}")
+
+
+def check_flag(name: str, given: Any) -> None:
+    """Check that `given` is true or false; else ValueError."""
+    if not isinstance(given, bool):
+        raise ValueError(f"{name}={given!r:.80}, expected true or false")
+
+
+def check_mapping(name: str, given: Any, content: str) -> None:
+    """Check that `given` is a mapping, or None; else ValueError, which says what `content` it maps."""
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(f"{name}={given!r:.80}, expected a mapping of {content}")
 
 
 def is_list(given: Any) -> bool:

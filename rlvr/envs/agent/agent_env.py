@@ -25,7 +25,7 @@ from rlvr.core.types import Task
 from rlvr.envs.agent.agent_run import AgentRun, Assignment, Result
 from rlvr.recorder.local_server import LocalRecorder
 from rlvr.recorder.open_rollouts import OpenRollout, PendingCall, ReportedReward
-from rlvr.reward.reward_options import check_integer, check_number
+from rlvr.reward.reward_options import check_flag, check_integer, check_number
 
 STOPS = ("finished", "failed", "calls", "sampled_tokens", "tool_calls", "seconds", "call_seconds")
 DELIVERY_SECONDS = 10.0  # within which the server hands an answer on, or sees that no one waits for it
@@ -80,8 +80,7 @@ class AgentRules:
         if self.branches not in ("all", "last"):
             raise ValueError(f"agent: rules.branches={self.branches!r}, expected all or last")
         for name in ("keep_retried", "judges_failures", "parallel"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise ValueError(f"agent: rules.{name}={value!r:.80}, expected true or false")
+            check_flag(f"agent: rules.{name}", getattr(self, name))
         if isinstance(self.fields, str) or not all(isinstance(name, str) for name in self.fields):
             raise ValueError(f"agent: rules.fields={self.fields!r:.80}, expected a list of names, such as [difficulty]")
         check_integer("agent: rules.max_concurrent", self.max_concurrent, 1)

@@ -21,6 +21,7 @@ from rlvr.envs.agent.agent_sandbox import ADDRESS, AgentSandbox, SandboxLauncher
 from rlvr.envs.registry import register_environment
 from rlvr.envs.wrapped_source import NestedSource
 from rlvr.recorder.local_server import LocalRecorder
+from rlvr.reward.reward_options import check_mapping
 
 RESULTS = ("answer", "output", "reward")
 
@@ -39,7 +40,7 @@ class PlayedSource(NestedSource):
         rules: AgentRules,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        _check_section("template_arguments", template_arguments)
+        check_mapping("agent: template_arguments", template_arguments, "its options")
         self._rules, self._slots = rules, EpisodeSlots(rules.max_concurrent)
         self._recorder = LocalRecorder()
         self._template_arguments = dict(template_arguments or {})
@@ -67,18 +68,13 @@ def read_rules(
     budget: Mapping[str, Any] | None, rules: Mapping[str, Any] | None, *, needs_reward: bool = False
 ) -> AgentRules:
     """The rules of the options `budget` and `rules`."""
-    _check_section("budget", budget)
-    _check_section("rules", rules)
+    check_mapping("agent: budget", budget, "its options")
+    check_mapping("agent: rules", rules, "its options")
     check_kwargs("agent: budget", AgentBudget, dict(budget or {}))
     if "budget" in (rules or {}):
         raise ValueError("agent: rules.budget is not supported; budget is an option of its own, beside rules")
     check_kwargs("agent: rules", AgentRules, dict(rules or {}), supplied=("budget", "needs_reward"))
     return AgentRules(budget=AgentBudget(**(budget or {})), needs_reward=needs_reward, **(rules or {}))
-
-
-def _check_section(name: str, section: Any) -> None:
-    if section is not None and not isinstance(section, Mapping):
-        raise ValueError(f"agent: {name}={section!r:.80}, expected a mapping of its options")
 
 
 @register_environment("agent")

@@ -25,7 +25,7 @@ from rlvr.envs.gym.gym_session import PRINTABLE, Gym, GymSession, Observation
 from rlvr.envs.gym.gym_source import GymSource
 from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.tools.environment_class import call_user_code
-from rlvr.reward.reward_options import check_integer, check_number
+from rlvr.reward.reward_options import check_integer, check_mapping, check_number
 
 START_SECONDS = 300.0  # for a process to begin, with its imports
 _MARGIN = 30.0  # what is added where a process may have to be ended
@@ -213,8 +213,7 @@ def _make_source(
 def _make_gym(kind: str, config: dict[str, Any], processes: int, seconds: float, python: str | None) -> GuestGym:
     check_integer(f"{kind}: processes", processes, 1)
     check_number(f"{kind}: seconds", seconds, 0, above=True)
-    if config["options"] is not None and not isinstance(config["options"], Mapping):
-        raise ValueError(f"{kind}: options={config['options']!r:.80}, expected a mapping of the game's options")
+    check_mapping(f"{kind}: options", config["options"], "the game's options")
     config["options"] = dict(config["options"] or {})
     path = find_python(kind, python)
     guests = [find_guest(path, f"{kind}_guest.py", number) for number in range(processes)]

@@ -20,7 +20,7 @@ from rlvr.envs.gym.gym_source import GymSource
 from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.row_source import HELDOUT_FRACTION, RowSource, choose_heldout
 from rlvr.envs.tools.environment_class import call_user_code
-from rlvr.reward.reward_options import check_number
+from rlvr.reward.reward_options import check_mapping, check_number
 
 LOAD_SECONDS = 1_800.0  # to load a task, which may download its data
 _MARGIN = 30.0  # what is added where a process may have to be ended
@@ -81,8 +81,7 @@ class InspectSource(GymSource):
         seconds: float = 60.0,
         python: str | None = None,
     ) -> None:
-        if options is not None and not isinstance(options, Mapping):
-            raise ValueError(f"inspect: options={options!r:.80}, expected a mapping of the task's options")
+        check_mapping("inspect: options", options, "the task's options")
         check_number("inspect: seconds", seconds, 0, above=True)
         guest = find_guest(find_python("inspect", python), "inspect_guest.py")
         config = {"name": name, "options": dict(options or {}), "scorer": scorer}

@@ -22,7 +22,7 @@ from rlvr.envs.ecosystems.guest_process import GuestError, GuestProcess, find_gu
 from rlvr.envs.ecosystems.installs import find_python
 from rlvr.envs.gym.gym_session import PRINTABLE
 from rlvr.envs.row_source import HELDOUT_FRACTION, RowSource, choose_heldout
-from rlvr.reward.reward_options import check_integer
+from rlvr.reward.reward_options import check_integer, check_mapping
 
 HELDOUT_TASKS = 100  # of a taskset without end, unless the config says
 LOAD_SECONDS = 1_800.0  # to load an environment, which may download its data
@@ -142,8 +142,7 @@ class VerifiersSource(PlayedSource):
         template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
         for word, section in (("taskset", taskset), ("options", options)):
-            if section is not None and not isinstance(section, Mapping):
-                raise ValueError(f"verifiers: {word}={section!r:.80}, expected a mapping of its options")
+            check_mapping(f"verifiers: {word}", section, "its options")
         check_integer("verifiers: tasks", tasks, 1)
         if server is not None and (not isinstance(server, str) or not server.startswith(("tcp://", "ipc://"))):
             raise ValueError(f"verifiers: server={server!r:.80}, expected an address such as tcp://127.0.0.1:5000")

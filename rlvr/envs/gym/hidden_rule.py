@@ -40,8 +40,7 @@ class HiddenRule(TaskSource):
     pad_word: str = "<pad>"
 
     def __init__(self, letters: int = 5, rounds: int = 2, same_rule: bool = False, flaw: float = 0.3) -> None:
-        if not (type(letters) is int and 3 <= letters <= len(LETTERS)):
-            raise ValueError(f"hidden_rule: letters={letters!r}, expected a whole number from 3 to {len(LETTERS)}")
+        check_integer("hidden_rule: letters", letters, 3, len(LETTERS))
         check_integer("hidden_rule: rounds", rounds, 2)
         if not 0 <= flaw <= 1:
             raise ValueError(f"hidden_rule: flaw={flaw!r}, expected a probability, 0 to 1")

@@ -22,7 +22,7 @@ from rlvr.core.types import Outcome, Score
 from rlvr.reward.code.formats import CodeProblem
 from rlvr.reward.code.program_extraction import ExtractedProgram, extract, extract_requested
 from rlvr.reward.registry import register_reward
-from rlvr.reward.reward_options import check_choice, check_integer, check_number, is_number
+from rlvr.reward.reward_options import check_choice, check_flag, check_integer, check_number, is_number
 from rlvr.reward.signatures import Case
 from rlvr.sandbox import Limits, Sandbox, Verdict, shared_sandbox
 from rlvr.sandbox.supervisor import TIERS
@@ -44,8 +44,7 @@ class CodeOptions:
 
     def __post_init__(self) -> None:
         for name in ("partial", "self_reports"):
-            if not isinstance(given := getattr(self, name), bool):
-                raise ValueError(f"{name}={given!r}, expected true or false")
+            check_flag(name, getattr(self, name))
         penalty = self.syntax_error_reward
         if not is_number(penalty) or not -math.inf < penalty <= 0:
             raise ValueError(f"syntax_error_reward={penalty!r}, expected a finite number, at most 0")

@@ -25,6 +25,7 @@ from rlvr.envs.prompt import PromptEnv
 from rlvr.envs.registry import resolve_environment
 from rlvr.reward import Reward, resolve_reward
 from rlvr.reward.environment import NAME as ENVIRONMENT
+from rlvr.reward.reward_options import check_integer
 
 MOST_TASKS = 100_000
 _REPEATS = 200  # draws in a row that repeat tasks: a level has no more
@@ -65,8 +66,7 @@ class Exportable:
 
 def read_environment(request: ExportRequest) -> Exportable:
     """Read the environment to export; ValueError if it cannot be exported."""
-    if type(request.tasks) is not int or not 1 <= request.tasks <= MOST_TASKS:
-        raise ValueError(f"env export: tasks={request.tasks!r}, expected a whole number from 1 to {MOST_TASKS:,}")
+    check_integer("env export: tasks", request.tasks, 1, MOST_TASKS)
     source = resolve_environment(request.name, **request.options)
     gym = _find_class(source, request)
     reward = None if gym else _find_reward(source, request)
