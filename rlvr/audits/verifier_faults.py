@@ -1,6 +1,6 @@
 """Name the faults of a verifier on labelled rows: judge each row again in other orders and company, and try probes.
 
-    find_faults(rows, reward).seen      # {"order": ["row 3: passed, then failed"], ...}; `FAULTS` says what each is
+    find_faults(rows, reward).evidence      # {"order": ["row 3: passed, then failed"], ...}; `FAULTS` says what each is
 
 Each row is judged alone twice in a row, alone in shuffled orders, and in one batch with all others; some accepted ones
 beside themselves and beside malformed answers. Probes are answers that solve nothing, made from the rows: the prompt, a
