@@ -39,7 +39,7 @@ INNER_LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "tinker_server.http": (("*",), ("open_api",), ("app",)),
     "service": (
-        ("problems", "service_metrics", "service_options"), ("settings", "learning"), ("models",), ("sessions",),
+        ("session_problems", "service_metrics", "service_options"), ("settings", "learning"), ("models",), ("sessions",),
         ("generators", "dashboard"), ("http",), ("serve_service",), ("background_server",),
     ),
 }  # fmt: skip
