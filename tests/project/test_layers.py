@@ -39,7 +39,8 @@ INNER_LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "tinker_server.http": (("*",), ("open_api",), ("app",)),
     "service": (
-        ("session_problems", "service_metrics", "service_options"), ("settings", "learning"), ("models",), ("sessions",),
+        ("service_metrics", "service_options", "session_problems"), ("settings", "learning"), ("models",),
+        ("sessions",),
         ("generators", "dashboard"), ("http",), ("serve_service",), ("background_server",),
     ),
 }  # fmt: skip
