@@ -230,8 +230,8 @@ GOOD = REINFORCE().get_state()
     ("state", "message"),
     [
         (PPO().get_state(), "this is a state of 'PPO'; load it into that algorithm, or start REINFORCE anew"),
-        ({}, "no algorithm, step, baseline, optimizer in it; give what get_state"),
-        ({k: v for k, v in GOOD.items() if k != "step"}, "no step in it"),
+        ({}, "the state lacks algorithm, step, baseline, optimizer; give what get_state"),
+        ({k: v for k, v in GOOD.items() if k != "step"}, "the state lacks step"),
         ({**GOOD, "step": -1}, "step=-1, expected an integer of at least 0"),
         ({**GOOD, "step": 1.5}, "step=1.5"),
         ({**GOOD, "step": True}, "step=True"),

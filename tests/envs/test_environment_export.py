@@ -216,7 +216,7 @@ def test_the_range_of_the_rewards_is_in_the_package_of_openenv() -> None:
         ("export_refused:Game", {}, "harbor", "its episodes are turns of a class"),
         ("export_refused:Needs", {}, "verifiers", "No module named 'export_helper'"),
         ("export_refused:rows", {}, "openenv", "cannot be written as JSON"),
-        ("export_refused:empty", {}, "openenv", "it has no tasks"),
+        ("export_refused:empty", {}, "openenv", "the environment has no tasks"),
         ("sorting", {"digitts": 3}, "openenv", "did you mean 'digits'"),
     ],
 )

@@ -37,7 +37,7 @@ def test_a_row_of_a_module_is_taken_and_its_cells_can_be_replaced() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("rows_of_mine:OTHER", "it is of type int, expected an Algorithm"),
+        ("rows_of_mine:OTHER", "the object is of type int, expected an Algorithm"),
         ("rows_of_mine:GENTEL", r"has no 'GENTEL' \(did you mean 'GENTLE'\?\)"),
         ("nowhere:ROW", "importing 'nowhere' failed"),
         ("a b:c", "is not of the form"),
