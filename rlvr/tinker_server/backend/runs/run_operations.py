@@ -49,7 +49,14 @@ class Operation(ABC):
 
     @abstractmethod
     def replay(self, work: RunWork, run: RunQueue) -> None:
-        """Do again what it did to the run itself: nothing for one that only wrote files."""
+        """Do again what it did to the run itself."""
+
+
+class UnreplayedOperation(Operation):
+    """One that changes nothing of the run itself: it only writes files, or fails."""
+
+    def replay(self, work: RunWork, run: RunQueue) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ class OptimStep(Operation):
 
 
 @dataclass(frozen=True)
-class SaveWeights(Operation):
+class SaveWeights(UnreplayedOperation):
     log_name = call = "save_weights"
     body = schemas.SaveWeightsRequest
 
@@ -114,12 +121,9 @@ class SaveWeights(Operation):
         work.save(run, seq, path, self.ttl, self.metadata, self.overwrite)
         return JsonResult({"path": str(path), "type": "save_weights"})
 
-    def replay(self, work: RunWork, run: RunQueue) -> None:
-        pass
-
 
 @dataclass(frozen=True)
-class SaveForSampler(Operation):
+class SaveForSampler(UnreplayedOperation):
     """Named (`name`), or for one sampling session of the session that trains (`sampling_session_seq_id`)."""
 
     log_name = "save_for_sampler"
@@ -146,12 +150,9 @@ class SaveForSampler(Operation):
         work.save(run, seq, path, self.ttl, self.metadata, overwrite=True)
         return JsonResult({"path": str(path), "type": "save_weights_for_sampler"})
 
-    def replay(self, work: RunWork, run: RunQueue) -> None:
-        pass
-
 
 @dataclass(frozen=True)
-class SaveExternal(Operation):
+class SaveExternal(UnreplayedOperation):
     """Weights to download as files; `recipients` are age keys to encrypt them to."""
 
     log_name = "save_external"
@@ -172,9 +173,6 @@ class SaveExternal(Operation):
         size = work.save(run, seq, path, self.ttl, None, overwrite=True, recipients=recipients)
         return JsonResult({"path": str(path), "size_bytes": size, "type": "save_weights_external"})
 
-    def replay(self, work: RunWork, run: RunQueue) -> None:
-        pass
-
 
 @dataclass(frozen=True)
 class LoadWeights(Operation):
@@ -185,14 +183,14 @@ class LoadWeights(Operation):
 
     def execute(self, work: RunWork, run: RunQueue, seq: int) -> Outcome:
         self.replay(work, run)
-        return loaded(run, self.path)
+        return load_result(run, self.path)
 
     def replay(self, work: RunWork, run: RunQueue) -> None:
         work.load(run, self.path, self.optimizer)
 
 
 @dataclass(frozen=True)
-class RejectedOperation(Operation):
+class RejectedOperation(UnreplayedOperation):
     """A request that could not be parsed beyond its seq_id, which it uses up, so that later ones need not wait for it.
 
     Or one that was refused through the server's fault; its `category` is then `server`.
@@ -205,9 +203,6 @@ class RejectedOperation(Operation):
 
     def execute(self, work: RunWork, run: RunQueue, seq: int) -> Outcome:
         raise (ServerError if self.category == "server" else UserError)(self.reason)
-
-    def replay(self, work: RunWork, run: RunQueue) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -231,7 +226,7 @@ class CreateRun(Operation):
 
     def execute(self, work: RunWork, run: RunQueue, seq: int) -> Outcome:
         self.replay(work, run)
-        return loaded(run, self.path) if self.path else JsonResult({"model_id": run.model, "type": "create_model"})
+        return load_result(run, self.path) if self.path else JsonResult({"model_id": run.model, "type": "create_model"})
 
     def replay(self, work: RunWork, run: RunQueue) -> None:
         work.create(run, self.rank, self.seed, {k: getattr(self, k) for k in ("alpha", "attn", "mlp", "unembed")})
@@ -255,7 +250,7 @@ OPERATIONS: dict[str, type[Operation]] = {
 }  # fmt: skip
 
 
-def loaded(run: RunQueue, path: str) -> JsonResult:
+def load_result(run: RunQueue, path: str) -> JsonResult:
     return JsonResult({"model_id": run.model, "type": "load_weights", "path": path})
 
 
