@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from rlvr.tinker_server.backend.runs.run_operations import OPERATIONS, ForwardBackward, Operation, RejectedOperation
+from rlvr.tinker_server.backend.runs.run_operations import OPERATIONS, ForwardBackward, RejectedOperation, RunOperation
 from rlvr.tinker_server.http.dependencies import CallerDep, JsonRoute
 from rlvr.tinker_server.protocol import schemas
 from rlvr.tinker_server.protocol.errors import StatusError, UserError
@@ -82,7 +82,7 @@ async def create_custom_loss(body: schemas.CreateCustomLossRequest, caller: Call
     return {"request_id": request_id}
 
 
-def _add_call(operation: type[Operation]) -> None:
+def _add_call(operation: type[RunOperation]) -> None:
     """The route of an operation, by its `call`."""
 
     async def submit(body: Any, caller: CallerDep) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class RunExecutor:
             if (is_load and not isinstance(outcome, RequestFailure)) or self._adapters.needs_snapshot(run):
                 self._adapters.snapshot(run)
 
-    def _count(self, operation: ops.Operation | None, outcome: Outcome, seconds: float) -> None:
+    def _count(self, operation: ops.RunOperation | None, outcome: Outcome, seconds: float) -> None:
         is_forward = isinstance(operation, ops.ForwardBackward) and operation.forward_only
         kind = "forward" if is_forward else "unreadable" if operation is None else operation.log_name
         self.counters.add_request(kind, seconds)

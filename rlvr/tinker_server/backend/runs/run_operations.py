@@ -29,7 +29,7 @@ from rlvr.tinker_server.protocol.wire import encode_forward_backward, parse_forw
 
 
 @dataclass(frozen=True)
-class Operation(ABC):
+class RunOperation(ABC):
     """One operation. `log_name` is its name in the log; `call` the path of its route, "" if that is a function of its
     own; `body` what that route reads.
     """
@@ -52,7 +52,7 @@ class Operation(ABC):
         """Do again what it did to the run itself."""
 
 
-class UnreplayedOperation(Operation):
+class UnreplayedOperation(RunOperation):
     """One that changes nothing of the run itself: it only writes files, or fails."""
 
     def replay(self, work: RunWork, run: RunQueue) -> None:
@@ -60,7 +60,7 @@ class UnreplayedOperation(Operation):
 
 
 @dataclass(frozen=True)
-class ForwardBackward(Operation):
+class ForwardBackward(RunOperation):
     log_name = "forward_backward"
 
     data: list[Datum]
@@ -82,7 +82,7 @@ class ForwardBackward(Operation):
 
 
 @dataclass(frozen=True)
-class OptimStep(Operation):
+class OptimStep(RunOperation):
     log_name = call = "optim_step"
     body = schemas.OptimStepRequest
 
@@ -175,7 +175,7 @@ class SaveExternal(UnreplayedOperation):
 
 
 @dataclass(frozen=True)
-class LoadWeights(Operation):
+class LoadWeights(RunOperation):
     log_name = "load_weights"
 
     path: str
@@ -206,7 +206,7 @@ class RejectedOperation(UnreplayedOperation):
 
 
 @dataclass(frozen=True)
-class CreateRun(Operation):
+class CreateRun(RunOperation):
     """seq_id 0 of every run: new weights from `seed`, or those at `path` with or without the optimizer.
 
     `critic`: it gets a value head, of zeros unless the weights at `path` have one.
@@ -241,7 +241,7 @@ class CreateRun(Operation):
 
 
 # By their names in the log, which stay as they are, as do the names of their fields: older logs are replayed.
-OPERATIONS: dict[str, type[Operation]] = {
+OPERATIONS: dict[str, type[RunOperation]] = {
     operation.log_name: operation
     for operation in (
         CreateRun, ForwardBackward, OptimStep, SaveWeights, SaveForSampler, SaveExternal, LoadWeights,
@@ -254,7 +254,7 @@ def load_result(run: RunQueue, path: str) -> JsonResult:
     return JsonResult({"model_id": run.model, "type": "load_weights", "path": path})
 
 
-def encode(run: str, seq: int, operation: Operation) -> LogEntry:
+def encode(run: str, seq: int, operation: RunOperation) -> LogEntry:
     """The entry of an operation in the log. Its digest is equal for operations with the same meaning."""
     if isinstance(operation, ForwardBackward):
         return LogEntry(run, seq, "forward_backward", _digest_data(operation), operation.raw, operation.encoding)
@@ -262,7 +262,7 @@ def encode(run: str, seq: int, operation: Operation) -> LogEntry:
     return LogEntry(run, seq, name, hashlib.sha256(name.encode() + body).hexdigest(), body)
 
 
-def memory_bytes(operation: Operation) -> int:
+def memory_bytes(operation: RunOperation) -> int:
     """About how many bytes an operation holds while it waits, as objects."""
     if not isinstance(operation, ForwardBackward):
         return 1_024
@@ -270,7 +270,7 @@ def memory_bytes(operation: Operation) -> int:
     return len(operation.raw) + arrays + 32 * sum(datum.model_input.length for datum in operation.data)
 
 
-def decode(entry: LogEntry) -> Operation:
+def decode(entry: LogEntry) -> RunOperation:
     if entry.kind == "forward_backward":
         parsed = parse_forward_backward(entry.body, entry.encoding, UNBOUNDED)
         return ForwardBackward(
