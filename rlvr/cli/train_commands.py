@@ -232,13 +232,12 @@ def study(
             "`rlvr study algorithms` is no part of the package any more; in a clone of the repository, run "
             "`python -m benchmarks.algorithm_study` with the same words"
         )
-    from rlvr.studies.study_plan import read_plan
+    from rlvr.studies.study_plan import build_plan, read_variants
     from rlvr.studies.study_runner import StudyInterruptedError, run_study
 
     warnings = dict[str, None]()  # each variant gives the same ones
-    plan = read_plan(
-        overrides or [],
-        environment or [],
+    plan = build_plan(
+        *read_variants(overrides or [], environment or []),
         name,
         config_name=config_name,
         config=config,

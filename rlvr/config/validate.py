@@ -34,15 +34,32 @@ def load_settings(
     words: Sequence[str],
     file: Path | None = None,
     defaults: Mapping[str, Mapping[str, Any]] | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> T:
     """Settings beside those of a run: `key=value` words over a YAML file over the `defaults` of its sections over those
-    of the `schema`; ValueError names every wrong one."""
+    of the `schema`; ValueError names every wrong one. `renamed` has the earlier names of keys, which are read too."""
     loaded = compose.load(None, None if file is None else str(file), words)
+    for old, new in (renamed or {}).items():
+        _rename(loaded, old, new)
     for section, given in (defaults or {}).items():
         held = loaded.values.get(section)
         if held is None or isinstance(held, dict):
             loaded.values[section] = {**given, **(held or {})}
     return validate(loaded.values, schema, loaded.origin, loaded.typed)
+
+
+def _rename(loaded: compose.LoadedConfig, old: str, new: str) -> None:
+    """Move the value of a key that has another name now; ValueError if both names are given."""
+    (section, earlier), (_, now) = old.split("."), new.split(".")
+    held = loaded.values.get(section)
+    if not isinstance(held, dict) or earlier not in held:
+        return
+    if now in held:
+        raise ValueError(f"{old} is the earlier name of {new}; give {new} alone")
+    held[now] = held.pop(earlier)
+    loaded.typed[new] = old
+    if old in loaded.origin:
+        loaded.origin[new] = loaded.origin.pop(old)
 
 
 def validate(

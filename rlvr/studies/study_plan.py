@@ -113,19 +113,10 @@ class StudyPlan:
         return load(options.get("config-name"), config, [word for word in words if not word.startswith("--")])
 
 
-def read_plan(
-    overrides: Sequence[str],
-    environment: Sequence[str],
-    name: str | None,
-    *,
-    config_name: str | None = None,
-    config: str | None = None,
-    config_path: str | None = None,
-    warn: Callable[[str], None] = lambda text: None,
-) -> StudyPlan:
-    """The plan of the words of a command; ValueError for what a run would refuse. Nothing is written."""
-    if config_name is None and config is None:
-        raise ValueError("no config given; give --config-name=NAME (arithmetic, for example) or --config=FILE")
+def read_variants(
+    overrides: Sequence[str], environment: Sequence[str] = ()
+) -> tuple[tuple[int, ...], list[str], list[StudyVariant]]:
+    """(seeds, words of all runs, variants without their configs) of a command's words, as `build_plan` takes them."""
     seeds, shared, axes = read_overrides(overrides)
     variables = read_variables(environment)
     common = {key: values[0] for key, values in variables if len(values) == 1}
@@ -143,22 +134,26 @@ def read_plan(
         )
         for pairs, start in zip(combined, folder_names(combined), strict=True)
     ]
-    options = {"config_name": config_name, "config": config, "config_path": config_path}
-    return build_plan(seeds, shared, drafts, name, **options, warn=warn)
+    return seeds, shared, drafts
 
 
 def build_plan(
     seeds: tuple[int, ...],
     shared: Sequence[str],
     drafts: Sequence[StudyVariant],
-    name: str | None,
+    name: str | None = None,
     *,
     config_name: str | None = None,
     config: str | None = None,
     config_path: str | None = None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> StudyPlan:
-    """The plan of these variants, whose configs are made and checked here; `shared` are words of all runs."""
+    """The plan of these variants, whose configs are made and checked here; `shared` are words of all runs.
+
+    ValueError for what a run would refuse. Nothing is written.
+    """
+    if config_name is None and config is None:
+        raise ValueError("no config given; give --config-name=NAME (arithmetic, for example) or --config=FILE")
     if len(drafts) * len(seeds) > MOST_RUNS:
         raise ValueError(
             f"{len(drafts)} variants x {len(seeds)} seeds are more than {MOST_RUNS:,} runs; give fewer of either"

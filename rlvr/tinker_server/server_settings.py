@@ -14,6 +14,8 @@ from rlvr.clients.vllm import VllmOptions
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.tinker_server.protocol.server_limits import Count, ServerLimits, WireLimits
 
+# Earlier names of settings, and what they are called now.
+RENAMED = {"limits.max_cells": "limits.request_logprobs", "limits.answer_cells": "limits.answer_logprobs"}
 ONE_REQUEST = 0.75  # the default of `engine.one_request` here: the rest of the rows is for other requests
 
 
@@ -63,4 +65,4 @@ def load_settings(words: Sequence[str], file: Path | None = None) -> ServerSetti
         return ServerSettings()
     from rlvr.config.validate import load_settings as load_sections
 
-    return load_sections(ServerSettings, words, file, {"engine": {"one_request": ONE_REQUEST}})
+    return load_sections(ServerSettings, words, file, {"engine": {"one_request": ONE_REQUEST}}, RENAMED)

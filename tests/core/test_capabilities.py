@@ -17,7 +17,7 @@ from rlvr.clients.local import LocalTrainingClient
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.clients.registry import known_clients, resolve_client
 from rlvr.core.messages import AdamParams
-from rlvr.core.protocols import ClientCapabilities
+from rlvr.core.protocols import ClientCapabilities, Feature
 from rlvr.core.types import Trajectory
 from rlvr.training.informed_prompts import InformedPrompts
 
@@ -115,10 +115,10 @@ def test_the_table_has_every_option_once() -> None:
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_is_supported_by_every_client(name: str) -> None:
-    """But for a critic, which a table of logits, ranks and SkyRL do not have."""
+    """But for a critic, which a client has only if it says so."""
     for client in set(known_clients()):
         capabilities = resolve_client(client).capabilities
-        if ALGORITHMS[name].advantage.takes_critic and client in ("mock", "sharded", "skyrl"):
+        if ALGORITHMS[name].advantage.takes_critic and Feature.CRITIC not in capabilities.features:
             with pytest.raises(ValueError, match=f"gae is not supported by client={client} .*without a critic"):
                 check_supported(ALGORITHMS[name], capabilities)
         else:

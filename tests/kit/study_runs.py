@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlvr.cli.main import run
 from rlvr.studies.study_folder import open_study
-from rlvr.studies.study_plan import StudyPlan, read_plan
+from rlvr.studies.study_plan import StudyPlan, build_plan, read_variants
 from rlvr.studies.study_report import write_report
 from rlvr.studies.study_summary import is_finished, summarize
 
@@ -22,7 +22,7 @@ evaluation: {tasks: 4, samples: 4}
 
 def planned(*overrides: str, environment: tuple[str, ...] = (), name: str | None = None) -> StudyPlan:
     """The plan of `rlvr study --config=mock.yaml ...`."""
-    return read_plan(overrides, environment, name, config="mock.yaml")
+    return build_plan(*read_variants(overrides, environment), name, config="mock.yaml")
 
 
 def studied(*words: str) -> list[str]:
@@ -41,13 +41,14 @@ def read_study(words: list[str]) -> StudyPlan:
         else:
             overrides.append(word)
     config_name, config, name = (next(iter(options[key]), None) for key in ("--config-name", "--config", "--name"))
-    return read_plan(overrides, tuple(options["--environment"]), name, config_name=config_name, config=config)
+    variants = read_variants(overrides, tuple(options["--environment"]))
+    return build_plan(*variants, name, config_name=config_name, config=config)
 
 
 def make_study(root: Path, name: str, *overrides: str) -> Path:
     """The folder of a study with its runs, table and summary, made in this process."""
     (root.parent / "mock.yaml").write_text(MOCK)
-    plan = read_plan([*overrides, f"run.root={root}"], (), name, config=str(root.parent / "mock.yaml"))
+    plan = build_plan(*read_variants([*overrides, f"run.root={root}"]), name, config=str(root.parent / "mock.yaml"))
     make_runs(plan)
     write_report(plan.folder, summarize(plan))
     return plan.folder

@@ -30,8 +30,8 @@ from rlvr.engine.tokenizer import build_tokenizer
 from rlvr.tinker_server.backend.request_futures import JsonResult, Outcome, Pending, ProtoResult, RequestFailure
 from rlvr.tinker_server.backend.runs.run_operations import (
     ForwardBackward,
-    Operation,
     OptimStep,
+    RunOperation,
     SaveForSampler,
     SaveWeights,
 )
@@ -93,7 +93,7 @@ class BackendClient:
             self.backend.runs.create_model(self.owner, self.session, 0, MODEL, {"rank": rank, "seed": seed})
         )
 
-    def send(self, seq: int, operation: Operation) -> str:
+    def send(self, seq: int, operation: RunOperation) -> str:
         return self.backend.runs.submit(self.owner, self.run, seq, operation)
 
     def gradients(self, seq: int, seed: int = 0, loss_fn: str = "cross_entropy", **how: Any) -> str:
@@ -107,7 +107,7 @@ class BackendClient:
         assert not isinstance(outcome, Pending), f"{request_id}: no answer after {timeout} s"
         return outcome
 
-    def do(self, seq: int, operation: Operation) -> Outcome:
+    def do(self, seq: int, operation: RunOperation) -> Outcome:
         return self.wait(self.send(seq, operation))
 
     def save_weights(self, seq: int, name: str) -> str:
@@ -173,9 +173,9 @@ def counters(state: Path, run: str, name: str) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
-def plan(run: str, steps: int) -> list[Operation]:
+def plan(run: str, steps: int) -> list[RunOperation]:
     """Requests 1, 2, ...: two gradients and a step, again and again; now and then weights are saved."""
-    todo: list[Operation] = []
+    todo: list[RunOperation] = []
     for i in range(steps):
         for half in range(2):
             rows = data(lengths=[4, 9, 2, 7], seed=2 * i + half)

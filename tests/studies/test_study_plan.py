@@ -11,7 +11,7 @@ from rlvr.cli.main import run
 from rlvr.core.cpu_budget import available_cores
 from rlvr.core.files import lock_file
 from rlvr.studies.study_folder import open_study
-from rlvr.studies.study_plan import parse_seeds, read_plan, split_values
+from rlvr.studies.study_plan import build_plan, parse_seeds, read_variants, split_values
 from tests.kit.study_runs import MOCK, planned, studied
 
 
@@ -96,12 +96,12 @@ def test_a_variable_is_there_while_the_config_of_its_variant_is_read(folder: Pat
 
 
 def test_runs_at_a_time_are_the_cores_over_the_threads_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_variable = read_plan(["seeds=1", "engine.threads=0"], [], None, config_name="arithmetic")
+    by_variable = build_plan(*read_variants(["seeds=1", "engine.threads=0"]), config_name="arithmetic")
     assert (by_variable.threads, by_variable.jobs) == (1, available_cores())  # OMP_NUM_THREADS=1 in all tests
     monkeypatch.delenv("OMP_NUM_THREADS")
-    one = read_plan(["seeds=1"], [], None, config_name="arithmetic")
+    one = build_plan(*read_variants(["seeds=1"]), config_name="arithmetic")
     assert (one.threads, one.jobs) == (1, available_cores())
-    all_cores = read_plan(["seeds=1", "engine.threads=0"], [], None, config_name="arithmetic")
+    all_cores = build_plan(*read_variants(["seeds=1", "engine.threads=0"]), config_name="arithmetic")
     assert (all_cores.threads, all_cores.jobs) == (available_cores(), 1)
 
 

@@ -223,7 +223,7 @@ def test_too_many_stops_and_likeliest_tokens_are_refused(port: int, start: Serve
     session = sampler(port)
     for wrong in ({"stop": ["x"] * 2_000}, {"stop": "x" * 2_000}, {"stop": list(range(2_000))}):
         assert asample(port, session, 1, params=wrong)[0] == 400
-    backend = start(max_cells=100)
+    backend = start(request_logprobs=100)
     client = BackendClient(backend)
     base = backend.sampling.create_sampler("anna", client.session, 1, MODEL)
     prompt, asked = ModelInput([1] * 30), SamplingParams(max_tokens=10)

@@ -14,11 +14,33 @@ pytest.importorskip("google.protobuf")
 
 from rlvr.core.messages import ModelInput, SamplingParams
 from rlvr.tinker_server.backend.request_futures import JsonResult, ProtoResult
+from rlvr.tinker_server.backend.runs.run_operations import decode, encode
+from rlvr.tinker_server.backend.storage.server_store import LogEntry
 from rlvr.tinker_server.protocol.errors import GoneError, ServerError
 from tests.kit.forked_process import run_forked
 from tests.kit.tinker_backend import MODEL, BackendClient, ServerFactory, assert_failed, counters, sampled_tokens, train
 from tests.kit.tinker_model import write_model
 from tests.kit.tinker_server import TinkerServer
+
+# Entries as an earlier version wrote them, with the beginning of their digests: a server goes on with such a log.
+LOGGED = [
+    ("optim_step", "6b8896f014f5", '{"adam": {"learning_rate": 0.5, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, '
+     '"weight_decay": 0.0, "grad_clip_norm": 0.0}}'),
+    ("save_weights", "322ac2b75fee", '{"name": "w", "ttl": 3600.0, "overwrite": true, "metadata": {"a": 1}}'),
+    ("save_for_sampler", "d1b224a6cba7",
+     '{"name": null, "sampling_session_seq_id": 2, "kind": "snapshot", "ttl": null, "metadata": null}'),
+    ("save_external", "3f234d61a2cf", '{"name": "e", "ttl": null, "recipients": ["age1"]}'),
+    ("load_weights", "b2a1dabd0619", '{"path": "tinker://r/weights/w", "optimizer": true}'),
+    ("broken", "ddb91691da9a", '{"reason": "no", "category": "user"}'),
+    ("create", "eda20deb261e", '{"rank": 4, "alpha": 32.0, "seed": 7, "attn": true, "mlp": true, "unembed": false, '
+     '"path": null, "optimizer": false, "critic": true}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "digest", "body"), LOGGED)
+def test_an_entry_of_an_older_log_is_read_and_written_the_same(name: str, digest: str, body: str) -> None:
+    entry = encode("run", 1, decode(LogEntry("run", 1, name, "", body.encode())))
+    assert (entry.kind, entry.digest[:12], entry.body.decode()) == (name, digest, body)
 
 
 @pytest.mark.slow

@@ -277,7 +277,7 @@ def test_too_many_prompts_are_refused_before_they_are_tokenized(port: int, monke
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "cells"),
+    ("path", "body", "logprobs"),
     [  # n x (logprobs x tokens of the prompts + logprobs x max_tokens)
         (COMPLETIONS, {"prompt": [[5] * 20] * 500, "echo": True, "logprobs": 128, "n": 8, "max_tokens": 1},
          8 * 128 * (500 * 20 + 500)),
@@ -288,10 +288,10 @@ def test_too_many_prompts_are_refused_before_they_are_tokenized(port: int, monke
          100 * 1_024 * 30),
     ],
 )  # fmt: skip
-def test_an_answer_of_too_many_log_probs_is_refused(port: int, path: str, body: Any, cells: int) -> None:
+def test_an_answer_of_too_many_log_probs_is_refused(port: int, path: str, body: Any, logprobs: int) -> None:
     status, answer = request(port, path, {"model": NAME, **body})
     assert status == 400, answer
-    assert f"{cells:,} log-probs" in answer["detail"] and "limits.answer_cells" in answer["detail"]
+    assert f"{logprobs:,} log-probs" in answer["detail"] and "limits.answer_logprobs" in answer["detail"]
 
 
 def test_a_request_of_more_bytes_than_can_ever_wait_is_no_429(tmp_path: Path) -> None:

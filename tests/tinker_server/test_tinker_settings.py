@@ -38,6 +38,17 @@ def test_words_override_a_file(tmp_path: Path) -> None:
     assert found.limits == ServerLimits(max_rank=16, owner_disk_bytes=1_000_000)
 
 
+def test_earlier_names_of_limits_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("limits: {max_cells: 7}\n")
+    limits = load_settings(["limits.answer_cells=5"], file).limits
+    assert (limits.request_logprobs, limits.answer_logprobs) == (7, 5)
+    with pytest.raises(ValueError, match=r"limits.max_cells.* limits.request_logprobs alone"):
+        load_settings(["limits.request_logprobs=8"], file)
+    with pytest.raises(ValueError, match=r"limits.max_cells"):  # the name that was given
+        load_settings(["limits.max_cells=-1"])
+
+
 def test_without_settings_the_defaults_are_those_of_the_parts() -> None:
     assert load_settings([]) == ServerSettings(EngineLimits(one_request=ONE_REQUEST), ServerLimits())
     assert load_settings(["engine.one_request=1.0"]).engine == EngineLimits()

@@ -1,4 +1,6 @@
-"""Routes of training runs: create, load, forward_backward, optim_step, save. Each response is the id of a future."""
+"""Routes of training runs: create, load, forward_backward, custom losses, and one for each operation that has a call
+(`backend/runs/run_operations.py`): optim_step, save. Each response is the id of a future.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,13 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from rlvr.tinker_server.backend.runs import run_operations
-from rlvr.tinker_server.backend.runs.run_operations import Operation
-from rlvr.tinker_server.http.dependencies import Caller, CallerDep, JsonRoute
+from rlvr.tinker_server.backend.runs.run_operations import OPERATIONS, ForwardBackward, RejectedOperation, RunOperation
+from rlvr.tinker_server.http.dependencies import CallerDep, JsonRoute
 from rlvr.tinker_server.protocol import schemas
 from rlvr.tinker_server.protocol.errors import StatusError, UserError
 from rlvr.tinker_server.protocol.wire import PROTOBUF, BadRequest, parse_forward_backward
 
 router = APIRouter(route_class=JsonRoute)
-
-
-async def submit(caller: Caller, model_id: str, seq_id: int, operation: Operation) -> dict[str, Any]:
-    request_id = await caller.call(caller.backend.runs.submit, model_id, seq_id, operation)
-    return {"request_id": request_id, "model_id": model_id}
 
 
 @router.post("/create_model")
@@ -64,44 +60,13 @@ async def forward_backward(caller: CallerDep) -> dict[str, Any]:
             if error.model_id is None or error.seq_id is None:
                 raise
             # It uses up its seq_id, or every later request would wait for it.
-            model_id, seq_id, operation = error.model_id, error.seq_id, run_operations.RejectedOperation(str(error))
+            model_id, seq_id, operation = error.model_id, error.seq_id, RejectedOperation(str(error))
         else:
             model_id, seq_id = parsed.model_id, parsed.seq_id
-            operation = run_operations.ForwardBackward(
-                parsed.data, parsed.loss_fn, parsed.config, parsed.forward_only, raw, encoding
-            )
+            operation = ForwardBackward(parsed.data, parsed.loss_fn, parsed.config, parsed.forward_only, raw, encoding)
         return {"request_id": caller.backend.runs.submit(owner, model_id, seq_id, operation), "model_id": model_id}
 
     return await caller.call(read_and_submit)
-
-
-@router.post("/optim_step")
-async def optim_step(body: schemas.OptimStepRequest, caller: CallerDep) -> dict[str, Any]:
-    try:
-        step: Operation = run_operations.OptimStep(body.adam())
-    except UserError as error:
-        step = run_operations.RejectedOperation(str(error))
-    return await submit(caller, body.model_id, body.seq_id, step)
-
-
-@router.post("/save_weights")
-async def save_weights(body: schemas.SaveWeightsRequest, caller: CallerDep) -> dict[str, Any]:
-    save = run_operations.SaveWeights(body.path, body.ttl_seconds, body.overwrite, body.user_metadata)
-    return await submit(caller, body.model_id, body.seq_id, save)
-
-
-@router.post("/save_weights_for_sampler")
-async def save_weights_for_sampler(body: schemas.SaveForSamplerRequest, caller: CallerDep) -> dict[str, Any]:
-    save = run_operations.SaveForSampler(
-        body.path, body.sampling_session_seq_id, body.kind, body.ttl_seconds, body.user_metadata
-    )
-    return await submit(caller, body.model_id, body.seq_id, save)
-
-
-@router.post("/save_weights_external")
-async def save_weights_external(body: schemas.SaveExternalRequest, caller: CallerDep) -> dict[str, Any]:
-    save = run_operations.SaveExternal(body.path, body.ttl_seconds, body.age_encryption_recipients or [])
-    return await submit(caller, body.model_id, body.seq_id, save)
 
 
 @router.post("/create_custom_loss")
@@ -115,3 +80,23 @@ async def create_custom_loss(body: schemas.CreateCustomLossRequest, caller: Call
         body.graph,
     )
     return {"request_id": request_id}
+
+
+def _add_call(operation: type[RunOperation]) -> None:
+    """The route of an operation, by its `call`."""
+
+    async def submit(body: Any, caller: CallerDep) -> dict[str, Any]:
+        try:
+            read = operation.read(body)
+        except UserError as error:  # it uses up its seq_id, or every later request would wait for it
+            read = RejectedOperation(str(error))
+        request_id = await caller.call(caller.backend.runs.submit, body.model_id, body.seq_id, read)
+        return {"request_id": request_id, "model_id": body.model_id}
+
+    submit.__annotations__ = {"body": operation.body, "caller": CallerDep, "return": dict[str, Any]}
+    router.add_api_route(f"/{operation.call}", submit, methods=["POST"], name=operation.call)
+
+
+for _operation in OPERATIONS.values():
+    if _operation.call:
+        _add_call(_operation)

@@ -192,9 +192,14 @@ class LoadWeightsRequest(TinkerRequest):
         return self
 
 
-class OptimStepRequest(TinkerRequest):
+class RunRequest(TinkerRequest):
+    """A request to a training run, executed in the order of `seq_id`."""
+
     model_id: Name
     seq_id: Seq
+
+
+class OptimStepRequest(RunRequest):
     adam_params: dict[str, Any] | None = None
     optimizer_params: dict[str, Any] | None = None
 
@@ -221,21 +226,17 @@ class OptimStepRequest(TinkerRequest):
             raise UserError(str(error)) from error
 
 
-class SaveWeightsRequest(TinkerRequest):
-    model_id: Name
+class SaveWeightsRequest(RunRequest):
     path: Name
-    seq_id: Seq
     ttl_seconds: Whole | None = None
     overwrite: bool = False
     user_metadata: UserMetadata | None = None
 
 
-class SaveForSamplerRequest(TinkerRequest):
-    model_id: Name
+class SaveForSamplerRequest(RunRequest):
     path: Name | None = None
     sampling_session_seq_id: Seq | None = None
     kind: Name = "snapshot"
-    seq_id: Seq
     ttl_seconds: Whole | None = None
     user_metadata: UserMetadata | None = None
 
@@ -246,10 +247,8 @@ class SaveForSamplerRequest(TinkerRequest):
         return self
 
 
-class SaveExternalRequest(TinkerRequest):
-    model_id: Name
+class SaveExternalRequest(RunRequest):
     path: Name
-    seq_id: Seq
     ttl_seconds: Whole | None = None
     age_encryption_recipients: Annotated[list[Name], Field(fail_fast=True)] | None = None
 

@@ -26,12 +26,13 @@ class ServerLimits:
     kept as objects, the others are read from the log. A request waits `gap_seconds` for a missing earlier seq_id.
 
     Sampling: `owner_samples` requests of one owner at once, `max_samples` completions of one request, `max_topk`
-    likeliest tokens of one position and `max_cells` of one request; an answer of the open endpoints, which is text, has
-    at most `answer_cells` log-probs. Samples are cancelled after `session_seconds`
-    without a heartbeat. While training requests wait, sampling takes `sampling_seconds` at a stretch at most.
-    `owner_share` is the part of the rows and of the weights in memory that one owner may use. The KV cache takes
-    `cache_share` of the memory that is free when the models are loaded, 0 for what a run's takes (as much as it needs,
-    on a GPU 0.7 of what is free); `engine.cache_tokens` overrides it.
+    likeliest tokens of one position. A request may ask for `request_logprobs` log-probs, over all positions and
+    completions; an answer of the open endpoints, which is text, has at most `answer_logprobs`. (Their earlier names,
+    `max_cells` and `answer_cells`, are read too.) Samples are cancelled after `session_seconds` without a heartbeat.
+    While training requests wait, sampling takes `sampling_seconds` at a stretch at most. `owner_share` is the part of
+    the rows and of the weights in memory that one owner may use. The KV cache takes `cache_share` of the memory that is
+    free when the models are loaded, 0 for what a run's takes (as much as it needs, on a GPU 0.7 of what is free);
+    `engine.cache_tokens` overrides it.
 
     Adapters: `live_policies` are in memory, per model, of at most `live_bytes` with their optimizers (null is
     `live_share` of the memory that is free when the models are loaded); one that is unused for `idle_seconds` is
@@ -66,8 +67,8 @@ class ServerLimits:
     owner_samples: Count = 8_192
     max_samples: Count = 1_024
     max_topk: Count = 128
-    max_cells: Count = 4 << 20
-    answer_cells: Count = 1 << 20
+    request_logprobs: Count = 4 << 20
+    answer_logprobs: Count = 1 << 20
     session_seconds: Positive = 120.0
     sampling_seconds: Positive = 1.0
     owner_share: Share = 0.75

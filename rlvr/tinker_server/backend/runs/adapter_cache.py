@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlvr.core.files import new_folder
 from rlvr.tinker_server.backend.request_futures import FutureRegistry, Outcome, RequestFailure, ResultFuture
-from rlvr.tinker_server.backend.runs.run_operations import Operation, decode
 from rlvr.tinker_server.backend.storage.disk_usage import DiskAccounts
 from rlvr.tinker_server.backend.storage.paths import run_folder
-from rlvr.tinker_server.backend.storage.server_store import Row, ServerStore, StoredResult
+from rlvr.tinker_server.backend.storage.server_store import LogEntry, Row, ServerStore, StoredResult
 from rlvr.tinker_server.protocol.errors import UserError
 from rlvr.tinker_server.protocol.server_limits import ServerLimits
 
@@ -39,13 +38,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class QueuedRequest:
-    """A logged request. `operation` is None after a restart: it is read from the log in its turn."""
+    """A logged request. `operation` is one of `run_operations.py`, or None after a restart: it is read from the log in
+    its turn.
+    """
 
     digest: str
     future: ResultFuture
     size: int
     queued_at: float
-    operation: Operation | None = None
+    operation: Any = None
     release_quota: Callable[[], None] | None = None
 
 
@@ -125,8 +126,8 @@ class AdapterCache:
         self._disk = disk
         self._in_memory: OrderedDict[str, RunQueue] = OrderedDict()  # least recently used first
         self.in_use: list[RunQueue] = []  # whose requests are being executed
-        # Applies one operation to a policy, without its result; `executor.py` sets it.
-        self.replay: Callable[[RunQueue, Operation], None] | None = None
+        # Applies one entry of the log to a policy, without its result; `executor.py` sets it.
+        self.replay: Callable[[RunQueue, LogEntry], None] | None = None
 
     def __len__(self) -> int:
         """The adapters in memory."""
@@ -185,7 +186,7 @@ class AdapterCache:
                 if seq not in run.failures:
                     entry = self._store.log_entry(run.model, seq)
                     assert entry is not None and self.replay is not None
-                    self.replay(run, decode(entry))
+                    self.replay(run, entry)
         except BaseException:
             self.drop(run)
             raise

@@ -25,8 +25,8 @@ from rlvr.tinker_server.backend.runs.engine_thread import EngineThread
 from rlvr.tinker_server.backend.runs.run_operations import (
     CreateRun,
     LoadWeights,
-    Operation,
     RejectedOperation,
+    RunOperation,
     encode,
     memory_bytes,
 )
@@ -164,13 +164,13 @@ class TrainingRuns:
             queued[run.base_model] += len(run.queue)
         return queued
 
-    def submit(self, owner: str, model_id: str, seq_id: int, operation: Operation) -> str:
+    def submit(self, owner: str, model_id: str, seq_id: int, operation: RunOperation) -> str:
         """Log a request of a training run, to be executed in its turn; returns the id of its result."""
         if type(seq_id) is not int or seq_id < 1:
             raise UserError(f"seq_id {seq_id!r}: expected a whole number, at least 1")
         return self._submit(self._find_run(owner, model_id), seq_id, operation)
 
-    def _submit(self, run: RunQueue, seq: int, operation: Operation) -> str:
+    def _submit(self, run: RunQueue, seq: int, operation: RunOperation) -> str:
         entry, request_id = encode(run.model, seq, operation), training_request_id(run.model, seq)
         with run.lock:
             if run.is_deleted:
@@ -218,7 +218,7 @@ class TrainingRuns:
         run: RunQueue,
         entry: LogEntry,
         size: int,
-        operation: Operation | None,
+        operation: RunOperation | None,
         release_quota: Callable[[], None] | None = None,
     ) -> None:
         future = self._futures.create(training_request_id(run.model, entry.seq), run.owner, pinned=True)

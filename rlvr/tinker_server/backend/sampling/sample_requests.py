@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 CLONE_STRIDE = 1_000_000_000  # a sampling client copied to another process counts its requests from a multiple of this
 # About how many bytes a request holds while it waits and runs: objects per prompt token, completion and top-k cell.
-TOKEN_BYTES, COMPLETION_BYTES, CELL_BYTES = 64, 1_024, 128
+TOKEN_BYTES, COMPLETION_BYTES, LOGPROB_BYTES = 64, 1_024, 128
 DIGESTED = 4_096  # tokens of a prompt at a time: no other thread runs meanwhile
 
 
@@ -210,13 +210,13 @@ class SampleRequests:
         context, top = self._engines[row["base_model"]].model.context, options.get("topk_sample", 0)
         longest = [min(params.max_tokens or context, max(1, context - prompt.length)) for prompt in prompts]
         scored = sum(prompt.length for prompt in prompts) if options.get("prompt_logprobs") else 0
-        cells = count * (max(1, options.get("topk_prompt", 0)) * scored + top * sum(longest))
-        if cells > self._limits.answer_cells:
+        logprobs = count * (max(1, options.get("topk_prompt", 0)) * scored + top * sum(longest))
+        if logprobs > self._limits.answer_logprobs:
             raise UserError(
-                f"logprobs: the answer may have {cells:,} log-probs (logprobs={top}, n={count}, {scored:,} tokens of "
-                f"prompts, at most {sum(longest):,} sampled ones for each n), expected at most "
-                f"{self._limits.answer_cells:,} (limits.answer_cells); give a smaller logprobs, n or max_tokens, or "
-                "fewer prompts"
+                f"logprobs: the answer may have {logprobs:,} log-probs (logprobs={top}, n={count}, {scored:,} tokens "
+                f"of prompts, at most {sum(longest):,} sampled ones for each n), expected at most "
+                f"{self._limits.answer_logprobs:,} (limits.answer_logprobs); give a smaller logprobs, n or max_tokens, "
+                "or fewer prompts"
             )
         size = sum(self._size(row["base_model"], prompt, count, params, options) for prompt in prompts)
         if size > self._limits.owner_bytes:
@@ -276,16 +276,17 @@ class SampleRequests:
             raise UserError(f"topk_sample_logprobs={top_sample}, expected at most {self._limits.max_topk}")
         context = self._engines[base_model].model.context
         scored, drawn = options.get("prompt_last") or prompt.length, options.get("prompt_alternatives", 0)
-        cells = top_prompt * scored + drawn * prompt.length + targeted
-        cells += top_sample * count * min(params.max_tokens or context, context)
-        if cells > self._limits.max_cells:
+        logprobs = top_prompt * scored + drawn * prompt.length + targeted
+        logprobs += top_sample * count * min(params.max_tokens or context, context)
+        if logprobs > self._limits.request_logprobs:
             raise UserError(
                 f"topk_prompt_logprobs={top_prompt} for {scored} tokens, prompt_alt_tokens_k={drawn} for "
                 f"{prompt.length}, topk_sample_logprobs={top_sample} for "
                 f"{count} samples (max_tokens={params.max_tokens}) and {targeted:,} target_prompt_logprobs may be "
-                f"{cells:,} log-probs, expected at most {self._limits.max_cells:,}; ask for fewer"
+                f"{logprobs:,} log-probs, expected at most {self._limits.request_logprobs:,} (limits.request_logprobs)"
+                "; ask for fewer"
             )
-        return TOKEN_BYTES * prompt.length + COMPLETION_BYTES * count + CELL_BYTES * max(0, cells)
+        return TOKEN_BYTES * prompt.length + COMPLETION_BYTES * count + LOGPROB_BYTES * max(0, logprobs)
 
     async def wait_for_any(
         self, owner: str, sampling_session_id: str, clone: int, cursor: int, retrieved: list[str], timeout: float
