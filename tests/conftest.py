@@ -31,6 +31,8 @@ sys.path.insert(0, str(Path(__file__).parent / "kit"))  # modules that stand for
 
 from tests.kit.tiny import CONFIGS, END, PAD, WORDS
 
+gc.disable()  # until all tests are collected: searching the growing heap takes a third of the time of importing it
+
 # No test is timed: on a busy machine an example that once takes more than hypothesis's 200 ms would fail as "flaky".
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -71,6 +73,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # What was imported and collected stays: each full collection of garbage would search all of it, for half a second.
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
