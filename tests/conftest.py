@@ -55,8 +55,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """`-m slow` leaves out the files without such a test: importing them all takes each process half a minute."""
-    is_file = collection_path.suffix == ".py" and config.option.markexpr == "slow"
-    return True if is_file and "mark.slow" not in collection_path.read_text(encoding="utf-8") else None
+    if collection_path.suffix != ".py" or config.option.markexpr != "slow":
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return None if "mark.slow" in text or "mark_slow" in text else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

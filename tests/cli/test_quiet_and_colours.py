@@ -88,6 +88,7 @@ def test_a_quiet_evaluation_prints_its_report_alone(tiny: Path, capfd: Any) -> N
     assert capfd.readouterr().out == "" and "pass@1" in json.loads((tiny / "report.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_quiet_study_prints_nothing_and_writes_its_table(tiny: Path, capfd: Any) -> None:
     assert run(["study", "--config-name=train_rlvr", "max_steps=2", "seeds=1..2", "--name=few", "--quiet"]) == 0
     said = capfd.readouterr()

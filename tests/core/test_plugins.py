@@ -61,6 +61,7 @@ def test_names_of_an_installed_package_work_like_built_in_ones(tmp_path: Path) -
     assert without.returncode == 2 and "plug_" in without.stderr and "Traceback" not in without.stderr
 
 
+@pytest.mark.slow
 def test_imports_of_a_config_come_before_its_names_and_stay_with_the_run(tmp_path: Path) -> None:
     (tmp_path / "my_names.py").write_text(MODULE)
     words = ["train", "--config=plug.yaml", *WORDS, "run.name=imported"]

@@ -328,7 +328,9 @@ def test_stop_run_in_fine_tuning_outlives_a_kill(file: str, tmp_path: Path) -> N
     def run(name: str, **environment: str) -> int:
         path = os.pathsep.join([str(ROOT), str(tmp_path)])
         environment = {**os.environ, "PYTHONPATH": path, **environment}
-        return run_forked(["-m", "rlvr", *words, f"run.name={name}"], cwd=tmp_path, env=environment, timeout=300).returncode
+        return run_forked(
+            ["-m", "rlvr", *words, f"run.name={name}"], cwd=tmp_path, env=environment, timeout=300
+        ).returncode
 
     assert run("whole") == 0
     assert run("killed", KILL="1") == -9
