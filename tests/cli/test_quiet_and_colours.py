@@ -53,7 +53,9 @@ def in_terminal(words: list[str], **variables: str) -> str:
     return b"".join(parts).decode()
 
 
-@pytest.mark.parametrize("words", [["--help"], TOY], ids=["help", "train"])
+@pytest.mark.parametrize(
+    "words", [pytest.param(["--help"], id="help"), pytest.param(TOY, id="train", marks=pytest.mark.slow)]
+)
 def test_a_terminal_gets_colours_unless_no_color_is_set(tiny: Path, words: list[str]) -> None:
     assert COLOUR.search(in_terminal([*words, *(["run.name=one"] if words is TOY else [])]))
     plain = in_terminal([*words, *(["run.name=two"] if words is TOY else [])], NO_COLOR="1")
