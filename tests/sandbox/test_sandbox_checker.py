@@ -82,7 +82,9 @@ def test_check_functions_get_the_candidate() -> None:
     assert rows("def g(x): return x", [text], entry_point="f") == [(False, "wrong_name")]
 
 
-@pytest.mark.parametrize("test", ["assert f(1) ==", "assert f(1 / 0) == 1", "assert f(1) == y", "assert False"])
+@pytest.mark.parametrize(
+    "test", mark_slow_but(1, ["assert f(1) ==", "assert f(1 / 0) == 1", "assert f(1) == y", "assert False"])
+)
 def test_a_broken_test_is_invalid_whatever_the_answer(test: str) -> None:
     for solution in ("def f(x): return 1", "y = 1", "def f(:"):
         assert judge(solution, [test])["invalid"] == "bad_test"
