@@ -68,7 +68,7 @@ def validate(
     except TypeError as error:
         raise ValueError(f"config: a value is not text, number, list or mapping: {error}") from None
     try:
-        return _adapter(schema).validate_json(text, strict=True)
+        return _get_adapter(schema).validate_json(text, strict=True)
     except ValidationError as error:
         raise ValueError("\n".join(_about_errors(error, prepared, schema, came))) from None
 
@@ -100,7 +100,7 @@ class Origins:
 
 
 @cache
-def _adapter(schema: type[T]) -> TypeAdapter[T]:
+def _get_adapter(schema: type[T]) -> TypeAdapter[T]:
     return TypeAdapter(schema)
 
 
