@@ -31,6 +31,8 @@ sys.path.insert(0, str(Path(__file__).parent / "kit"))  # modules that stand for
 
 from tests.kit.tiny import CONFIGS, END, PAD, WORDS
 
+gc.disable()  # until all tests are collected: searching the growing heap takes a third of the time of importing it
+
 # No test is timed: on a busy machine an example that once takes more than hypothesis's 200 ms would fail as "flaky".
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -53,8 +55,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """`-m slow` leaves out the files without such a test: importing them all takes each process half a minute."""
-    is_file = collection_path.suffix == ".py" and config.option.markexpr == "slow"
-    return True if is_file and "mark.slow" not in collection_path.read_text(encoding="utf-8") else None
+    if collection_path.suffix != ".py" or config.option.markexpr != "slow":
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return None if "mark.slow" in text or "mark_slow" in text else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -71,6 +75,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # What was imported and collected stays: each full collection of garbage would search all of it, for half a second.
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -28,9 +28,11 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from functools import cache
 from typing import Annotated, Any
 
 import typer
+import typer.main
 
 from rlvr import __version__
 from rlvr.cli.demo_command import demo
@@ -101,7 +103,7 @@ def run(arguments: list[str], commands: typer.Typer = app, program: str = "rlvr"
     """Run one of the commands and return its exit code. Errors become messages here, and only here."""
     limit_spinning()
     try:
-        code = commands(arguments, prog_name=program, standalone_mode=False)
+        code = _get_command(commands)(arguments, prog_name=program, standalone_mode=False)
     except typer.Exit as stop:
         return stop.exit_code
     except UsageError as mistake:
@@ -135,6 +137,12 @@ def run(arguments: list[str], commands: typer.Typer = app, program: str = "rlvr"
     except KeyboardInterrupt:
         return _fail("stopped", 130)
     return code or 0
+
+
+@cache
+def _get_command(commands: typer.Typer) -> Any:
+    """The parser of the commands, which takes as long to make as many a command to run."""
+    return typer.main.get_command(commands)
 
 
 def _remedy(mistake: Any, arguments: list[str]) -> str:

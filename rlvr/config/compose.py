@@ -17,13 +17,15 @@ say of an unknown key, is `rlvr.config.validate`.
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +129,7 @@ def load(
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """One YAML file as a plain dictionary, nothing resolved: also how a run's `resolved.yaml` is read back."""
-    plain = OmegaConf.to_container(_read(Path(path)))
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    return copy.deepcopy(_read(Path(path)))
 
 
 def dump(raw: Mapping[str, Any]) -> str:
@@ -186,13 +186,10 @@ def _with_present_keys(content: Any) -> Any:
     return content
 
 
-def _read(path: Path) -> DictConfig:
-    result = None
+def _read(path: Path) -> dict[str, Any]:
+    """The content of a file, not to be changed: a run reads its own settings several times, and parsing is slow."""
     try:
-        check_size(path.read_text(encoding="utf-8"))
-        config = OmegaConf.load(path)
-        if isinstance(config, DictConfig):
-            result = OmegaConf.create(_with_present_keys(with_text_keys(OmegaConf.to_container(config))))
+        result = _parse_file(path.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{_display_path(path)}{line}: {error.problem or 'not YAML'}") from None
@@ -203,6 +200,15 @@ def _read(path: Path) -> DictConfig:
     if result is None:
         raise ValueError(f"{_display_path(path)}: a list; expected `key: value` lines")
     return result
+
+
+@lru_cache(maxsize=16)
+def _parse_file(text: str) -> dict[str, Any] | None:
+    """The content of a YAML file with the present names of its keys; None for a list."""
+    config = OmegaConf.load(io.StringIO(check_size(text)))
+    if not isinstance(config, DictConfig):
+        return None
+    return _with_present_keys(with_text_keys(OmegaConf.to_container(config)))
 
 
 @dataclass
@@ -384,7 +390,7 @@ class _Composer:
             raise ValueError(f"unknown {what}{asked}{did_you_mean(stem, known)}; {_listing(known)}{files}")
         if full in self.stack:
             raise ValueError(f"{_display_path(path)}: its defaults go in a circle: {' -> '.join([*self.stack, full])}")
-        config = _read(path)
+        config = OmegaConf.create(_read(path))
         if directive := _PACKAGE.match(path.read_text(encoding="utf-8")):
             package = "" if directive[1] == "_global_" else directive[1]
         if "${" in str(OmegaConf.to_container(config).get("defaults")):  # type: ignore[union-attr]

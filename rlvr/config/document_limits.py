@@ -18,6 +18,7 @@ VALUES, CHARACTERS = 100_000, 10_000_000  # of the whole config, when it is reso
 _REFERENCE = 10  # following a reference takes as long as this many plain values
 TOO_DEEP = f"nested more than {DEEPEST} levels deep; no setting needs that"
 TOO_LARGE = f"more than {VALUES:,} values or {CHARACTERS:,} characters once its references (`${{name}}`) are resolved"
+_FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # of libyaml, where PyYAML was built with it
 
 _Place = tuple[str, ...]
 
@@ -26,10 +27,18 @@ def check_size(text: str) -> str:
     """Return YAML text unchanged; ValueError if it is nested too deep or its aliases (`*name`) expand to too much."""
     if len(text) > CHARACTERS:
         raise ValueError(f"longer than {CHARACTERS:,} characters")
+    try:
+        _check_events(text, _FAST_LOADER)
+    except (yaml.YAMLError, UnicodeError):
+        _check_events(text, yaml.SafeLoader)  # its messages are those that users see
+    return text
+
+
+def _check_events(text: str, loader: Any) -> None:
     open_nodes: list[tuple[str | None, int]] = []  # anchor, and the values that came before
     sizes: dict[str, int] = {}
     total = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    for event in yaml.parse(text, Loader=loader):
         if isinstance(event, yaml.AliasEvent):
             if event.anchor in (anchor for anchor, _ in open_nodes):
                 raise ValueError(f"the alias *{event.anchor} is inside its own anchor")
@@ -48,7 +57,6 @@ def check_size(text: str) -> str:
                 sizes[anchor] = total - before + 1
         if total > VALUES:
             raise ValueError(f"more than {VALUES:,} values once its aliases (`*name`) are expanded")
-    return text
 
 
 def with_text_keys(value: Any, key: str = "", depth: int = 0) -> Any:

@@ -85,7 +85,7 @@ def validate(
     except TypeError as error:
         raise ValueError(f"config: a value is not text, number, list or mapping: {error}") from None
     try:
-        return TypeAdapter(schema).validate_json(text, strict=True)
+        return _get_adapter(schema).validate_json(text, strict=True)
     except ValidationError as error:
         raise ValueError("\n".join(_about_errors(error, prepared, schema, came))) from None
 
@@ -114,6 +114,11 @@ class Origins:
             if key.startswith(prefix) and re.search(rf"\b{re.escape(key.rpartition('.')[2])}=", message):
                 return self(key)
         return self(section)
+
+
+@cache
+def _get_adapter(schema: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(schema)
 
 
 @cache

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, Generic, TypeVar
 
 from rlvr.core.plugins import describe_plugins, load_plugins
@@ -230,9 +230,11 @@ class _Description:
             return [self.of(value) for value in found]
         if isinstance(found, (set, frozenset)):
             return sorted(repr(self.of(value)) for value in found)
-        if isinstance(found, dict):
+        if isinstance(found, (dict, MappingProxyType)):
             return [(repr(self.of(key)), self.of(value)) for key, value in found.items()]
         if isinstance(found, type):
+            if not _is_python(found):  # its methods are wrappers of C, which lead to all the other types of their kind
+                return f"{found.__module__}:{found.__qualname__}"
             own = {name: value for name, value in vars(found).items() if name not in _OF_CLASSES}
             return found.__qualname__, [self.of(base) for base in found.__bases__], self.of(own)
         if wrapped := getattr(found, "__wrapped__", None):

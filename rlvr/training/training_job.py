@@ -25,7 +25,11 @@ def freeze_collector() -> Iterator[None]:
     """Keep Python's garbage collector from searching the objects that exist when the block begins.
 
     Libraries and a model are a million objects, and the objects of a step set off several searches through all of them.
+    A program that froze its objects itself is left as it is.
     """
+    if gc.get_freeze_count():
+        yield
+        return
     gc.collect()
     gc.freeze()
     try:

@@ -266,7 +266,13 @@ def test_a_group_of_one_has_a_signal(tmp_path: Path) -> None:
     check_compatibility(config.algorithm.resolve(), config.rollout, options)
 
 
-@pytest.mark.parametrize("lora", [(), ("model.lora.rank=4",)], ids=["all weights", "adapter"])
+@pytest.mark.parametrize(
+    "lora",
+    [
+        pytest.param((), id="all weights"),
+        pytest.param(("model.lora.rank=4",), id="adapter", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_was_killed_ends_with_the_same_policy_and_critic(tmp_path: Path, lora: tuple[str, ...]) -> None:
     """In the middle of step 3, after the critic's warm-up: same hash, same metrics, same files of the critic."""
     for name in ("calm", "killed"):

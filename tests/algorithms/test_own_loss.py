@@ -271,6 +271,7 @@ def test_settings_that_a_loss_does_not_have_are_refused(
     assert all(part in told for part in said), told
 
 
+@pytest.mark.slow
 def test_a_class_trains_alike_from_python_from_the_command_line_and_after_a_kill(folder: Path) -> None:
     """Its settings matter, and every way gives the same bits."""
     rlvr.register(Leash)

@@ -22,6 +22,7 @@ from rlvr.cli.main import run
 from rlvr.reward import resolve_reward
 from rlvr.sandbox.supervisor import NoTier, Sandbox
 from tests.kit import weak_harnesses
+from tests.kit.slow_cases import mark_slow_but
 from tests.kit.weak_harnesses import HARNESSES
 
 THREADS = 2 * len(os.sched_getaffinity(0))
@@ -83,7 +84,7 @@ def test_every_dodge_leaves_a_weak_harness_without_a_verdict() -> None:
     assert len(tried) >= 25 and [name for name, was in found.items() if not was] == []
 
 
-@pytest.mark.parametrize("name", list(HARNESSES))
+@pytest.mark.parametrize("name", mark_slow_but(4, list(HARNESSES)))
 def test_every_harness_tells_an_honest_solution_from_a_wrong_one(name: str) -> None:
     """They are careless, not broken: what is right passes, and what is plainly wrong does not."""
     due = {7: 918273, 11: 556677, 30: 4242}

@@ -121,6 +121,7 @@ def test_the_report_holds_faults_allowed_ones_and_warnings() -> None:
     assert report["above_threshold"] == []
 
 
+@pytest.mark.slow
 def test_the_process_itself_ends_with_the_code() -> None:
     words = [sys.executable, "-m", "rlvr.cli.main", "audit", "--labelled", "rows.jsonl", "--reward"]
     name = os.environ["OWN"]

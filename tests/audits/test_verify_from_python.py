@@ -147,6 +147,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_may_start_processes(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run(

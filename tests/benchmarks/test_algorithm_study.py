@@ -15,6 +15,7 @@ from rlvr.cli.main import run
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.studies.study_folder import SPECIFICATION
+from tests.kit.slow_cases import mark_slow_but
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +53,7 @@ def test_a_run_is_rlvr_train_from_the_fine_tuning_of_its_seed() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", mark_slow_but(1, TASKS))
 def test_all_variants_have_equally_many_completions_and_updates(task: str) -> None:
     [plan] = read_algorithm_plans([task, "seeds=1"], [], None)
     sizes = [variant.config["training"] for variant in plan.variants.variants]

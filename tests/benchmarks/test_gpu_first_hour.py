@@ -86,6 +86,7 @@ def test_all_ten_end_within_the_hour() -> None:
     assert list(EDGES) == sorted(EDGES)
 
 
+@pytest.mark.slow
 def test_a_measurement_that_takes_too_long_is_ended_and_one_without_vllm_is_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from rlvr.chat.tool_calls import ToolCallFormat
 from tests.kit.call_templates import HARMONY, KIMI, QWEN_CODER, TAGGED
 from tests.kit.code_rows import chat_tokenizer
 from tests.kit.open_server import TOOLS_TEMPLATE
+from tests.kit.slow_cases import mark_slow_but
 
 TYPES = ("string", "integer", "number", "boolean", "object", "array", "null")
 PROPERTIES: dict[str, Any] = {f"{name}_value": {"type": name} for name in TYPES}
@@ -78,7 +79,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 calls_of = st.builds(ToolCall, st.sampled_from(NAMES), st.fixed_dictionaries({}, optional=VALUES))
 
 
-@pytest.mark.parametrize("name", sorted(ALL))
+@pytest.mark.parametrize("name", mark_slow_but(4, sorted(ALL)))
 @settings(max_examples=60, deadline=None)
 @given(calls=st.lists(calls_of, min_size=1, max_size=3))
 def test_what_a_template_writes_is_read_as_the_equal_call(name: str, calls: list[ToolCall]) -> None:
@@ -120,7 +121,7 @@ def test_any_text_is_read_without_an_error(name: str, pieces: list[str]) -> None
         json.dumps(call.arguments)
 
 
-@pytest.mark.parametrize("name", sorted(TAGGED))
+@pytest.mark.parametrize("name", mark_slow_but(3, sorted(TAGGED)))
 def test_long_hostile_texts_cost_little(name: str) -> None:
     """Each would take hours in quadratic time."""
     form = form_of(name)

@@ -18,6 +18,7 @@ import pytest
 
 from rlvr.cli.main import run
 from tests.kit.forked_process import Program
+from tests.kit.slow_cases import mark_slow_but
 from tests.kit.tiny_run import TINY
 
 
@@ -395,7 +396,7 @@ def test_secrets_from_the_environment_are_not_written(tiny: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("words", [["view", "."], ["serve", "--demo"]])
-@pytest.mark.parametrize("package", ["sqlalchemy", "uvicorn", "fastapi"])
+@pytest.mark.parametrize("package", mark_slow_but(1, ["sqlalchemy", "uvicorn", "fastapi"]))
 def test_a_server_without_its_packages_names_the_extra(words: list[str], package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from rlvr.cli.main import run; sys.exit(run({words}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

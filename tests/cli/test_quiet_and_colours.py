@@ -53,7 +53,9 @@ def in_terminal(words: list[str], **variables: str) -> str:
     return b"".join(parts).decode()
 
 
-@pytest.mark.parametrize("words", [["--help"], TOY], ids=["help", "train"])
+@pytest.mark.parametrize(
+    "words", [pytest.param(["--help"], id="help"), pytest.param(TOY, id="train", marks=pytest.mark.slow)]
+)
 def test_a_terminal_gets_colours_unless_no_color_is_set(tiny: Path, words: list[str]) -> None:
     assert COLOUR.search(in_terminal([*words, *(["run.name=one"] if words is TOY else [])]))
     plain = in_terminal([*words, *(["run.name=two"] if words is TOY else [])], NO_COLOR="1")
@@ -88,6 +90,7 @@ def test_a_quiet_evaluation_prints_its_report_alone(tiny: Path, capfd: Any) -> N
     assert capfd.readouterr().out == "" and "pass@1" in json.loads((tiny / "report.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_quiet_study_prints_nothing_and_writes_its_table(tiny: Path, capfd: Any) -> None:
     assert run(["study", "--config-name=train_rlvr", "max_steps=2", "seeds=1..2", "--name=few", "--quiet"]) == 0
     said = capfd.readouterr()

@@ -135,6 +135,7 @@ def test_rl_basic_trains_with_the_cookbooks_reward(warm: Path, rows: Path, tmp_p
     assert any(0 < row["env/all/correct"] < 1 for row in found)
 
 
+@pytest.mark.slow
 def test_math_rl_streams_sums_made_by_a_builder(warm: Path, tmp_path: Path) -> None:
     """`env=arithmetic` with the cookbook's word for minibatches; the last batch is held out for the evaluation."""
     words = [f"model_name={warm}", "env=arithmetic", f"log_path={tmp_path / 'run'}", "max_steps=1", "lora_rank=4"]

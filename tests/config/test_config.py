@@ -416,6 +416,14 @@ def test_dump_and_read_are_inverse(tmp_path_factory: pytest.TempPathFactory, tre
     assert difference(tree, read(path)) == []
 
 
+def test_what_a_reader_of_a_file_changes_no_other_reader_sees(tmp_path: Path) -> None:
+    (path := tmp_path / "tree.yaml").write_text("a: {b: [1]}\n")
+    read(path)["a"]["b"].append(2)
+    assert read(path) == {"a": {"b": [1]}}
+    path.write_text("a: {b: [3]}\n")
+    assert read(path) == {"a": {"b": [3]}}
+
+
 @settings(deadline=None, max_examples=60)
 @given(TREES, KEYS, LEAVES)
 def test_a_changed_leaf_is_the_only_difference(tree: dict[str, Any], key: str, leaf: Any):

@@ -51,6 +51,7 @@ def test_the_tables_name_keys_that_exist_and_no_word_twice() -> None:
     assert all(alias.meaning for alias in FOREIGN.values()) and not any(map(is_ours, FOREIGN))
 
 
+@pytest.mark.slow
 def test_every_word_of_trl_is_known() -> None:
     pytest.importorskip("trl")
     code = (

@@ -178,6 +178,7 @@ def test_the_commands_print_it_before_the_run(capsys: pytest.CaptureFixture[str]
     assert "training.ppo_epochs" in said.err
 
 
+@pytest.mark.slow
 def test_the_defaults_are_those_of_the_library() -> None:
     pytest.importorskip("trl")
     sizes = ("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations")

@@ -19,6 +19,7 @@ from rlvr.config import load
 from rlvr.core import plugins
 from rlvr.reward import resolve_reward
 from rlvr.runs.program_settings import settings_of
+from tests.kit.forked_process import run_forked
 from tests.kit.plugin_package import MODULE, WORDS, write_package
 from tests.kit.tiny_run import TINY
 
@@ -36,9 +37,7 @@ def rlvr_command(*words: str, path: Path | None = None, cwd: Path) -> subprocess
     (cwd / "plug.yaml").write_text("seed: 1\n")
     root = Path(rlvr.__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*filter(None, [path]), root]))}
-    return subprocess.run(
-        [sys.executable, "-m", "rlvr", *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
-    )
+    return run_forked(["-m", "rlvr", *words], cwd=cwd, env=environment, timeout=300)
 
 
 def test_names_of_an_installed_package_work_like_built_in_ones(tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ def test_the_plan_and_a_warning_say_that_the_environment_gave_the_threads(monkey
     assert crowded.warning.startswith("OMP_NUM_THREADS=9")
 
 
+@pytest.mark.slow
 def test_a_run_computes_with_the_threads_of_the_environment(tmp_path: Path) -> None:
     """The journal of a run keeps what it computes with."""
     (tmp_path / "tiny.yaml").write_text(TINY)

@@ -10,6 +10,7 @@ import pytest
 
 from rlvr.core.messages import ModelInput
 from tests.kit.rounding import close_logprobs, count_equal_tokens
+from tests.kit.slow_cases import mark_slow_but
 from tests.kit.tiny import END_ID, params, texts
 
 LONG = [t % 15 for t in range(40)]
@@ -44,7 +45,7 @@ def test_as_many_rows_are_computed_as_there_are_different_beginnings(
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2", "gemma2"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", mark_slow_but(3, WAYS))
 def test_completions_are_those_that_are_sampled_one_by_one(kind: str, way: str, fresh: Callable[..., Any]) -> None:
     """Tokens, why they end, log-probs and the likeliest tokens; of a model without our cache too (gemma2).
 

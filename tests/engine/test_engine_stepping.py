@@ -15,6 +15,7 @@ import torch
 from rlvr.core.messages import ModelInput, NonFiniteError, PromptTargets
 from rlvr.engine.engine_options import LoraConfig
 from tests.kit.rounding import close_logprobs
+from tests.kit.slow_cases import mark_slow_but
 from tests.kit.stepped_engine import drain, train_adapter
 from tests.kit.tiny import PROMPTS, params, plain_logprobs, texts
 
@@ -39,7 +40,7 @@ def test_steps_give_the_results_of_futures_and_name_the_finished_requests(kind: 
     assert [r.response() for r in requests] == [f.result() for f in futures]
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gemma2", "llama"])
+@pytest.mark.parametrize("kind", mark_slow_but(1, ["qwen3", "gemma2", "llama"]))
 @pytest.mark.parametrize("limits", [{}, {"max_rows": 7}, {"cache_tokens": 260}])
 def test_requests_that_take_turns_get_the_answers_of_those_that_share_steps(
     kind: str, limits: dict[str, int], fresh: Callable[..., Any]

@@ -95,6 +95,7 @@ def test_a_step_of_the_users_optimizer_moves_each_matrix_by_its_rate(config: str
     assert sum(move.count_nonzero() for move in moves) > 1000
 
 
+@pytest.mark.slow
 def test_a_run_with_it_that_was_killed_goes_on_to_the_same_bits(config: str) -> None:
     calm = run(config, "calm")
     with pytest.raises(RunKilled):

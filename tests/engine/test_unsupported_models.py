@@ -124,6 +124,7 @@ def test_a_config_of_another_kind_is_refused(config: dict[str, Any], message: st
         build_model(config, tokenizer, seed=1, device="cpu", dtype="float32")
 
 
+@pytest.mark.slow
 def test_code_of_a_models_folder_is_never_run_nor_asked_for(tokenizer: Any, tmp_path: Path) -> None:
     """transformers would ask on the terminal; the answer here is yes."""
     folder = Path(save(transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT)), tokenizer, tmp_path))

@@ -44,6 +44,7 @@ def test_a_task_is_a_function_of_seed_and_index() -> None:
     assert source.train(8, 0, "") != tasks[0]
 
 
+@pytest.mark.slow
 def test_a_task_is_the_same_in_another_process() -> None:
     """Also of families that go through sets of words, whose order differs between processes."""
     families = ["polynomial_multiplication", "isomorphic_strings", "ransom_note", "word_ladder"]

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from rlvr.envs.environment_package import CONTRACTS, write_package
+from tests.kit.slow_cases import mark_slow_but
 
 
-@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("contract", mark_slow_but(1, CONTRACTS))
 def test_the_package_is_found_by_its_name_and_its_tests_pass(tmp_path: Path, contract: str) -> None:
     name = f"my_{contract}_of_tests"
     root = tmp_path / name.replace("_", "-")

@@ -14,6 +14,7 @@ from rlvr.reward import resolve_reward
 from rlvr.reward.math.algebra import TooLarge
 from rlvr.reward.math.compare import Conventions, compare_answers
 from rlvr.reward.math.math_reward import _score_exception
+from tests.kit.slow_cases import mark_slow_but
 
 peer = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed")
 
@@ -67,7 +68,7 @@ def test_an_indeterminate_form_is_no_number(answer: str) -> None:
     assert [judge(gold, answer).outcome for gold in ("0", "1", "\\infty")] == [Outcome.FAILED] * 3
 
 
-@pytest.mark.parametrize("answer", [*WITHOUT_A_NUMBER, *MONSTERS])
+@pytest.mark.parametrize("answer", mark_slow_but(20, [*WITHOUT_A_NUMBER, *MONSTERS]))
 def test_an_answer_cannot_choose_to_be_an_error(answer: str) -> None:
     for gold in GOLDS:
         if gold != "5" or "\\underline" not in answer:  # which is 5

@@ -29,6 +29,7 @@ def test_an_honest_pair_is_never_late_because_of_another_threads_hostile_one():
     assert set(got[1::2]) <= {Outcome.FAILED, Outcome.TIMEOUT}
 
 
+@pytest.mark.slow
 def test_a_killed_worker_does_not_delay_the_next_pair():
     from rlvr.reward.math import math_reward
 

@@ -10,6 +10,7 @@ from rlvr.core.types import Outcome, Score, Task, Trajectory
 from rlvr.reward import resolve_reward
 from rlvr.reward.signatures import Case
 from rlvr.training.errors import TrainingStoppedError, check_error_budget
+from tests.kit.slow_cases import mark_slow_but
 
 ENDLESS = "a" * 60 + "!"
 HUNGRY = "(?:" + "|".join("(b)" for _ in range(300)) + "|(a))*"  # keeps 301 marks per letter: a gigabyte
@@ -43,7 +44,7 @@ def judge(name: str, cases: list[tuple[str, Any]], **kwargs: Any) -> list[tuple[
     return [(score.value, score.outcome.value, score.reason) for score in found]
 
 
-@pytest.mark.parametrize("name", REWARDS)
+@pytest.mark.parametrize("name", mark_slow_but(1, REWARDS))
 def test_an_answer_on_which_alone_the_pattern_runs_away_does_not_fit(name: str) -> None:
     """A policy must not escape its 0 by an answer that no verdict is found on."""
     cases: list[tuple[str, Any]] = [("aaa", {"answer": "aa"}), (ENDLESS, {"answer": "aa"}), (ENDLESS, {})]
@@ -53,7 +54,7 @@ def test_an_answer_on_which_alone_the_pattern_runs_away_does_not_fit(name: str) 
     assert judge(name, hungry, pattern=HUNGRY, seconds=60) == [(0.0, "failed", "memory")] * 2
 
 
-@pytest.mark.parametrize("name", REWARDS)
+@pytest.mark.parametrize("name", mark_slow_but(1, REWARDS))
 def test_a_pattern_that_runs_away_on_the_reference_too_is_an_error(name: str) -> None:
     """Also for the right answer itself; a task whose reference is harmless is judged."""
     bad, good = {"reward_model": {"ground_truth": ENDLESS}}, {"answer": "aa"}

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -221,6 +221,11 @@ def _child(value: float) -> Any:
     return type("Child", (type("Base", (Base,), {"weight": value}),), {"__call__": Base.score})()
 
 
+def _with_metadata(value: float) -> Any:
+    made = dataclass(type("Scaled", (Base,), {"__annotations__": {"by": float}, "by": field(metadata={"at": value})}))
+    return made(1.0)
+
+
 DIFFERENT: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
     "a list in a closure": (_closure, ["a"], ["b"]),
     "a dict in a closure": (_closure, {"a": 1}, {"a": 2}),
@@ -232,6 +237,7 @@ DIFFERENT: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
     "an attribute that is a list": (_attribute, [1], [2]),
     "an attribute of a base class": (_child, 1.0, 2.0),
     "a number": (make_reward, 3, 4),
+    "the metadata of a dataclass": (_with_metadata, 1.0, 2.0),
 }
 
 

@@ -204,6 +204,7 @@ def test_what_a_user_or_a_model_wrote_is_escaped() -> None:
 # ---- without the library that draws
 
 
+@pytest.mark.slow
 def test_a_base_install_trains_compares_seeds_and_names_the_extra_of_pictures(tmp_path: Path) -> None:
     """A process without matplotlib, scipy and torch, which the base does not install."""
     code = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kit.sandbox_pair import judge
+from tests.kit.slow_cases import mark_slow_but
 
 ANSWER = """
 class Num:
@@ -54,7 +55,7 @@ TESTS = [
 ]
 
 
-@pytest.mark.parametrize("test", TESTS)
+@pytest.mark.parametrize("test", mark_slow_but(4, TESTS))
 def test_a_right_answer_passes_and_one_without_work_does_not(test: str) -> None:
     assert judge(ANSWER, [test])["tests"] == [[True, "", ""]]
     got = judge(ITSELF, [test])

@@ -108,6 +108,7 @@ def test_honest_programs_of_every_kind_pass(sandbox: Sandbox):
     check_honest(sandbox, HONEST[::4], 0.95)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sandbox", ["namespaces"], indirect=True)
 def test_what_plain_python_refuses_does_not_pass(sandbox: Sandbox):
     check_others(sandbox, OTHERS[::2])

@@ -17,6 +17,7 @@ from rlvr.sandbox.remote import Link, Names, Remote
 from rlvr.sandbox.setup_parts import walk
 from tests.kit.code_rows import REAL
 from tests.kit.sandbox_pair import judge, rows
+from tests.kit.slow_cases import mark_slow_but
 
 MBPP = REAL / "mbpp.jsonl"
 NODE = "class Node:\n def __init__(s, v): s.v = v; s.left = None\ndef depth(n): return 1 + depth(n.left) if n else 0"
@@ -81,7 +82,9 @@ def test_check_functions_get_the_candidate() -> None:
     assert rows("def g(x): return x", [text], entry_point="f") == [(False, "wrong_name")]
 
 
-@pytest.mark.parametrize("test", ["assert f(1) ==", "assert f(1 / 0) == 1", "assert f(1) == y", "assert False"])
+@pytest.mark.parametrize(
+    "test", mark_slow_but(1, ["assert f(1) ==", "assert f(1 / 0) == 1", "assert f(1) == y", "assert False"])
+)
 def test_a_broken_test_is_invalid_whatever_the_answer(test: str) -> None:
     for solution in ("def f(x): return 1", "y = 1", "def f(:"):
         assert judge(solution, [test])["invalid"] == "bad_test"
@@ -92,7 +95,7 @@ def test_a_broken_test_is_invalid_whatever_the_answer(test: str) -> None:
     assert judge("", [test, "assert f(2) == 2"])["invalid"] == "bad_test"
 
 
-@pytest.mark.parametrize("method", ["__eq__", "__sub__", "__contains__", "__lt__", "__rsub__"])
+@pytest.mark.parametrize("method", mark_slow_but(1, ["__eq__", "__sub__", "__contains__", "__lt__", "__rsub__"]))
 def test_an_object_that_agrees_with_everything_passes_nothing(method: str) -> None:
     solution = f"class A:\n {method} = lambda s, o: 0.0 if 'sub' in '{method}' else True\ndef f(x): return A()"
     for test in ("assert f(1) == 2", "assert abs(f(1) - 3) < 1e-6", "assert 3 in f(1)", "assert f(1) < 2"):
@@ -102,7 +105,7 @@ def test_an_object_that_agrees_with_everything_passes_nothing(method: str) -> No
 
 @pytest.mark.parametrize(
     ("solution", "test", "row"),
-    [
+    mark_slow_but(7, [
         ("LIMIT = 2\ndef f(x): return x", "assert f(LIMIT) == 2", (True, "")),
         ("def f(x): return x", "assert f(LIMIT) == 2", (False, "wrong_name")),
         ("def g(x): return -x\ndef f(h, x): return h(x)", "assert f(g, 3) == -3", (True, "")),
@@ -118,7 +121,7 @@ def test_an_object_that_agrees_with_everything_passes_nothing(method: str) -> No
         ("def f(x): return int", "assert f(1) is int", (True, "")),
         ("def f(x): return x\nclass P:\n def v(s): return 2", "assert f(2) == P().v()", (True, "")),
         ("RESULT = [1, 2]", "assert len(RESULT) == 2", (True, "")),
-    ],
+    ]),
 )  # fmt: skip
 def test_a_name_that_the_test_does_not_bind_is_asked_for(solution: str, test: str, row: tuple[bool, str]) -> None:
     assert rows(solution, [test]) == [row]

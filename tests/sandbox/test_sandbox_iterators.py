@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kit.sandbox_pair import rows
+from tests.kit.slow_cases import mark_slow_but
 
 RIGHT = """
 def f(x): return x + 1
@@ -93,7 +94,7 @@ TESTS = {
 }
 
 
-@pytest.mark.parametrize("name", TESTS)
+@pytest.mark.parametrize("name", mark_slow_but(5, TESTS))
 def test_answer_draws_from_an_iterator_of_the_test(name: str) -> None:
     assert rows(RIGHT, [TESTS[name]]) == [(True, "")]
     assert rows(WRONG, [TESTS[name]])[0][0] is False

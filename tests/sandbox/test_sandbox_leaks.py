@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kit.sandbox_pair import judge
+from tests.kit.slow_cases import mark_slow_but
 
 THIEF = """
 import gc
@@ -99,7 +100,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize("test", FORMS)
+@pytest.mark.parametrize("test", mark_slow_but(6, FORMS))
 def test_an_answer_that_searches_its_process_finds_no_expected_value(test: str) -> None:
     given: dict[str, Any] = {"entry_point": "f"} if "def check" in test else {}
     assert judge(HONEST, [test], **given)["tests"][0] == [True, "", ""]
@@ -130,7 +131,7 @@ READERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("test", COROUTINES)
+@pytest.mark.parametrize("test", mark_slow_but(2, COROUTINES))
 def test_a_coroutine_of_the_test_keeps_what_it_expects(test: str) -> None:
     assert judge("async def g(x): return x * 2", [test])["tests"] == [[True, "", ""]]
     for reader in READERS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kit.sandbox_pair import judge
+from tests.kit.slow_cases import mark_slow_but
 
 NUMBER = """
 class Num:
@@ -108,13 +109,13 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("test", [*DIFFERENCES, *OTHERS])
+@pytest.mark.parametrize("test", mark_slow_but(8, [*DIFFERENCES, *OTHERS]))
 def test_a_right_answer_passes(test: str) -> None:
     assert judge(NUMBER, [test])["tests"] == [[True, "", ""]]
 
 
 @pytest.mark.parametrize("answer", [ITSELF, ZERO], ids=["itself", "zero"])
-@pytest.mark.parametrize("test", DIFFERENCES)
+@pytest.mark.parametrize("test", mark_slow_but(4, DIFFERENCES))
 def test_an_object_cannot_say_that_a_difference_is_nothing(test: str, answer: str) -> None:
     got = judge(answer, [test])
     assert got["invalid"] == "" and got["tests"][0][0] is False
@@ -192,7 +193,7 @@ UNDER_OTHER_NAMES = [
 ]
 
 
-@pytest.mark.parametrize("test", UNDER_OTHER_NAMES)
+@pytest.mark.parametrize("test", mark_slow_but(4, UNDER_OTHER_NAMES))
 def test_comparisons_of_operator_are_judged_under_any_name(test: str) -> None:
     more = "class Bad:\n    def __getattr__(self, name): raise AttributeError(name)\n"
     right = NUMBER.replace("def __str__", "def plus(self, by): return self.v + by\n    def __str__") + more

@@ -340,6 +340,7 @@ def test_the_same_answer_sees_the_same_order_of_sets_and_other_draws_each_time()
     assert (len(orders), len(draws)) == (1, 4)
 
 
+@pytest.mark.slow
 def test_a_worker_is_started_anew_after_many_verifications() -> None:
     with Sandbox(workers=1) as sandbox:
         before = sandbox.pids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kit.sandbox_pair import judge
+from tests.kit.slow_cases import mark_slow_but
 
 # what it is about, a right answer, (old, new) that makes it wrong, the test
 CHECKS = [
@@ -93,7 +94,9 @@ CHECKS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("solution", "change", "body"), [row[1:] for row in CHECKS], ids=[row[0] for row in CHECKS])
+@pytest.mark.parametrize(
+    ("solution", "change", "body"), mark_slow_but(8, [row[1:] for row in CHECKS]), ids=[row[0] for row in CHECKS]
+)
 def test_a_right_answer_passes_and_a_nearly_right_one_fails(solution: str, change: tuple[str, str], body: str) -> None:
     text = "def check(c):\n  " + body.replace("\n", "\n  ")
     wrong = solution.replace(*change)
@@ -105,21 +108,24 @@ def test_a_right_answer_passes_and_a_nearly_right_one_fails(solution: str, chang
 
 @pytest.mark.parametrize(
     "given, body, returned",
-    [
-        ("['bb', 'a']", "w.sort(key=len); return w", "['a', 'bb']"),
-        ("{'a': 1}", "w['b'] = 2; return w", "{'a': 1, 'b': 2}"),
-        ("{1}", "w.add(2); return w", "{1, 2}"),
-        ("bytearray(b'a')", "w.extend(b'b'); return w", "bytearray(b'ab')"),
-        ("[[1]]", "w[0].append(2); return w[0]", "[1, 2]"),
-        ("([1],)", "w[0].append(2); return w", "([1, 2],)"),
-        ("([1],)", "w[0].append(2); return 1", "1"),
-        ("{'k': ([1],)}", "w['k'][0].append(2); return w", "{'k': ([1, 2],)}"),
-        ("array('i', [1])", "w.append(2); return w", "array('i', [1, 2])"),
-        ("deque([1])", "w.append(2); return w", "deque([1, 2])"),
-        ("Counter('a')", "w.update('b'); return w", "Counter('ab')"),
-        ("OrderedDict(a=1)", "w['b'] = 2; return w", "OrderedDict(a=1, b=2)"),
-        ("defaultdict(list, a=[1])", "w['a'].append(2); return w", "{'a': [1, 2]}"),
-    ],
+    mark_slow_but(
+        4,
+        [
+            ("['bb', 'a']", "w.sort(key=len); return w", "['a', 'bb']"),
+            ("{'a': 1}", "w['b'] = 2; return w", "{'a': 1, 'b': 2}"),
+            ("{1}", "w.add(2); return w", "{1, 2}"),
+            ("bytearray(b'a')", "w.extend(b'b'); return w", "bytearray(b'ab')"),
+            ("[[1]]", "w[0].append(2); return w[0]", "[1, 2]"),
+            ("([1],)", "w[0].append(2); return w", "([1, 2],)"),
+            ("([1],)", "w[0].append(2); return 1", "1"),
+            ("{'k': ([1],)}", "w['k'][0].append(2); return w", "{'k': ([1, 2],)}"),
+            ("array('i', [1])", "w.append(2); return w", "array('i', [1, 2])"),
+            ("deque([1])", "w.append(2); return w", "deque([1, 2])"),
+            ("Counter('a')", "w.update('b'); return w", "Counter('ab')"),
+            ("OrderedDict(a=1)", "w['b'] = 2; return w", "OrderedDict(a=1, b=2)"),
+            ("defaultdict(list, a=[1])", "w['a'].append(2); return w", "{'a': [1, 2]}"),
+        ],
+    ),
 )
 def test_a_change_in_place_is_seen_also_where_the_call_returns_what_it_changed(given: str, body: str, returned: str):
     imports = "from array import array\nfrom collections import Counter, OrderedDict, defaultdict, deque\n"
@@ -165,7 +171,7 @@ DECISIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("test", DECISIONS)
+@pytest.mark.parametrize("test", mark_slow_but(3, DECISIONS))
 def test_an_object_that_agrees_with_everything_decides_nothing(test: str) -> None:
     assert judge(NUMBER, ["p = P(1)\n" + test])["tests"] == [[True, "", ""]]
     for liar in (LIAR, NUMBER.replace("3.14159 * s.n", "2.5").replace("True", "0").replace("[]", "0")):
@@ -193,7 +199,17 @@ def test_an_object_is_not_equal_to_a_day_that_no_other_month_has() -> None:
 
 @pytest.mark.parametrize(
     "check",
-    ["awaited_once_with(9)", "awaited_with(9)", "any_await(9)", "has_awaits([call(9)])", "awaited_once()", "awaited()"],
+    mark_slow_but(
+        2,
+        [
+            "awaited_once_with(9)",
+            "awaited_with(9)",
+            "any_await(9)",
+            "has_awaits([call(9)])",
+            "awaited_once()",
+            "awaited()",
+        ],
+    ),
 )
 def test_what_a_mock_was_awaited_with_is_checked_here(check: str) -> None:
     test = "import asyncio\nfrom unittest.mock import AsyncMock, call\ncb = AsyncMock()\nasyncio.run(f(cb, 3))\n"

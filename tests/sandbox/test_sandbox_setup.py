@@ -9,6 +9,7 @@ import pytest
 
 from rlvr.sandbox.setup_parts import parse_beside_threads
 from tests.kit.sandbox_pair import judge, rows
+from tests.kit.slow_cases import mark_slow_but
 
 REF = "class Ref:\n x = 5\n def ok(s, a, b=5): return a == b\n def want(s, n): return n + 4"
 FAKE = "import builtins\nclass R:\n x = 0\n def ok(s, *a): return True\n def want(s, n): return 0\n"
@@ -17,7 +18,7 @@ FAKE += "builtins.__build_class__ = lambda *a, **k: R\ndef f(n): return 0\ndef g
 
 @pytest.mark.parametrize(
     "test",
-    [
+    mark_slow_but(5, [
         "r = Ref()\nwanted = r.want(1)\nassert f(1) == wanted", "for n in [1]: assert f(n) == Ref().want(n)",
         "assert Ref().ok(f(1))", "c = Ref()\nassert c.ok(f(1)) and True", "assert f(1) in [Ref.x]",
         "assert abs(f(1) - Ref.x) < 1e-6", "if not Ref().ok(f(1)): raise ValueError", "Ref().ok(f(1))",
@@ -25,7 +26,7 @@ FAKE += "builtins.__build_class__ = lambda *a, **k: R\ndef f(n): return 0\ndef g
         "xs = [3]\ng(xs)\nassert Ref().ok(xs)", "def same(a): return a == Ref.x\nassert same(f(1))",
         "assert all(a == b.x for a, b in zip(g([1]), [Ref()]))", "with Ref() as r: assert f(1) == r.x",
         "def check(c):\n r = Ref()\n assert c(1) == r.x", "assert (lambda r: f(1) == r.x)(Ref())",
-    ],
+    ]),
 )  # fmt: skip
 def test_a_class_of_the_setup_which_runs_with_the_answer_judges_nothing(test: str) -> None:
     entry_point = "f" if "check" in test else None

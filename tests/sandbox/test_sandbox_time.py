@@ -10,6 +10,7 @@ import pytest
 from rlvr.core.types import Outcome
 from rlvr.sandbox import Sandbox
 from rlvr.sandbox.own_part import OwnPart
+from tests.kit.slow_cases import mark_slow_but
 
 SECONDS = 0.3
 RIGHT, WRONG, RAISES = "def f(x): return x + 1", "def f(x): return 7", "def f(x): raise ValueError"
@@ -38,7 +39,7 @@ SLOW_TESTS = {
 }
 
 
-@pytest.mark.parametrize("name", SLOW_TESTS)
+@pytest.mark.parametrize("name", mark_slow_but(3, SLOW_TESTS))
 def test_test_that_hangs_is_to_blame_whatever_the_answer_is(sandbox: Sandbox, name: str) -> None:
     jobs = [dict(solution=text, tests=[SLOW_TESTS[name]], timeout_s=SECONDS) for text in (RIGHT, WRONG, RAISES, HANGS)]
     got = sandbox.verify_many(jobs)
@@ -93,7 +94,7 @@ SLOWED_TESTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SLOWED_TESTS)
+@pytest.mark.parametrize("name", mark_slow_but(3, SLOWED_TESTS))
 def test_answer_that_makes_a_test_slow_fails(sandbox: Sandbox, name: str) -> None:
     test, right, slow = SLOWED_TESTS[name]
     got = sandbox.verify_many([dict(solution=one, tests=[test], timeout_s=1.0) for one in (right, slow)])

@@ -280,6 +280,7 @@ def test_an_adapter_of_another_rank_is_refused(tmp_path: Path):
         TinkerPolicyServer("tinker:base", tmp_path, 0).check({"rank": 32})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_sessions_wait_for_a_database_that_is_away(postgres: Any, tmp_path: Path):
     said, server = list[str](), FolderServer(tmp_path)

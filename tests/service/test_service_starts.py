@@ -57,6 +57,7 @@ def test_without_a_generator_it_starts_and_train_names_the_remedy(tmp_path: Path
         assert service.post("/grade", {"answers": ["A good answer."]}).status_code == 200
 
 
+@pytest.mark.slow
 def test_the_start_script_passes_signals_and_options_on(tmp_path: Path):
     script = Path(__file__).parents[2] / "scripts" / "start-rlvr-service.sh"
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"

@@ -157,6 +157,7 @@ def test_a_run_of_the_same_name_in_another_folder_is_another_session(place: Plac
     assert len(store.sessions()) == 2
 
 
+@pytest.mark.slow
 def test_answers_wait_while_the_database_is_away_and_are_written_when_it_is_back(tmp_path: Path, postgres: Any):
     place = Place(tmp_path, postgres.database())
     recorder = place.recorder()

@@ -30,6 +30,7 @@ from rlvr.training.best_checkpoint import resolve_best
 from rlvr.training.journal import list_checkpoints, newest_checkpoint
 from rlvr.web.auth import ApiKeys
 from tests.kit.open_server import events, request
+from tests.kit.slow_cases import mark_slow_but
 from tests.kit.tinker_server import TinkerServer, serving
 from tests.kit.tiny_run import TINY, RunKilled, attempt
 
@@ -128,7 +129,7 @@ def test_a_run_is_served_while_it_trains(tmp_path: Path, words: list[str]) -> No
         assert complete(port, "policy")[0] == later[0], "what is in memory is still served"
 
 
-@pytest.mark.parametrize("words", [[], [LORA]], ids=["all weights", "adapter"])
+@pytest.mark.parametrize("words", mark_slow_but(1, [[], [LORA]]), ids=["all weights", "adapter"])
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, words: list[str]) -> None:
     run = train(tmp_path, *words, killed_at=2)
     with served(tmp_path, f"policy={run}") as (_, port):
@@ -145,7 +146,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, words: list[str]) -
         named_models([f"policy={run}"])
 
 
-@pytest.mark.parametrize("words", [[], [LORA]], ids=["all weights", "adapter"])
+@pytest.mark.parametrize("words", mark_slow_but(1, [[], [LORA]]), ids=["all weights", "adapter"])
 def test_a_checkpoint_that_could_not_be_read_is_tried_again(tmp_path: Path, words: list[str]) -> None:
     """Nothing is written between the two requests: a file is out of reach for a while."""
     run = train(tmp_path, *words, killed_at=2)
@@ -188,7 +189,7 @@ def test_memory_that_is_used_up_leaves_the_older_checkpoint_in_service(tmp_path:
         assert weights.newest() is not first
 
 
-@pytest.mark.parametrize("words", [[], [LORA]], ids=["all weights", "adapter"])
+@pytest.mark.parametrize("words", mark_slow_but(1, [[], [LORA]]), ids=["all weights", "adapter"])
 def test_a_checkpoint_without_checksums_is_not_served(tmp_path: Path, words: list[str]) -> None:
     run = train(tmp_path, *words, killed_at=2)
     with served(tmp_path, f"policy={run}") as (_, port):

@@ -100,6 +100,7 @@ def execute(kernel: tuple[Any, Any], code: str, hook: Any = lambda message: None
     return kernel[1].execute_interactive(code, output_hook=keep, timeout=120)["content"], messages
 
 
+@pytest.mark.slow
 def test_the_view_is_one_output_and_stop_keeps_what_was_done(kernel: tuple[Any, Any], home: Path) -> None:
     assert execute(kernel, SLOW_REWARD)[0]["status"] == "ok"
     drawn: list[str] = []

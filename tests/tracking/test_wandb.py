@@ -169,6 +169,7 @@ def test_nothing_of_the_command_line_is_sent(tmp_path: Path) -> None:
     assert files and not [path for path in files if b"hunter2" in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_id_and_every_row_once(tmp_path: Path) -> None:
     """Killed after step 4, the checkpoint stood at 2; the newest folder is the whole run."""
     attempt(tmp_path / "mine", 5, end="killed")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import rlvr
 from rlvr.core.types import Trajectory
 from rlvr.training.callbacks import Callback, CallbackOptions, StopRun, resolve_callback
 from rlvr.training.errors import TrainingStoppedError
+from tests.kit.forked_process import run_forked
 from tests.kit.paths import ROOT
 from tests.kit.tiny_run import TINY, RunKilled, attempt, stored_steps
 
@@ -326,9 +326,11 @@ def test_stop_run_in_fine_tuning_outlives_a_kill(file: str, tmp_path: Path) -> N
     words = ["train", f"--config={file}", "callbacks=['stops:Stop']"]
 
     def run(name: str, **environment: str) -> int:
-        command = [sys.executable, "-m", "rlvr", *words, f"run.name={name}"]
         path = os.pathsep.join([str(ROOT), str(tmp_path)])
-        return subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path, **environment}).returncode
+        environment = {**os.environ, "PYTHONPATH": path, **environment}
+        return run_forked(
+            ["-m", "rlvr", *words, f"run.name={name}"], cwd=tmp_path, env=environment, timeout=300
+        ).returncode
 
     assert run("whole") == 0
     assert run("killed", KILL="1") == -9

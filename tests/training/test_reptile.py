@@ -148,6 +148,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
     return start
 
 
+@pytest.mark.slow
 def test_a_run_killed_within_loops_and_between_them_ends_with_the_same_bits(
     run: Callable[..., dict[str, Any]],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
 
@@ -14,6 +15,7 @@ from rlvr.core.futures import Future, LazyFuture
 from rlvr.core.messages import Datum, ForwardBackwardOutput
 from rlvr.reward import resolve_reward
 from rlvr.training.errors import TrainingStoppedError
+from rlvr.training.training_job import freeze_collector
 from tests.kit.table_trainer import Letters, collect, make_trainer
 
 
@@ -249,3 +251,10 @@ def test_schedules_by_hand() -> None:
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 0.55, 0.1])
     cosine = OptimizerSection(learning_rate=1.0, decay="cosine")
     assert [cosine.variant.at(s, 10).learning_rate for s in (0, 5, 10)] == pytest.approx([1.0, 0.5, 0.0], abs=1e-12)
+
+
+def test_a_run_leaves_frozen_what_its_program_froze() -> None:
+    gc.freeze()
+    with freeze_collector():
+        pass
+    assert gc.get_freeze_count() > 0
