@@ -19,6 +19,7 @@ from rlvr.service.dashboard.dashboard_data import Chart
 from rlvr.service.dashboard.pages.compare_page import compare
 from rlvr.service.dashboard.pages.curve_file import curve_file, write_csv
 from rlvr.service.dashboard.pages.heldout_pages import task_page, tasks_page
+from rlvr.service.dashboard.pages.page_parts import short_names
 from rlvr.service.dashboard.pages.study_page import study_page
 from rlvr.service.dashboard.pages.work_pages import overview, work_page
 from rlvr.service.dashboard.run_differences import list_differences
@@ -323,3 +324,12 @@ def test_a_study_is_listed_and_shown_with_its_runs(tmp_path: Path):
         (tmp_path / "runs" / "sizes" / "summary.json").write_text(damage)
         assert "there are no statistics yet" in read_words(study_page(source, {"study": "sizes"}))
     assert study_page(source, {"study": "nope"}).status == 404
+
+
+@pytest.mark.parametrize(("names", "short"), [
+    (("s/size-4_seed-1", "s/size-4_seed-12"), ("seed-1", "seed-12")),
+    (("s/size-4_seed-1", "s/size-8_seed-1"), ("size-4_seed-1", "size-8_seed-1")),
+    (("s/a", "t/a"), ("s/a", "t/a")), (("a", "ab"), ("a", "ab")), (("seed-1", "seed-2"), ("seed-1", "seed-2")),
+])  # fmt: skip
+def test_two_runs_are_named_without_what_their_names_share(names: tuple[str, str], short: tuple[str, str]):
+    assert short_names(*names) == short
