@@ -74,7 +74,7 @@ SIGNS = {
     "paid": "r.outcome IN ('failed', 'timeout') AND r.reward > 0 AND r.reward >= w.typical",
     "number": f"r.signs & {OTHER_NUMBER}",
     "ending": f"r.signs & {ENDS_OTHERWISE} AND r.work IN (SELECT work FROM rollouts WHERE outcome = 'passed' "
-    f"GROUP BY work HAVING avg(signs & {ENDS_OTHERWISE} > 0) <= {1 - USUAL:.3g})",
+    f"GROUP BY work HAVING avg(signs & {ENDS_OTHERWISE | HOLDS_ANSWER} = {HOLDS_ANSWER}) >= {USUAL})",
     "content": f"r.signs & {NO_CONTENT}",
     "prompt": f"r.signs & {IS_PROMPT}",
     "copied": f"r.outcome = 'passed' AND NOT r.signs & {HOLDS_ANSWER} AND (r.work, r.said) IN (SELECT work, said "

@@ -48,8 +48,8 @@ def read_signs(row: Mapping[str, Any], verdicts: list[VerifierVerdict]) -> int:
 
 
 def find_number(expected: str, text: str) -> str:
-    """Where an expected integer is among the numbers of a text: "last", "within" or "nowhere"; "" for no integer, or a text
-    without numbers."""
+    """Where an expected integer is among the numbers of a text: "last", "within" or "nowhere"; "" for no integer, or
+    a text without numbers."""
     number, written = parse_number(expected), _NUMBER.findall(_GROUPED.sub("", text))
     if number is None or number.denominator != 1 or not written:
         return ""

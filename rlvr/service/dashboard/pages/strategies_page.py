@@ -63,7 +63,7 @@ def _table(
                ("Expected gain over the average", "num")]  # fmt: skip
     note = (
         f"Every strategy keeps {100 * EXPLORATION / len(probabilities):.1f} %. An advantage is how much better an "
-        "answer was than its task's mean, and moves the strategy that wrote the prompt; older answers count less. The share "
-        "that passed is of all stored answers, to easy and hard tasks alike."
+        "answer was than its task's mean, and moves the strategy that wrote the prompt; older answers count less. The "
+        "share that passed is of all stored answers, to easy and hard tasks alike."
     )
     return Table(columns, rows, title, "Strategy"), note

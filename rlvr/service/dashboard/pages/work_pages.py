@@ -28,8 +28,11 @@ def overview(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     table = None
     if works and isinstance(source, StoreSource):
         table = session_table(source, source.sessions("", "", "", 0, NEWEST)[0], DEFAULT)
+    count = f"{total:,} {source.noun}{'' if total == 1 else 's'}"
+    if isinstance(source, RunSource) and (number := len(source.studies())):
+        count += f" and {number:,} stud{'y' if number == 1 else 'ies'}"
     data = {
-        "works": works, "count": f"{total:,} {source.noun}{'' if total == 1 else 's'}", "table": table,
+        "works": works, "count": count, "table": table,
         "health": source.health(), "charts": link_files(source.charts(), "/"),
         "studies": list_studies(source) if isinstance(source, RunSource) else [],
         "has_list": bool(works) or not isinstance(source, RunSource),
