@@ -98,6 +98,15 @@ def test_a_task_is_shown_with_its_completions_on_both_sides(folder: Path):
     )
 
 
+def test_a_watched_verifier_that_refuses_a_held_out_completion_is_named(folder: Path):
+    file = folder / "first" / "evaluations" / "final.jsonl"
+    [first, *rest] = map(json.loads, file.read_text().splitlines())
+    first["scores"]["strict"] = {"value": 0.0, "outcome": "failed", "reason": ""}
+    file.write_text("".join(json.dumps(row) + "\n" for row in (first, *rest)))
+    task = task_page(RunSource(folder), {**SIDES, "task": first["task_id"]})
+    assert [words for words in texts(read_main(task)) if "refuses" in words] == ["strict refuses"]
+
+
 @pytest.mark.parametrize("line", ["not json", "[1]", '{"task_id": 7}', '{"task_id": "1-a", "response": 5}', "[" * 9999])
 def test_damaged_completions_are_left_out(folder: Path, line: str):
     file = folder / "first" / "evaluations" / "final.jsonl"

@@ -417,7 +417,7 @@ def sessions(tmp_path: Path) -> Iterator[StoreSource]:
 def test_a_source_offers_the_filters_and_orders_that_it_declares(sessions: StoreSource):
     page = rollouts(sessions, {})
     fields = {given["name"] for given in attributes(page) if "name" in given}
-    assert fields == {"outcome", "min", "max", "sort", "task", "from", "to", "status", "work"}
+    assert fields == {"outcome", "min", "max", "sort", "task", "from", "to", "status", "strategy", "work"}
     refused = rollouts(sessions, {"q": "x", "level": "1", "sign": "number", "sort": "logprob"})
     said = read_words(refused)
     assert refused.status == 200 and "cannot be filtered by q, level" in said and "'logprob' is no order" in said
@@ -431,5 +431,8 @@ def test_sessions_are_sorted_and_narrowed_by_the_database(sessions: StoreSource)
     assert keys(sort="reward") == ["2", "4", "3", "1"] and keys(sort="-reward")[-1] == "2"
     assert keys(more=Conditions(rewards=(0.6, None))) == ["2"] == keys(more=Conditions(steps=(2, 9)))
     assert keys(task="ask_b") == ["3"]
+    assert keys(more=Conditions(strategy="direct"), sort="-reward")[-1] == "2" and not keys(
+        more=Conditions(strategy="fresh")
+    )
     page = rollout(sessions, {"key": "1"})
     assert "Next (j) →" in texts(read_main(page)) and "1 of 2 in this group" in read_words(page)

@@ -58,7 +58,7 @@ def _table(
         rows.append([Cell(name, parts.address(ROLLOUTS, strategy=name), "mono"), Cell(span=(uniform, probability)),
                      f"{100 * probability:.1f} %", f"{answers:,.0f}", rate, mean,
                      f"{table.effects[name]:+.3f}"])  # fmt: skip
-    columns = [("From uniform to now", "wide"), ("Drawn with", "num"), ("Counted answers", "num"),
+    columns = [("From uniform to now", "wide"), ("Probability", "num"), ("Answers", "num"),
                ("Passed, 95 %", "num"), ("Mean advantage ± 95 %", "num"),
                ("Expected gain over the average", "num")]  # fmt: skip
     note = (
