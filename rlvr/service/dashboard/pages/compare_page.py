@@ -37,8 +37,8 @@ def compare(source: Source, parameters: Mapping[str, str]) -> parts.Page:
         return compare_runs(source, parameters)
     works = source.names()
     work = parameters.get("work", "") or next(iter(works), "")
-    if isinstance(source, StoreSource) and not parameters.get("work"):  # one with two iterations, if there is any
-        work = next((one.id for one in source.sessions("", "", "iterations", 0, 1)[0]), work)
+    if isinstance(source, StoreSource) and not parameters.get("work"):  # the newest with two iterations
+        work = next((one.id for one in source.sessions("", "", "", 0)[0] if one.iterations > 1), work)
     if not work:
         said = f"No {source.noun} yet, so there is nothing to compare."
         return parts.Page(source, "Compare", "message.html", {"text": said, "class_": "panel empty"}, "Compare")
