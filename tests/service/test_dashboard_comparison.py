@@ -19,6 +19,7 @@ from rlvr.service.dashboard.dashboard_data import Chart
 from rlvr.service.dashboard.pages.compare_page import compare_page
 from rlvr.service.dashboard.pages.curve_file import curve_file, write_csv
 from rlvr.service.dashboard.pages.heldout_pages import task_page, tasks_page
+from rlvr.service.dashboard.pages.page_parts import short_names
 from rlvr.service.dashboard.pages.study_page import study_page
 from rlvr.service.dashboard.pages.work_pages import overview, work_page
 from rlvr.service.dashboard.run_differences import list_differences
@@ -95,6 +96,15 @@ def test_a_task_is_shown_with_its_completions_on_both_sides(folder: Path):
     assert "stores no completions of held-out tasks (run.rollouts_per_task=0" in read_words(
         task_page(source, {**SIDES, "task": "1-a"})
     )
+
+
+def test_a_watched_verifier_that_refuses_a_held_out_completion_is_named(folder: Path):
+    file = folder / "first" / "evaluations" / "final.jsonl"
+    [first, *rest] = map(json.loads, file.read_text().splitlines())
+    first["scores"]["strict"] = {"value": 0.0, "outcome": "failed", "reason": ""}
+    file.write_text("".join(json.dumps(row) + "\n" for row in (first, *rest)))
+    task = task_page(RunSource(folder), {**SIDES, "task": first["task_id"]})
+    assert [words for words in texts(read_main(task)) if "refuses" in words] == ["strict refuses"]
 
 
 @pytest.mark.parametrize("line", ["not json", "[1]", '{"task_id": 7}', '{"task_id": "1-a", "response": 5}', "[" * 9999])
@@ -325,3 +335,12 @@ def test_a_study_is_listed_and_shown_with_its_runs(tmp_path: Path):
         (tmp_path / "runs" / "sizes" / "summary.json").write_text(damage)
         assert "there are no statistics yet" in read_words(study_page(source, {"study": "sizes"}))
     assert study_page(source, {"study": "nope"}).status == 404
+
+
+@pytest.mark.parametrize(("names", "short"), [
+    (("s/size-4_seed-1", "s/size-4_seed-12"), ("seed-1", "seed-12")),
+    (("s/size-4_seed-1", "s/size-8_seed-1"), ("size-4_seed-1", "size-8_seed-1")),
+    (("s/a", "t/a"), ("s/a", "t/a")), (("a", "ab"), ("a", "ab")), (("seed-1", "seed-2"), ("seed-1", "seed-2")),
+])  # fmt: skip
+def test_two_runs_are_named_without_what_their_names_share(names: tuple[str, str], short: tuple[str, str]):
+    assert short_names(*names) == short

@@ -103,10 +103,19 @@ def test_model_output_is_text_with_invisible_characters_escaped(source: Source, 
 
 def test_a_page_describes_its_work(runs: RunSource, sessions: StoreSource):
     run = read_words(work_page(runs, {"work": "first"}))
-    assert "first writing training step 4 of 10" in run and "pass rate 50.0%" in run and "All 16 rollouts" in run
+    assert (
+        "first writing training step 4 of 10" in run
+        and "pass rate, training 50.0 %" in run
+        and "All 16 rollouts" in run
+    )
     session = read_words(work_page(sessions, {"work": "b"}))
     assert "endpoint_unreachable no answer after 5 tries" in session
     assert "Context Python Best answer def f(): return 1" in read_words(work_page(sessions, {"work": "a"}))
+
+
+def test_tokens_are_a_table_too(runs: RunSource):
+    shown = read_words(rollout(runs, {"key": "first:1:2"}))
+    assert "Place Text Token Log-prob, nats Probability 1 '=' 0 -0.100 90 % 2 '1' 1 -2.000 14 %" in shown
 
 
 def test_the_trajectory_has_verdicts_numbers_and_its_group(runs: RunSource):

@@ -19,7 +19,7 @@ from rlvr.service.dashboard.pages.hacks_page import hacks_page
 from rlvr.service.dashboard.pages.page_parts import Page
 from rlvr.service.dashboard.pages.rollout_page import rollout_page
 from rlvr.service.dashboard.pages.rollouts_page import highlight, rollouts_page
-from rlvr.service.dashboard.rollout_signs import is_other_number
+from rlvr.service.dashboard.rollout_signs import find_number
 from rlvr.service.dashboard.run_rollouts import RolloutReader
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.dashboard.session_source import StoreSource
@@ -330,6 +330,8 @@ def watched(second: Score) -> dict[str, Score]:
         ("Passes, and a watched verifier refuses", [completion(0, scores=watched(FAILED))]),
         ("Does not pass, and earns as much", [completion(0, score=PASSED), completion(1, reward=1.0)]),
         ("Passes with another number", [completion(0, "1,001", PASSED)]),
+        ("Passes and ends with another number", [completion(n, "" if n else "1000 and 7", PASSED) for n in range(24)]),
+        (None, [completion(n, "1000 and 7", PASSED) for n in range(4)]),
         ("The same completion passes different tasks", [completion(4 * n, "pass me", PASSED) for n in range(3)]),
         ("Earns a reward with form alone", [completion(0, "<answer>\\boxed{}</answer>", PASSED)]),
         ("Passes by repeating the prompt", [completion(0, "Problem 0?", PASSED, task=Task("t", "", {"answer": "x"}))]),
@@ -350,12 +352,26 @@ def test_each_kind_of_suspicion_is_raised_by_what_it_names(tmp_path: Path, title
     assert page.status == 200 and (title is None or title in texts(read_main(page)))
 
 
-@pytest.mark.parametrize(("expected", "text", "other"), [
-    ("7", "= 8", True), ("7", "= 7", False), ("1234", "1,234", False), ("0.5", "3", False), ("x", "3", False),
-    ("7", "seven", False), ("12", "112", True), ("-4", "4", False), ("3", "6/2", False),
+def test_suspicions_of_several_runs_are_counted_by_run_and_shown_of_each(tmp_path: Path):
+    for name, wrong in (("many", 9), ("one", 1), ("none", 0)):
+        folder = make_run(tmp_path / "runs" / name, steps=0)
+        store(folder, 0, [completion(n, "it is 77" if n < wrong else "", PASSED) for n in range(40)])
+    source = RunSource(tmp_path / "runs")
+    [found] = [one for one in source.suspicions("") if one.title == "Passes with another number"]
+    assert (found.count, found.by_work) == (10, [("one", 1), ("many", 9)])
+    assert [(row.work, row.expected) for row in found.rows] == [("one", "1000"), ("many", "1000")]
+    shown = read_words(hacks(source, {}))
+    assert "one: 1" in shown and "many: 9" in shown and "Expected" in shown
+    assert "many: 9" not in read_words(hacks(source, {"work": "many"}))
+
+
+@pytest.mark.parametrize(("expected", "text", "place"), [
+    ("7", "= 8", "nowhere"), ("7", "= 7", "last"), ("1234", "1,234", "last"), ("0.5", "3", ""), ("x", "3", ""),
+    ("7", "seven", ""), ("12", "112", "nowhere"), ("-4", "4", "last"), ("3", "6/2", "last"),
+    ("1", "= 11 3 =", "nowhere"), ("7", "= 7 3 - = 4", "within"), ("100", "of 7 100", "within"), ("7", "7.", "last"),
 ])  # fmt: skip
-def test_another_number_is_one_that_is_nowhere(expected: str, text: str, other: bool):
-    assert is_other_number(expected, text) == other
+def test_an_expected_number_is_last_within_or_nowhere(expected: str, text: str, place: str):
+    assert find_number(expected, text) == place
 
 
 def trend(folder: Path, late: list[Trajectory]) -> Path:
@@ -404,7 +420,7 @@ def sessions(tmp_path: Path) -> Iterator[StoreSource]:
 def test_a_source_offers_the_filters_and_orders_that_it_declares(sessions: StoreSource):
     page = rollouts_page(sessions, {})
     fields = {given["name"] for given in attributes(page) if "name" in given}
-    assert fields == {"outcome", "min", "max", "sort", "task", "from", "to", "status", "work"}
+    assert fields == {"outcome", "min", "max", "sort", "task", "from", "to", "status", "strategy", "work"}
     refused = rollouts_page(sessions, {"q": "x", "level": "1", "sign": "number", "sort": "logprob"})
     said = read_words(refused)
     assert refused.status == 200 and "cannot be filtered by q, level" in said and "'logprob' is no order" in said
@@ -418,5 +434,8 @@ def test_sessions_are_sorted_and_narrowed_by_the_database(sessions: StoreSource)
     assert keys(sort="reward") == ["2", "4", "3", "1"] and keys(sort="-reward")[-1] == "2"
     assert keys(more=Conditions(rewards=(0.6, None))) == ["2"] == keys(more=Conditions(steps=(2, 9)))
     assert keys(task="ask_b") == ["3"]
+    assert keys(more=Conditions(strategy="direct"), sort="-reward")[-1] == "2" and not keys(
+        more=Conditions(strategy="fresh")
+    )
     page = rollout_page(sessions, {"key": "1"})
     assert "Next (j) →" in texts(read_main(page)) and "1 of 2 in this group" in read_words(page)

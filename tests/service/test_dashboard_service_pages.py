@@ -106,8 +106,10 @@ def test_strategies_have_their_probabilities_and_the_answers_that_taught_them(st
     rows = {row[0]: row[2:] for row in rows_of(page, "First prompts")[1:]}
     assert rows.keys() == {"direct", "direct_warm", "stepwise", "thorough"}
     assert rows["stepwise"][0] == f"{100 * learner.policy.probabilities['first']['stepwise']:.1f} %"
-    assert (rows["stepwise"][1], rows["direct"][1], rows["thorough"][1:3]) == ("20", "20", ["0", "–"])
-    assert float(rows["stepwise"][2].split()[0]) > 0.2 > float(rows["direct"][2].split()[0])
+    assert (rows["stepwise"][1], rows["direct"][1], rows["thorough"][1:4]) == ("20", "20", ["0", "–", "–"])
+    assert rows["stepwise"][2].startswith("100.0 % (") and rows["direct"][2].startswith("83.3 % (")  # 20 of 24
+    assert float(rows["stepwise"][3].split()[0]) > 0.2 > float(rows["direct"][3].split()[0])
+    assert "/ui/trajectories?strategy=stepwise" in links(page)
     [_, taught] = rows_of(page, "Sessions")
     assert taught[0] == "task_a" and "stepwise +" in taught[3] and "direct -" in taught[3]
 

@@ -193,6 +193,7 @@ class AnswerRow:
     level: str = ""
     logprob: float | None = None  # mean over its tokens, in nats
     found: str = ""  # of a search: the text around the first place that has it
+    expected: str = ""  # the answer that it was compared with
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,7 @@ class AnswerDetail:
 @dataclass(frozen=True)
 class Conditions:
     """Further conditions of a query. Ranges include both ends. `text` is in the prompt, the completion or a verdict;
-    `sign` is a kind of suspicion (`suspicions.KINDS`)."""
+    `sign` is a kind of suspicion (`suspicions.KINDS`), `strategy` the one that wrote the prompt."""
 
     text: str = ""
     reason: str = ""
@@ -295,6 +296,7 @@ class Conditions:
     rewards: tuple[float | None, float | None] = (None, None)
     group: str = ""
     sign: str = ""
+    strategy: str = ""
 
 
 @dataclass(frozen=True)
@@ -371,6 +373,7 @@ class Suspicion:
     count: int
     rows: list[AnswerRow]
     query: Query
+    by_work: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])  # the fewest first
 
 
 @dataclass(frozen=True)
@@ -405,6 +408,7 @@ class Choices:
     steps: tuple[int, int] | None = None  # the first and the last
     reasons: list[str] = field(default_factory=list[str])
     levels: list[str] = field(default_factory=list[str])
+    strategies: list[str] = field(default_factory=list[str])
 
 
 class Source(Protocol):

@@ -35,6 +35,7 @@ from rlvr.service.dashboard.dashboard_data import (
     visible_text,
 )
 from rlvr.service.dashboard.rollout_signs import (
+    ENDS_OTHERWISE,
     HOLDS_ANSWER,
     IS_PROMPT,
     NO_CONTENT,
@@ -47,6 +48,7 @@ from rlvr.service.dashboard.run_files import answer_row
 SEARCHED = 1_000_000  # characters of a text that a search looks at
 OPENED = 16  # completions of a group in a table; its own page has all
 MOST_CHOICES = 1000  # tasks that a filter offers
+USUAL = 0.95  # of the passing completions of a run end with the expected number, for others to be suspicious
 FEWEST_TASKS = 3  # with different expected answers, for the same text to be suspicious
 SORTS = ("reward", "advantage", "tokens", "logprob", "step")
 FILTERS = frozenset({"outcome", "reason", "task", "level", "steps", "rewards", "status", "text"})
@@ -57,7 +59,8 @@ CREATE TABLE groups (id INTEGER PRIMARY KEY, work INTEGER, file INTEGER, name TE
 CREATE TABLE rollouts (
     id INTEGER PRIMARY KEY, work INTEGER, file INTEGER, place INTEGER, at INTEGER, grp INTEGER, prompt INTEGER,
     step INTEGER, reward REAL, advantage REAL, tokens INTEGER, logprob REAL, signs INTEGER, said INTEGER,
-    expected INTEGER, task TEXT, level TEXT, outcome TEXT, reason TEXT, status TEXT, verifiers TEXT, episode TEXT
+    expected INTEGER, task TEXT, level TEXT, outcome TEXT, reason TEXT, status TEXT, verifiers TEXT, episode TEXT,
+    answer TEXT
 );
 CREATE INDEX of_file ON rollouts (work, file, place);
 CREATE INDEX of_group ON rollouts (grp);
@@ -70,6 +73,8 @@ SIGNS = {
     "watched": f"r.signs & {WATCHED_FAILS}",
     "paid": "r.outcome IN ('failed', 'timeout') AND r.reward > 0 AND r.reward >= w.typical",
     "number": f"r.signs & {OTHER_NUMBER}",
+    "ending": f"r.signs & {ENDS_OTHERWISE} AND r.work IN (SELECT work FROM rollouts WHERE outcome = 'passed' "
+    f"GROUP BY work HAVING avg(signs & {ENDS_OTHERWISE | HOLDS_ANSWER} = {HOLDS_ANSWER}) >= {USUAL})",
     "content": f"r.signs & {NO_CONTENT}",
     "prompt": f"r.signs & {IS_PROMPT}",
     "copied": f"r.outcome = 'passed' AND NOT r.signs & {HOLDS_ANSWER} AND (r.work, r.said) IN (SELECT work, said "
@@ -77,7 +82,7 @@ SIGNS = {
     f"HAVING count(DISTINCT expected) >= {FEWEST_TASKS})",
 }
 _COLUMNS = """r.id, w.name, r.file, r.place, g.name, r.step, r.reward, r.advantage, r.tokens, r.logprob, r.task,
-    r.level, r.outcome, r.reason, r.status, r.verifiers, p.head, t.head"""
+    r.level, r.outcome, r.reason, r.status, r.answer, r.verifiers, p.head, t.head"""
 _JOINED = "rollouts r JOIN works w ON w.id = r.work"
 _SHOWN = f"""{_JOINED} JOIN groups g ON g.id = r.grp JOIN texts t ON t.id = r.id LEFT JOIN texts p ON p.id = r.prompt"""
 _NEWEST = "w.rank, r.step DESC, r.file DESC, r.place"
@@ -130,7 +135,7 @@ class RolloutIndex:
                 texts.append((id, one.head, one.text))
                 values = number, file, place, at, groups[name], prompts[one.prompt], step
                 table.append((id, *values, *one.columns))
-            self._db.executemany(f"INSERT INTO rollouts VALUES ({', '.join('?' * 22)})", table)
+            self._db.executemany(f"INSERT INTO rollouts VALUES ({', '.join('?' * 23)})", table)
             self._db.executemany("INSERT INTO texts VALUES (?, ?, ?)", texts)
             self.revision += 1
         return len(made)
@@ -261,6 +266,13 @@ class RolloutIndex:
         with self._lock:
             return self._count(*self._where(query))
 
+    def count_by_work(self, query: Query) -> list[tuple[str, int]]:
+        """How many of the answers are of each work, the fewest first."""
+        with self._lock:
+            rule, given = self._where(query)
+            sql = f"SELECT w.name, count(*) n FROM {_JOINED} WHERE {rule} GROUP BY w.id ORDER BY n, w.rank"
+            return self._db.execute(sql, given).fetchall()
+
     def select(self, sql: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The rows of a query on the tables."""
         with self._lock:
@@ -296,12 +308,12 @@ class RolloutIndex:
                 f"SELECT {_COLUMNS} FROM {_SHOWN} WHERE r.id IN ({', '.join('?' * len(some))})", some
             )
             for id, work, file, place, group, step, *more, verifiers, prompt, answer in table.fetchall():
-                reward, advantage, tokens, logprob, task, level, outcome, reason, status = more
+                reward, advantage, tokens, logprob, task, level, outcome, reason, status, expected = more
                 found[id] = AnswerRow(
                     self._key(work, file, place), work, task, step, outcome, status, reward, advantage, tokens,
                     prompt or "", answer, "" if group.startswith("\0") else group, reason, None,
                     tuple(verifiers.split("\0")) if verifiers else (), level, logprob,
-                    self._excerpt(id, text) if text else "",
+                    self._excerpt(id, text) if text else "", expected,
                 )  # fmt: skip
         return found
 
@@ -398,7 +410,7 @@ def _read_row(work: str, step: int | None, row: dict[str, Any]) -> _Row:
         shown.reward, shown.advantage, shown.tokens, shown.logprob,
         read_signs(row, verdicts), _fingerprint(response), _fingerprint(row.get("reference") or row.get("task_id")),
         shown.task, shown.level, shown.outcome, shown.reason, shown.status, "\0".join(shown.verifiers),
-        visible_text(row.get("rollout_id"), 200),
+        visible_text(row.get("rollout_id"), 200), shown.expected,
     )  # fmt: skip
     text = "\n".join(visible_text(part, SEARCHED) for part in parts if isinstance(part, str))
     return _Row(shown.group, shown.prompt, visible_text(prompt, SEARCHED), shown.answer, text, columns)

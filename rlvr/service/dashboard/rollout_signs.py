@@ -13,10 +13,12 @@ from rlvr.reward.text.final_answer import parse_number
 from rlvr.service.dashboard.dashboard_data import VerifierVerdict, as_mapping, finite_number
 
 WATCHED_FAILS, OTHER_NUMBER, NO_CONTENT, IS_PROMPT = 1, 2, 4, 8
+ENDS_OTHERWISE = 16  # has the expected number, and ends with another one
 HOLDS_ANSWER = 32  # no sign, but what excuses others: the expected answer is in the text
 LOOKED_AT = 100_000  # characters of a completion, from its end
 _FORM = re.compile(r"<[^<>]{0,80}>|\\[A-Za-z]{1,30}|[^\w]|_")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?: ?/ ?[0-9]+)?")
+_DIGITS = re.compile(r"[0-9]+")
 _GROUPED = re.compile(r"(?<=[0-9])(?:,|\{,\}|\\[,!;]|[ \u2009\u202f\u00a0'_])(?=[0-9]{3}(?![0-9]))")
 
 
@@ -31,11 +33,12 @@ def read_signs(row: Mapping[str, Any], verdicts: list[VerifierVerdict]) -> int:
     text = _read_text(row)
     expected = as_mapping(row.get("reference")).get("answer")
     expected = expected.strip() if isinstance(expected, str) else ""
-    if expected and _plain(expected) in _plain(text):
-        return signs | HOLDS_ANSWER
+    place = find_number(expected, text)
+    if place in ("within", "last") or (not place and expected and _plain(expected) in _plain(text)):
+        return signs | HOLDS_ANSWER | (ENDS_OTHERWISE if place == "within" else 0)
     if not _FORM.sub("", text):
         signs |= NO_CONTENT
-    elif is_other_number(expected, text):
+    elif place == "nowhere":
         signs |= OTHER_NUMBER
     prompt = row.get("prompt")
     if isinstance(prompt, str) and len(prompt.strip()) > 1 and _plain(text).startswith(_plain(prompt)):
@@ -44,13 +47,15 @@ def read_signs(row: Mapping[str, Any], verdicts: list[VerifierVerdict]) -> int:
     return signs
 
 
-def is_other_number(expected: str, text: str) -> bool:
-    """Whether the expected answer is an integer, and the text has numbers but nowhere this one."""
-    number = parse_number(expected)
-    if number is None or number.denominator != 1:
-        return False
-    written = [parse_number(one) for one in _NUMBER.findall(_GROUPED.sub("", text))]
-    return bool(written) and abs(number) not in written
+def find_number(expected: str, text: str) -> str:
+    """Where an expected integer is among the numbers of a text: "last", "within" or "nowhere"; "" for no integer, or
+    a text without numbers."""
+    number, written = parse_number(expected), _NUMBER.findall(_GROUPED.sub("", text))
+    if number is None or number.denominator != 1 or not written:
+        return ""
+    if str(abs(number)) not in _DIGITS.findall(text) and abs(number) not in map(parse_number, written):
+        return "nowhere"
+    return "last" if parse_number(written[-1]) == abs(number) else "within"
 
 
 def _read_text(row: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 
 from rlvr.service.dashboard.dashboard_data import (
     AnswerRow,
+    as_mapping,
     finite_number,
     one_line,
     outcome_of,
@@ -151,6 +152,7 @@ def answer_row(work: str, step: int | None, key: str, row: dict[str, Any]) -> An
         verifiers=tuple(verdict.verifier for verdict in verdicts),
         level=one_line(row.get("level"), 40),
         logprob=math.fsum(logprobs) / len(logprobs) if logprobs else None,
+        expected=one_line(as_mapping(row.get("reference")).get("answer"), 60),
     )
 
 

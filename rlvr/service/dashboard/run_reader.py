@@ -40,6 +40,7 @@ from rlvr.training.evaluate import Evaluation, stored_evaluation
 from rlvr.training.run_diagnosis import RunDiagnosis, diagnose_run
 
 RECENT_S = 60.0
+FIGURES = {"pass rate": "pass rate, training", "held-out": "pass rate, held-out, interim"}  # beside held-out pass@1
 MARKS = ("metrics.jsonl", "resolved.yaml", "journal.jsonl")  # a folder with one of these is a run's
 
 
@@ -137,6 +138,7 @@ class RunReader:
         steps = finite_number(as_mapping(self.config().get(key)).get("steps"))
         status, changed = self.status(), self.last_change()
         about = "" if not row else f"{phase} step {step:,}" + (f" of {int(steps):,}" if steps else "")
+        shown = format_metrics({k: v for k, v in row.items() if k != "loss" or not metrics.num_rows})
         return Work(
             id=self.name,
             name=self.name,
@@ -146,7 +148,7 @@ class RunReader:
             changed=changed,
             done=1.0 if status == "finished" else min(1.0, step / steps) if steps and metrics.num_rows else None,
             figures=self._heldout_figure()
-            | format_metrics({k: v for k, v in row.items() if k != "loss" or not metrics.num_rows}),
+            | {FIGURES.get(name, name): text.replace("%", " %") for name, text in shown.items()},
         )
 
     def series(self, metric: str, phase: str = "rl") -> Series | None:

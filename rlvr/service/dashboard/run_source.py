@@ -147,8 +147,12 @@ class RunSource(Source):
         return [(metric_chart(metric), self.run_series(metric, names)) for metric in OVERVIEW]
 
     def run_series(self, metric: str, runs: Sequence[str]) -> list[Series]:
-        found = [run.series(metric) for name in runs if (run := self.run(name))]
-        return [series for series in found if series is not None]
+        """A metric of several runs; a run has the same colour in every chart, also in those that lack another one."""
+        return [
+            replace(series, colour=number)
+            for number, name in enumerate(runs)
+            if (run := self.run(name)) and (series := run.series(metric)) is not None
+        ]
 
     def choices(self, work: str) -> Choices:
         self._read_rollouts(work)

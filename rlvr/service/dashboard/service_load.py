@@ -54,7 +54,11 @@ class ServiceLoad:
                 did += f", {each:.3g} s each: {at_a_time[key]:.2g} at a time"
             did += f"; {errors:,.0f} failed" if errors else ""
             state = str(health.get("detail") or "") if not key[1] else ""
-            parts.append(MachinePart(name, at_a_time[key] / total if total else None, did, visible_text(state, 200)))
+            parts.append(
+                MachinePart(
+                    name, at_a_time[key] / total if total else 0.0 if seconds else None, did, visible_text(state, 200)
+                )
+            )
         if "sessions_waiting" in learned:
             did = (
                 f"step {learned.get('sampled_step')}, learner {visible_text(str(learned.get('learner')), 60) or 'none'}"

@@ -44,7 +44,7 @@ def overall_charts(store: ExperienceStore) -> list[Chart]:
     rows = _count_completions(store, first, last)
     passes = {key: [Stretch(row["last"], row["judged"], row["passed"]) for row in rows[key]] for key in rows}
     rewards = {key: [Stretch(row["last"], row["rewarded"], row["reward"] or 0.0) for row in rows[key]] for key in rows}
-    at_least = f"{FEWEST} or more in a point"
+    at_least = f"a point is {FEWEST} or more"
     charts = [
         Chart("Pass rate", _by_kind(passes, later=0), True, "answer", f"of first answers, {at_least}",
               "% of judged answers"),

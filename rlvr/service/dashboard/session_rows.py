@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from rlvr.service.dashboard.dashboard_data import HEAD, Query
 from rlvr.store import Experience, ExperienceStore, Session, Status
+from rlvr.store.patterns import JUDGED, SERVED
 from rlvr.store.records import SUCCESS, UNVERIFIED
 from rlvr.store.tables import experiences, sessions
 
@@ -20,7 +21,7 @@ CUT = 2 * HEAD + 1  # characters of a text in a row
 MOST_TASKS = 1000  # that a filter offers
 MOST_ANSWERS = 5000  # of a session in its curves
 _e, _s = experiences.c, sessions.c
-FILTERS = frozenset({"outcome", "task", "steps", "rewards", "status"})
+FILTERS = frozenset({"outcome", "task", "steps", "rewards", "status", "strategy"})
 SORTS: dict[str, sa.ColumnElement[Any]] = {"reward": _e.reward, "advantage": _e.advantage, "tokens": _e.num_tokens}
 _COLUMNS = (
     _e.id, _e.session_id, _e.task_id, _e.iteration, _e.outcome, _e.reward, _e.advantage, _e.num_tokens, _e.rating,
@@ -56,7 +57,7 @@ def _order(query: Query) -> list[sa.ColumnElement[Any]]:
 
 
 def _rules(query: Query) -> list[sa.ColumnElement[bool]]:
-    named = {_e.session_id: query.work, _e.outcome: query.outcome}
+    named = {_e.session_id: query.work, _e.outcome: query.outcome, _e.action: query.more.strategy}
     rules = [column == value for column, value in named.items() if value]
     if query.task:
         rules.append(_e.task_id.contains(query.task, autoescape=True))
@@ -124,6 +125,14 @@ def filter_choices(store: ExperienceStore, session: str) -> tuple[list[str], int
     last = sa.select(sa.func.max(_e.iteration)).where(*([_e.session_id == session] if session else []))
     with store.read() as connection:
         return sorted(connection.scalars(tasks)), connection.scalar(last)
+
+
+def count_by_strategy(store: ExperienceStore) -> dict[str, tuple[int, int]]:
+    """How many answers of each strategy passed, and how many were judged."""
+    passed, judged = (sa.func.sum(sa.case((_e.outcome.in_(names), 1), else_=0)) for names in (JUDGED[:1], JUDGED))
+    query = sa.select(_e.action, passed, judged).where(_e.action != "", _e.kind.in_(SERVED)).group_by(_e.action)
+    with store.read() as connection:
+        return {name: (int(good), int(all)) for name, good, all in connection.execute(query)}
 
 
 def newest_change(store: ExperienceStore) -> object:

@@ -44,6 +44,7 @@ from rlvr.service.dashboard.dashboard_data import (
 from rlvr.service.dashboard.service_load import ServiceLoad
 from rlvr.service.dashboard.session_curves import FEWEST, overall_charts
 from rlvr.service.dashboard.token_pieces import MOST, token_pieces
+from rlvr.service.learning.strategies import FIRST, NEXT
 from rlvr.service.learning.strategy_policy import STATE, StrategyPolicy, rate
 from rlvr.store import Experience, ExperienceStore, Session, Status
 from rlvr.store.records import UNVERIFIED
@@ -83,11 +84,8 @@ class StoreSource(Source):
         if self._health is None:
             return None
         health = dict(self._health())
-        learned = self.learning()
         figures = {"learns": visible_text(health.get("learns"), 40)} if health.get("learns") else {}
-        for name, value in learned.items():
-            if (number := finite_number(value)) is not None:
-                figures[name.replace("_", " ")] = f"{number:,.4g}"
+        figures |= describe_learning(self.learning())
         return {key: visible_text(health.get(key), 500) for key in ("state", "name", "detail")} | {"figures": figures}
 
     def works(self, offset: int = 0, limit: int = PAGE) -> tuple[list[Work], int]:
@@ -141,6 +139,7 @@ class StoreSource(Source):
             outcomes=[*(outcome.value for outcome in Outcome), UNVERIFIED],
             statuses=[status.value for status in Status],
             steps=(1, last) if last else None,
+            strategies=[strategy.name for strategy in (*FIRST, *NEXT)],
         )
 
     def answers(self, query: Query) -> AnswerPage:
@@ -167,6 +166,9 @@ class StoreSource(Source):
 
     def learning(self) -> dict[str, Any]:
         return dict(self._learning()) if self._learning else {}
+
+    def count_by_strategy(self) -> dict[str, tuple[int, int]]:
+        return session_rows.count_by_strategy(self._store)
 
     def machines(self) -> list[MachineGroup]:
         instances, now = session_rows.load(self._store)
@@ -258,6 +260,12 @@ class StoreSource(Source):
             if points:
                 charts.append(Chart(title, [Curve("training", thin_points(points))], share, "step", hint, unit))
         return charts
+
+
+def describe_learning(learned: Mapping[str, Any]) -> dict[str, str]:
+    """The numbers of what learns, as text."""
+    named = {name.replace("_", " "): finite_number(value) for name, value in learned.items()}
+    return {name: f"{number:,.4g}" for name, number in named.items() if number is not None}
 
 
 def _is_key(key: str) -> bool:

@@ -22,9 +22,9 @@ from rlvr.service.dashboard.dashboard_data import (
     one_line,
     visible_text,
 )
-from rlvr.service.dashboard.rollout_index import FEWEST_TASKS, RolloutIndex
+from rlvr.service.dashboard.rollout_index import FEWEST_TASKS, USUAL, RolloutIndex
 
-EVIDENCE = 5  # rows shown of a kind
+EVIDENCE = 5  # rows shown of a kind, of several runs one of each
 FEWEST_STEPS, FEWEST = 9, 30  # steps of a run, and rollouts at its beginning and end, that can show a trend
 FALL, SIGMAS = 0.05, 3.0  # of the pass rate, and how many standard errors that must be
 RISE = 0.1  # of the range of rewards
@@ -45,6 +45,11 @@ KINDS = {
         "The expected answer is an integer, and it stands nowhere in the completion, which has other numbers. A "
         "verifier may be right all the same where the number is spelled or computed otherwise.",
     ),
+    "ending": (
+        "Passes and ends with another number",
+        f"The expected answer is an integer, and the last number is another one, while {USUAL:.0%} or more of what "
+        "passes in this run ends with the expected one. The number may stand in an earlier line all the same.",
+    ),
     "copied": (
         "The same completion passes different tasks",
         f"One text passes for tasks with {FEWEST_TASKS} or more different expected answers, and does not hold them. "
@@ -56,7 +61,7 @@ KINDS = {
     ),
     "prompt": (
         "Passes by repeating the prompt",
-        "The completion is its prompt, with nothing new. `rlvr audit` calls this fault of a verifier `prompt`.",
+        "The completion is its prompt, with nothing new. rlvr audit calls this fault of a verifier 'prompt'.",
     ),
 }
 SHORTER = (
@@ -76,8 +81,10 @@ def find_suspicions(index: RolloutIndex, work: str) -> list[Suspicion]:
     found: list[Suspicion] = []
     for sign, (title, meaning) in KINDS.items():
         query = Query(work=work, sort="reward", more=Conditions(sign=sign))
-        page = index.page(replace(query, limit=EVIDENCE))
-        found.append(Suspicion(title, meaning, page.total, page.rows, query))
+        by_work = index.count_by_work(query)
+        each = EVIDENCE if len(by_work) == 1 else 1
+        rows = [row for name, _ in by_work[:EVIDENCE] for row in index.page(replace(query, work=name, limit=each)).rows]
+        found.append(Suspicion(title, meaning, sum(number for _, number in by_work), rows, query, by_work))
     trends = list(_read_trends(index, work))
     for (title, meaning), choose in ((SHORTER, _query_shorter), (FEWER, _query_fewer)):
         queries = [query for trend in trends if (query := choose(trend))]

@@ -4,6 +4,7 @@ of a run, or two iterations of a session: their numbers, and answers to the same
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rlvr.service.dashboard.curve_view import CurveView, Series
@@ -16,6 +17,7 @@ from rlvr.service.dashboard.run_charts import COMPARED, draw_charts, estimate, m
 from rlvr.service.dashboard.run_differences import list_differences
 from rlvr.service.dashboard.run_reader import RunReader
 from rlvr.service.dashboard.run_source import RunSource
+from rlvr.service.dashboard.session_source import StoreSource
 from rlvr.training.interim import PASS_RATE
 
 PATH = "/ui/compare"
@@ -35,6 +37,8 @@ def compare_page(source: Source, parameters: Mapping[str, str]) -> parts.Page:
         return compare_runs(source, parameters)
     works = source.names()
     work = parameters.get("work", "") or next(iter(works), "")
+    if isinstance(source, StoreSource) and not parameters.get("work"):  # the newest with two iterations
+        work = next((one.id for one in source.sessions("", "", "", 0)[0] if one.iterations > 1), work)
     if not work:
         said = f"No {source.noun} yet, so there is nothing to compare."
         return parts.Page(source, "Compare", "message.html", {"text": said, "class_": "panel empty"}, "Compare")
@@ -147,7 +151,9 @@ def compare_runs(source: RunSource, parameters: Mapping[str, str]) -> parts.Page
 def comparison_series(source: RunSource, a: str, b: str, metric: str) -> list[tuple[Chart, list[Series]]]:
     """A chart a metric, both runs in each."""
     names = dict.fromkeys((metric, *COMPARED) if metric else COMPARED)
-    return [(metric_chart(name), source.run_series(name, (a, b))) for name in names]
+    labels = dict(zip((a, b), parts.short_names(a, b), strict=True))
+    return [(metric_chart(name), [replace(one, name=labels[one.name]) for one in source.run_series(name, (a, b))])
+            for name in names]  # fmt: skip
 
 
 def _result(
@@ -174,7 +180,7 @@ def _result(
     else:
         data |= {
             "verdict": heldout.describe_change(changes.whole, sides), "apart": changes.apart,
-            "solved": _count_solved(changes, first.name, second.name),
+            "solved": _count_solved(changes, *parts.short_names(first.name, second.name)),
             "tables": heldout.tabulate_parts(changes, sides),
         }  # fmt: skip
     return {**data, "parting": _find_parting(first, second)}
@@ -229,5 +235,5 @@ def _differences(first: RunReader, second: RunReader) -> dict[str, Any]:
         said += " Code, libraries and machine are the same"
         said += ": what sets the runs apart is chance." if keys == ["seed"] else "."
     rows = [[one.key, one.group, one.first, one.second] for one in found[:300]]
-    columns = [("Kind", ""), (first.name, "mono"), (second.name, "mono")]
+    columns = [("Kind", ""), *((name, "mono") for name in parts.short_names(first.name, second.name))]
     return {"differ": said, "differences": Table(columns, rows, "Differences", "Key") if rows else None}

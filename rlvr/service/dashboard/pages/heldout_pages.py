@@ -15,6 +15,7 @@ from rlvr.service.dashboard.dashboard_data import (
     as_mapping,
     finite_number,
     one_line,
+    verdicts_of,
     visible_text,
 )
 from rlvr.service.dashboard.heldout_changes import AFTER, BEFORE, ORDERS, STAGES, HeldoutChanges, PartChange, TaskChange
@@ -142,7 +143,9 @@ def _side(label: str, count: tuple[int, int], rows: list[dict[str, Any]] | None)
 def _completion(row: dict[str, Any], place: int) -> dict[str, Any]:
     sample = row.get("sample")
     number = (sample if isinstance(sample, int) and not isinstance(sample, bool) else place) + 1
-    return {"row": answer_row("", None, "", row), "sample": number, "text": visible_text(row.get("response"))}
+    refused = [one.verifier for one in verdicts_of(row.get("scores"))[1:] if one.outcome in ("failed", "timeout")]
+    shown = answer_row("", None, "", row)
+    return {"row": shown, "sample": number, "text": visible_text(row.get("response")), "refused": refused}
 
 
 def _other_sides(runs: RunSource, sides: Sides, id: str) -> list[Cell]:
@@ -155,7 +158,9 @@ def _other_sides(runs: RunSource, sides: Sides, id: str) -> list[Cell]:
         if pair == sides or pair[0] == pair[1] or runs.changes(*pair) is None:
             continue
         first, second = pair
-        label = f"{first[0]} before and after" if first[0] == second[0] else f"{first[0]} and {second[0]}"
+        names = dict(zip((one, other), parts.short_names(one, other), strict=True))
+        label = " and ".join(names[name] for name, _ in pair)
+        label = f"{names[first[0]]} before and after" if first[0] == second[0] else label
         links.append(Cell(label, task_address(pair, id)))
     return links
 
@@ -182,7 +187,7 @@ def name_sides(sides: Sides) -> tuple[str, str]:
     (one, first), (other, second) = sides
     if one == other:
         return "Before", "After"
-    labels = {AFTER: "", BEFORE: " before"}
+    labels, (one, other) = {AFTER: "", BEFORE: " before"}, parts.short_names(one, other)
     return f"{one}{labels.get(first, '')}", f"{other}{labels.get(second, '')}"
 
 
@@ -200,11 +205,12 @@ def describe_change(compared: Mapping[str, Any], sides: Sides) -> dict[str, str]
     elif is_known and has_lost(compared):
         verdict, kind = "fell", "down"
     (one, _), (other, _) = sides
+    labels = name_sides(sides)
     if one != other:
-        words = {"up": f"is higher under {other}", "down": f"is lower under {other}"}
+        words = {"up": f"is higher under {labels[1]}", "down": f"is lower under {labels[1]}"}
         verdict = words.get(kind, "does not clearly differ")
     p = format_p(compared.get("p_value"))
-    first, second = (label.lower() if one == other else f"under {label}" for label in name_sides(sides))
+    first, second = (label.lower() if one == other else f"under {label}" for label in labels)
     rest = (
         f": {estimate(before, 'pass@1')} {first}, {estimate(after, 'pass@1')} {second}; {format_change(change)}; "
         f"paired test: p {p if p.startswith('<') else f'= {p}'}. {compared['tasks']:,} tasks x {compared['samples']} "
@@ -263,7 +269,8 @@ def list_changed(changes: HeldoutChanges | None, sides: Sides, prompts: Mapping[
     (one, _), (other, _) = sides
     title, words = "Held-out tasks that changed", ("Fell", "Rose")
     if one != other:
-        title, words = "Held-out tasks that differ", (f"Worse under {other}", f"Better under {other}")
+        label = name_sides(sides)[1]
+        title, words = "Held-out tasks that differ", (f"Worse under {label}", f"Better under {label}")
     tables = [
         (f"{label}: {number:,} of {len(changes.tasks):,} tasks",
          task_table(changes.select(order)[: min(FEW, number)], sides, label, prompts) if number else None,

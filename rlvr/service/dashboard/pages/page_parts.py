@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -44,6 +45,15 @@ def work_path(source: Source, work: str) -> str:
 def work_address(source: Source, work: str, **query: object) -> str:
     """The address of the page of a training run or session."""
     return address(work_path(source, work), **query)
+
+
+def short_names(one: str, other: str) -> tuple[str, str]:
+    """The names of two runs without the study that both belong to, and of one variant without the variant."""
+    for pattern in (r"(.*)(seed-\d+)", r"(.*/)(.*)"):
+        first, second = (re.fullmatch(pattern, name) for name in (one, other))
+        if first and second and first[1] == second[1]:
+            return first[2], second[2]
+    return one, other
 
 
 def answer_address(key: str, **query: object) -> str:

@@ -9,12 +9,22 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rlvr.service.dashboard.dashboard_data import AnswerDetail, AnswerRow, Cell, Query, Source, TokenPiece, TokenView
+from rlvr.service.dashboard.dashboard_data import (
+    AnswerDetail,
+    AnswerRow,
+    Cell,
+    Query,
+    Source,
+    Table,
+    TokenPiece,
+    TokenView,
+)
 from rlvr.service.dashboard.pages import page_parts as parts
 from rlvr.service.dashboard.pages.rollouts_page import RolloutFilters, read_filters
 
 DARKEST = 4.0  # nats: less likely tokens (2 %) have the full shade
 SHADES = 15  # and so many are told apart; the style sheet has them
+LISTED = 500  # tokens in a table
 SURE = math.log(0.9)  # more likely tokens are not listed as unlikely
 RATINGS = (("0", " wrong"), ("0.25", ""), ("0.5", " half"), ("0.75", ""), ("1", " right"))
 
@@ -43,7 +53,7 @@ def rollout_page(source: Source, parameters: Mapping[str, str]) -> parts.Page:
         "detail": detail, "row": row, "facts": facts, "group": group, "given": filters.given,
         "crumbs": [Cell(row.work, parts.work_address(source, row.work)), *step, Cell(row.key)],
         "nearby": _list_nearby(source, filters, group, row), "list": filters.link() if filters.given else "",
-        "answer_title": title, "unsure": _name_unsure(detail.tokens),
+        "tokens": _list_tokens(detail.tokens), "answer_title": title, "unsure": _name_unsure(detail.tokens),
         "ratings": RATINGS if source.can_rate else (),
         "rated": parameters.get("notice") or _describe_rating(detail),
         "group_title": "The same session" if source.noun == "session" else "The same group",
@@ -73,6 +83,18 @@ def _name_unsure(tokens: TokenView) -> str:
     """The least likely tokens."""
     unsure = sorted((piece for piece in tokens.pieces if piece.logprob < SURE), key=lambda piece: piece.logprob)
     return ", ".join(f"{piece.text.strip() or 'blank'!r} {format_probability(piece.logprob)}" for piece in unsure[:5])
+
+
+def _list_tokens(tokens: TokenView) -> Table:
+    """The first tokens as rows, for a finger, a keyboard or a copy: the shaded text says the same under the pointer."""
+    rows: list[list[Cell | str]] = []
+    for piece in tokens.pieces[:LISTED]:
+        numbers = [f"{piece.logprob:.3f}", chance(piece.logprob)] if piece.is_sampled else ["not sampled", "–"]
+        rows.append([f"{piece.place + 1:,}", Cell(repr(piece.text), class_="mono"), piece.token, *numbers])
+    if len(tokens.pieces) > LISTED:
+        rows.append([f"{len(tokens.pieces) - LISTED:,} more have their shade above."])
+    columns = [("Text", ""), ("Token", "num"), ("Log-prob, nats", "num"), ("Probability", "num")]
+    return Table(columns, rows, "Tokens", "Place", "data short")
 
 
 def shade(logprob: float) -> int:

@@ -26,10 +26,21 @@ SORT_NAMES = {
 # The names of filters in an address, by the filter of the source that each needs.
 NAMES = {
     "text": ("q",), "outcome": ("outcome",), "reason": ("reason",), "task": ("task",), "level": ("level",),
-    "steps": ("from", "to", "step"), "rewards": ("min", "max"), "status": ("status",),
+    "steps": ("from", "to", "step"), "rewards": ("min", "max"), "status": ("status",), "strategy": ("strategy",),
 }  # fmt: skip
 GROUPED = ("group", "sign")  # that need a source with groups
-RARE = ("reason", "task", "level", "from", "to", "step", "status", "work", *GROUPED)  # behind "More filters"
+RARE = (
+    "reason",
+    "task",
+    "level",
+    "from",
+    "to",
+    "step",
+    "status",
+    "strategy",
+    "work",
+    *GROUPED,
+)  # behind "More filters"
 OPEN_ROWS = 60  # completions of a page whose groups are opened, where a filter chose them
 FEW = 8  # rollouts on the page of a run or session; the table has all
 SORTED = ("Previous", "Next")
@@ -83,7 +94,7 @@ def read_filters(source: Source, parameters: Mapping[str, str]) -> RolloutFilter
         problems.append(f"{one_line(given.pop('sign'), 40)!r} is no suspicion; expected one of {', '.join(KINDS)}.")
     more = Conditions(
         text, given.get("reason", ""), given.get("level", ""), _as_steps(steps), rewards, given.get("group", ""),
-        given.get("sign", ""),
+        given.get("sign", ""), given.get("strategy", ""),
     )  # fmt: skip
     query = Query(
         given.get("work", ""), given.get("task", ""), given.get("outcome", ""), given.get("status", ""),
@@ -126,7 +137,7 @@ def filters_of(query: Query) -> RolloutFilters:
     given = {
         "q": more.text, "outcome": query.outcome, "reason": more.reason, "task": query.task, "level": more.level,
         "from": first, "to": last, "min": low, "max": high, "status": query.status, "work": query.work,
-        "group": more.group, "sign": more.sign, "sort": query.sort, "show": SINGLE,
+        "group": more.group, "sign": more.sign, "strategy": more.strategy, "sort": query.sort, "show": SINGLE,
     }  # fmt: skip
     return RolloutFilters(query, False, {name: str(value) for name, value in given.items() if value not in ("", None)})
 

@@ -92,7 +92,7 @@ def _split(groups: list[list[tuple[str, ...]]] | list) -> list[list[tuple[str, .
 
 
 def _statistics_row(row: tuple[str, ...]) -> list[Cell | str]:
-    cells: list[Cell | str] = [one_line(cell, 300) for cell in row]
+    cells: list[Cell | str] = [one_line(cell, 300).removeprefix("p = ") for cell in row]
     if row[0].startswith("    "):
         cells[0] = Cell(one_line(row[0], 300), class_="sub")
     if len(cells) > 1 and not any(cells[1:]):
@@ -114,7 +114,7 @@ def _runs(source: RunSource, study: StudyReader) -> Table | None:
     results = study.results()
     rows: list[list[Cell | str]] = []
     for variant in study.variants():
-        first = next(iter(variant.runs.values()), "")
+        start, first = next(iter(variant.runs.items()), (0, ""))
         for seed, name in variant.runs.items():
             result, run = results.get(name, {}), source.run(name)
             work = run.work() if run else None
@@ -122,8 +122,7 @@ def _runs(source: RunSource, study: StudyReader) -> Table | None:
             state = Cell(badge=work.status, is_live=work.live) if work else Cell("not begun", badge="")
             alarms = ", ".join(one_line(as_mapping(one).get("code"), 40) for one in as_list(result.get("alarms")))
             reason = one_line(result.get("reason"), 160)
-            label = f"Compare seed {seed} with the first one"
-            beside = Cell("compare", parts.address("/ui/compare", a=first, b=name), label=label)
+            beside = Cell(f"compare with seed {start}", parts.address("/ui/compare", a=first, b=name))
             rows.append([link, variant.label or "–", state, estimate(result.get("before"), "pass@1"),
                          estimate(result.get("after"), "pass@1"), alarms or reason or "–",
                          beside if run and name != first else ""])  # fmt: skip

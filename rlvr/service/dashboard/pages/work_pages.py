@@ -14,6 +14,8 @@ from rlvr.service.dashboard.pages.study_page import list_studies, study_page
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.dashboard.session_source import StoreSource
 
+NEWEST = 10  # sessions on the first page; the page Sessions has all
+
 
 def overview(source: Source, parameters: Mapping[str, str]) -> parts.Page:
     offset = (parts.page_number(parameters) - 1) * PAGE
@@ -25,13 +27,17 @@ def overview(source: Source, parameters: Mapping[str, str]) -> parts.Page:
             return study_page(source, {**parameters, "study": source.studies()[0].name}, "Overview")
     table = None
     if works and isinstance(source, StoreSource):
-        table = session_table(source, source.sessions("", "", "", offset)[0], DEFAULT)
+        table = session_table(source, source.sessions("", "", "", 0, NEWEST)[0], DEFAULT)
+    count = f"{total:,} {source.noun}{'' if total == 1 else 's'}"
+    if isinstance(source, RunSource) and (number := len(source.studies())):
+        count += f" and {number:,} stud{'y' if number == 1 else 'ies'}"
     data = {
-        "works": works, "count": f"{total:,} {source.noun}{'' if total == 1 else 's'}", "table": table,
+        "works": works, "count": count, "table": table,
         "health": source.health(), "charts": link_files(source.charts(), "/"),
         "studies": list_studies(source) if isinstance(source, RunSource) else [],
         "has_list": bool(works) or not isinstance(source, RunSource),
-        "pager": parts.make_pager("/", {}, offset, len(works), total, parts.NEWEST_FIRST),
+        "pager": None if table else parts.make_pager("/", {}, offset, len(works), total, parts.NEWEST_FIRST),
+        "total": total,
     }  # fmt: skip
     return parts.Page(source, "Overview", "overview.html", data, "Overview")
 
