@@ -23,7 +23,7 @@ from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.protocols import Env, TaskSource
 from rlvr.core.types import Task
 from rlvr.envs.ecosystems.json_server import HttpStatusError, JsonServer
-from rlvr.envs.gym.gym_session import Gym, GymSession, Observation
+from rlvr.envs.gym.gym_session import PRINTABLE, Gym, GymSession, Observation
 from rlvr.envs.gym.gym_source import GymSource
 from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.row_files import FileRow, read_rows
@@ -93,6 +93,7 @@ class NemoGym(Gym):
     """Rows of one turn."""
 
     max_turns = 1
+    vocabulary = PRINTABLE  # rows may have other characters too
 
     def __init__(self, server: JsonServer, slots: EpisodeSlots) -> None:
         self.server, self.slots = server, slots
@@ -268,7 +269,7 @@ def nemo_gym_source(
         raise ValueError(f"nemo_gym: {server.url} has no /verify; give the URL of a resources server")
     train = [make_task(row) for row in read_rows(rows)]
     if heldout_rows is None:
-        held = choose_heldout(train, heldout_fraction, rows)
+        held = choose_heldout(train, heldout_fraction, rows, others="heldout_rows")
         chosen = {task.id for task in held}
         train = [task for task in train if task.id not in chosen]
     else:
