@@ -2,11 +2,13 @@
 
     python -m benchmarks.environment_ranking run /tmp/ranking
     python -m benchmarks.environment_ranking run /tmp/ranking "echo_env@685de411 openenv:http://127.0.0.1:8000"
+    python -m benchmarks.environment_ranking missing /tmp/ranking docs/audits/environments.json
     python -m benchmarks.environment_ranking collect /tmp/ranking docs/audits/environments.json
 
 Each environment is checked in a process of its own, one after the other, and its report is a file in the folder: a run
-that is begun again goes on with those that are missing. One that cannot be checked has its reason instead.
-`docs/gen.py` writes the table in docs/dev/log.md from what `collect` wrote.
+that is begun again goes on with those that are missing. One that cannot be checked has its reason instead. `missing`
+runs those that the file has not, and `collect` keeps what the file has of others. `docs/gen.py` writes the table in
+docs/dev/log.md from that file.
 """
 
 from __future__ import annotations
@@ -113,7 +115,12 @@ def collect(folder: Path) -> list[dict[str, Any]]:
         one["trials"] = sum(check["tried"] for check in report.get("checks", ()))
         one["seconds"] = report.get("seconds", 0)
         found.append(one)
-    return sorted(found, key=lambda one: (one["version"], one["name"]))
+    return found
+
+
+def read_collected(path: Path) -> dict[str, dict[str, Any]]:
+    """What was collected before, by the environment's name."""
+    return {one["name"]: one for one in json.loads(path.read_text())} if path.exists() else {}
 
 
 def _show(examples: list[str]) -> str:
@@ -125,5 +132,10 @@ if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if command == "run":
         run(Path(folder), [read_server(one) for one in rest] or list(list_environments()))
+    elif command == "missing":
+        known = read_collected(Path(rest[0]))
+        run(Path(folder), [one for one in list_environments() if one.name not in known])
     else:
-        Path(rest[0]).write_text(json.dumps(collect(Path(folder)), indent=1, ensure_ascii=False) + "\n")
+        merged = read_collected(Path(rest[0])) | {one["name"]: one for one in collect(Path(folder))}
+        found = sorted(merged.values(), key=lambda one: (one["version"], one["name"]))
+        Path(rest[0]).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")

@@ -21,16 +21,21 @@ from rlvr.envs.row_files import find_value
 HELDOUT_FRACTION = 0.1  # of the rows, unless the config says
 
 
-def choose_heldout(tasks: list[Task], fraction: float, path: str) -> list[Task]:
-    """The tasks whose prompt hashes below `fraction`, at least one; equal prompts are on the same side. 1 takes all."""
+def choose_heldout(
+    tasks: list[Task], fraction: float, path: str, option: str = "heldout_fraction", others: str = "heldout_path"
+) -> list[Task]:
+    """The tasks whose prompt hashes below `fraction`, at least one; equal prompts are on the same side. 1 takes all.
+    `option` is where the fraction stands, and `others` what gives held-out tasks apart, for messages."""
     if type(fraction) not in (int, float) or not 0 <= fraction <= 1:
-        raise ValueError(f"heldout_fraction={fraction!r}, expected from 0 to 1")
+        raise ValueError(f"{option}={fraction!r}, expected from 0 to 1")
     if fraction in (0, 1):
         return list(tasks) if fraction else []
     keys = [_prompt_key(task.prompt) for task in tasks]
     lowest = min(keys)
     if max(keys) == lowest:
-        raise ValueError(f"{path} has one prompt only, so none can be held out; set heldout_path")
+        raise ValueError(
+            f"{path} has one prompt only, so none can be held out; set {others}, or {option}=1 to hold out all"
+        )
     # The highest hash always stays in training, so that a small file is never held out whole.
     below = min(max(int(fraction * 2**63), lowest + 1), max(keys))
     return [task for task, key in zip(tasks, keys, strict=True) if key < below]

@@ -35,6 +35,7 @@ from tests.kit.broken_environments import ATTACKED, BROKEN, ELSEWHERE, HERE
 SOUND: dict[str, dict[str, Any]] = {
     f"{HERE}:Sums": {},
     f"{HERE}:Choices": {},
+    f"{HERE}:ChatSums": {},
     "tests.kit.environments_of_tests:Countdown": {},
     "sorting": {},
     "rpn_arithmetic": {},
@@ -88,7 +89,7 @@ def test_a_search_finds_rewards_that_take_no_answer(name: str) -> None:
     assert set(ATTACKED[name]) & set(attacked.faults), attacked.table()
 
 
-@pytest.mark.parametrize("name", [f"{HERE}:Sums", "tests.kit.environments_of_tests:Countdown", "rpn_arithmetic"])
+@pytest.mark.parametrize("name", [f"{HERE}:ChatSums", "tests.kit.environments_of_tests:Countdown", "rpn_arithmetic"])
 def test_a_sound_environment_has_no_fault(name: str) -> None:
     report = check_environment(name, SOUND[name], QUICK)
     assert report.faults == {}, report.table()

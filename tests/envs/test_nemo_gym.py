@@ -145,6 +145,11 @@ def test_rows_that_cannot_be_played_are_refused(tmp_path: Path, url: str, given:
         source(url, rows=write_rows(tmp_path / "a.jsonl", given, "b?"))
 
 
+def test_rows_of_one_prompt_say_what_gives_held_out_ones(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ValueError, match=r"one prompt only.* set heldout_rows, or heldout_fraction=1"):
+        source(url, rows=write_rows(tmp_path / "a.jsonl", "a?", "a?"))
+
+
 ADD = {
     "type": "function",
     "name": "add",

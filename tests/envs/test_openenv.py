@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -20,7 +21,10 @@ pytest.importorskip("websockets", reason="websockets is not installed")
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.core.messages import SamplingParams
 from rlvr.core.types import Trajectory
-from rlvr.envs.ecosystems.openenv import choose_action, list_choices
+from rlvr.envs.ecosystems.json_server import MAX_BYTES
+from rlvr.envs.ecosystems.openenv import MOST_TASKS, choose_action, list_choices
+from rlvr.envs.ecosystems.openenv_server import OpenEnvServer
+from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.prompt import PromptOptions
 from rlvr.envs.prompted_source import apply_prompt_options
 from rlvr.envs.registry import resolve_environment
@@ -128,6 +132,17 @@ def test_the_tasks_of_the_server_are_train_and_test() -> None:
         assert made.size("") == 5
         (t,) = play(made, "1", "0", task=made.heldout(None)[1])
         assert t.reward == 0.5 and "test 2" in TEXT.decode(t.prompt_tokens)
+        play(made, "tasks 1000000000000")
+        endless = source(url)
+        assert endless.size("") == MOST_TASKS and endless.train(0, 7, "").id.startswith("train-")
+        play(made, "tasks -1")
+        with pytest.raises(ValueError, match="num_tasks=-1, expected a number"):
+            source(url)
+        play(made, "tasks 0")
+        with pytest.raises(ValueError, match="has no tasks: its splits train, test are empty"):
+            source(url)
+        (t,) = play(made, "exit")
+        assert t.reward is None and "closed the session in 'step'" in (t.scores["environment"].detail or "")
 
 
 def test_an_environment_of_tools_is_played_by_calls() -> None:
@@ -141,6 +156,8 @@ def test_an_environment_of_tools_is_played_by_calls() -> None:
         assert '"press"' in TEXT.decode(t.prompt_tokens)
         (t,) = play(made, use("x"), use(4), "open")
         assert t.reward == 0.0 and "valid integer" in t.response and t.metadata["tool_errors"] == 1.0
+        (t,) = play(made, use(7), use(4), "open")
+        assert t.reward == 0.0 and "Unknown tool" in t.response, "a tool that is gone is for the policy to read"
 
 
 def test_the_field_of_an_action_is_found_by_the_schema() -> None:
@@ -159,9 +176,35 @@ def test_the_field_of_an_action_is_found_by_the_schema() -> None:
             choose_action(schema, "http://x")
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("hello", "no JSON .*hello"),
+        ("[1]", "expected type and data"),
+        ('{"type": "observation", "data": {"reward": NaN}}', "NaN, which is no number"),
+        ("x" * (MAX_BYTES + 1), "1009|too big"),
+    ],
+)
+def test_nonsense_in_a_session_is_an_error_of_its_episode(answer: str, words: str) -> None:
+    from websockets.sync.server import serve
+
+    with serve(lambda socket: socket.send(answer) if socket.recv() else None, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        port = server.socket.getsockname()[1]
+        connection = OpenEnvServer(f"http://127.0.0.1:{port}", 10).connect()
+        with pytest.raises(EpisodeError, match=words):
+            connection.ask("reset", {})
+        connection.close()
+        server.shutdown()
+        thread.join()
+
+
 def test_an_action_of_several_fields_is_asked_for(count: str) -> None:
     made = source(count, action={"message": "{text}"}, observation_field="text", reset={"episode_id": "mine"})
     (t,) = play(made, "7")
     assert t.reward == 0.0
+    with pytest.raises(ValueError, match="did not answer 'reset' within 3 s"):
+        source(count, seconds=3, reset={"hang": 5})
     with pytest.raises(ValueError, match="has no field 'words'; it has"):
         source(count, observation_field="words")

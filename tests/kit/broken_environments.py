@@ -19,6 +19,7 @@ from rlvr.core import rng
 from rlvr.core.messages import ModelInput
 from rlvr.core.protocols import StepResult, TaskSource
 from rlvr.core.types import Task
+from rlvr.envs.gym.gym_session import PRINTABLE
 from rlvr.envs.prompt import PromptEnv, encode_prompt
 
 HERE, REWARDS = "tests.kit.broken_environments", "tests.kit.broken_rewards"
@@ -287,6 +288,16 @@ class Repeated(Sums):
 
     def train(self, seed: int, index: int, level: str) -> Task:
         return replace(super().train(0, index % 120 % 40, level), id=f"row-{index % 120}")
+
+
+class ChatSums(Sums):
+    """The sums as chats, in characters that a small tokenizer has."""
+
+    vocabulary = PRINTABLE
+
+    def make_task(self, a: int, b: int) -> Task:
+        made = super().make_task(a, b)
+        return replace(made, prompt=[{"role": "system", "content": "Add."}, {"role": "user", "content": made.prompt}])
 
 
 class Choices(Sums):

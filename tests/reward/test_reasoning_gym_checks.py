@@ -31,6 +31,8 @@ def find_hole(family: str, gold: str) -> str:
             return gold  # none follows from a right answer
         case "game_of_life_halting":
             return "no idea"
+        case "gsm_symbolic":
+            return f"-{gold}"
         case "number_sorting":
             return re.sub(r"-?\d+(\.\d+)?", lambda number: str(round(float(number[0]) + 0.4, 4)), gold)
         case _:
@@ -100,6 +102,10 @@ def test_right_answers_pass_their_second_check(family: str) -> None:
         ("coin_flip", "1/0", "0.25", False),
         ("complex_arithmetic", "3 + nanj", "3.0 + 2.0i", False),
         ("complex_arithmetic", "3+2j", "3.0 + 2.0i", True),
+        ("gsm_symbolic", "-288", "288", False),
+        ("gsm_symbolic", "$288.00", "288", True),
+        ("gsm_symbolic", "-5", "-5", True),
+        ("gsm_symbolic", "a lot", "288", False),
         ("number_sorting", '["1.0", "2"]', "['1', '2']", True),
         ("number_sorting", "[1.5, 2]", "['1', '2']", False),
         ("game_of_life_halting", " true", "True", True),

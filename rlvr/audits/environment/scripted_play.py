@@ -169,10 +169,12 @@ class CheckedEnvironment:
         reward_kwargs: Mapping[str, Any] | None = None,
     ) -> CheckedEnvironment:
         """Load it as a run does; ValueError with what is wrong. Without a tokenizer, prompts of text become a chat
-        unless the environment has a vocabulary of its own."""
+        unless the environment has a vocabulary of its own, and no prompt is a chat already."""
         source = resolve_environment(name, **kwargs)
         if tokenizer is None:
-            tokenizer = TextTokenizer(CHAT_TEMPLATE if source.vocabulary is None else None)
+            some = [*source.heldout(tasks), *(source.train(0, 0, level) for level in source.levels[:1])]
+            is_text = source.vocabulary is not None and all(isinstance(one.prompt, str) for one in some)
+            tokenizer = TextTokenizer(None if is_text else CHAT_TEMPLATE)
         made = apply_prompt_options(source, tokenizer, PromptOptions())
         bound = resolve_reward(reward or source.reward, **(reward_kwargs or {}))
         if bound.name == source.reward:

@@ -256,7 +256,9 @@ class HarborTasks(RowSource):
         if isinstance(heldout, Sequence):
             held = _make_rows(heldout, "heldout-")
         else:
-            held = choose_heldout(rows, heldout, name) if len(rows) > 1 else []
+            held = (
+                choose_heldout(rows, heldout, name, "heldout", "heldout to a folder of tasks") if len(rows) > 1 else []
+            )
         chosen = {task.id for task in held}
         data = f"{len(rows):,} task folders; {len(left_out):,} others need an image or a network and are left out"
         super().__init__(name, [task for task in rows if task.id not in chosen], held, "environment", data=data)

@@ -90,7 +90,7 @@ class InspectSource(GymSource):
             configs["heldout"] = {**config, "options": {**config["options"], **heldout}}
             held = _read_rows(guest, configs["heldout"], "heldout")
         else:
-            held = choose_heldout(train, heldout, f"inspect:{name}")
+            held = choose_heldout(train, heldout, f"inspect:{name}", "heldout", "heldout to options of the task")
             chosen = {task.id for task in held}
             train = [task for task in train if task.id not in chosen]
         rows = RowSource(f"inspect:{name}", train, held, "environment")

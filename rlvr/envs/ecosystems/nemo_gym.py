@@ -14,16 +14,14 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from pydantic import BaseModel
 
 from rlvr.core.episode_slots import EpisodeSlots
 from rlvr.core.protocols import Env, TaskSource
 from rlvr.core.types import Task
 from rlvr.envs.ecosystems.json_server import HttpStatusError, JsonServer
-from rlvr.envs.gym.gym_session import Gym, GymSession, Observation
+from rlvr.envs.gym.gym_session import PRINTABLE, Gym, GymSession, Observation
 from rlvr.envs.gym.gym_source import GymSource
 from rlvr.envs.limited_calls import EpisodeError
 from rlvr.envs.row_files import FileRow, read_rows
@@ -95,6 +93,7 @@ class NemoGym(Gym):
     """Rows of one turn."""
 
     max_turns = 1
+    vocabulary = PRINTABLE  # rows may have other characters too
 
     def __init__(self, server: JsonServer, slots: EpisodeSlots) -> None:
         self.server, self.slots = server, slots
@@ -120,6 +119,7 @@ class _TextSession(GymSession):
 class NemoTools(ToolEnvironment):
     """Rows with these tools."""
 
+    tools: Sequence[ServerTool]
     has_reward = True
 
     def __init__(self, server: JsonServer, slots: EpisodeSlots, tools: Sequence[ServerTool]) -> None:
@@ -143,10 +143,7 @@ class _ToolsSession(ToolSession):
             self._row.say(text)
 
     def list_tools(self) -> Sequence[Tool]:
-        def function_of(name: str) -> Callable[..., str]:
-            return lambda **arguments: self._call(name, arguments)
-
-        return [make_tool(tool.schema["function"], function_of(tool.name)) for tool in self._tools]
+        return [tool.bind(self._call) for tool in self._tools]
 
     def _call(self, name: str, arguments: Json) -> str:
         if self._failure is None:
@@ -178,7 +175,9 @@ class NemoSource(WrappedSource):
         key, gym = json.dumps(tools, sort_keys=True), self._plain.gym
         assert isinstance(gym, NemoGym) and gym.slots
         if key not in self._with_tools:
-            environment = NemoTools(gym.server, gym.slots, [make_tool(one, _call_nothing) for one in tools])
+            environment = NemoTools(
+                gym.server, gym.slots, [ServerTool.of_environment(one, one.get("parameters")) for one in tools]
+            )
             self._with_tools[key] = ToolSource(
                 self.inner, max_turns=self._turns, call_seconds=gym.server.seconds, environment=environment
             )
@@ -192,18 +191,6 @@ class NemoSource(WrappedSource):
 
     def demonstration(self, task: Task, key: int) -> None:
         return None
-
-
-def _call_nothing(**arguments: Any) -> str:
-    raise ToolProblem("the episode has not begun")
-
-
-def make_tool(one: Mapping[str, Any], function: Callable[..., str]) -> ServerTool:
-    """A tool of a row, which the server checks the arguments of."""
-    return ServerTool(
-        one["name"], one.get("description") or one["name"], function, BaseModel, has_own_limit=True,
-        ends_late_calls=True, parameters=one.get("parameters") or {"type": "object", "properties": {}},
-    )  # fmt: skip
 
 
 def make_response(output: Sequence[Json], params: Mapping[str, Any]) -> Json:
@@ -272,7 +259,7 @@ def nemo_gym_source(
         raise ValueError(f"nemo_gym: {server.url} has no /verify; give the URL of a resources server")
     train = [make_task(row) for row in read_rows(rows)]
     if heldout_rows is None:
-        held = choose_heldout(train, heldout_fraction, rows)
+        held = choose_heldout(train, heldout_fraction, rows, others="heldout_rows")
         chosen = {task.id for task in held}
         train = [task for task in train if task.id not in chosen]
     else:

@@ -15,8 +15,6 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
-
 from rlvr.core import rng
 from rlvr.core.types import Task
 from rlvr.envs.ecosystems.openenv_server import (
@@ -63,16 +61,26 @@ class OpenEnvGym(Gym):
         return _TextSession(self)
 
     def read(self, answer: Json, what: str) -> Observation:
-        given = answer.get("observation")
-        fields = {k: v for k, v in given.items() if k not in _OWN} if isinstance(given, dict) else {"": given}
-        if (name := self.observation_field) is not None:
-            if name not in fields:
-                raise EpisodeError(f"{what}: the observation has no field {name!r}; it has {', '.join(fields)}")
-            fields = {name: fields[name]}
-        kept = {name: value for name, value in fields.items() if value not in (None, "", [], {})}
-        texts = [value for value in kept.values() if isinstance(value, str)]
-        said = texts[0] if len(texts) == len(kept) == 1 else kept or ""
+        said = _read_observation(answer, self.observation_field, what)
         return Observation.of_step((said, answer.get("reward"), answer.get("done"), answer.get("metadata")), what)
+
+
+def _read_observation(answer: Json, field: str | None, what: str) -> Any:
+    """What the policy reads of an answer: a `field`, or all that say something; text where one does."""
+    given = answer.get("observation")
+    fields = {k: v for k, v in given.items() if k not in _OWN} if isinstance(given, dict) else {"": given}
+    if field is not None:
+        if field not in fields:
+            raise EpisodeError(f"{what}: the observation has no field {field!r}; it has {', '.join(fields)}")
+        fields = {field: fields[field]}
+    kept = {name: value for name, value in fields.items() if value not in (None, "", [], {})}
+    texts = [value for value in kept.values() if isinstance(value, str)]
+    return texts[0] if len(texts) == len(kept) == 1 else kept or ""
+
+
+async def _begin(sessions: OpenEnvSessions, task: Task, what: str) -> tuple[OpenEnvConnection, Json]:
+    """A session and the answer to its reset; a full server may be waited for, and then be slow."""
+    return await call_user_code(what, 3 * sessions.server.seconds + 1, lambda: sessions.begin(task))
 
 
 class _TextSession(GymSession):
@@ -80,18 +88,13 @@ class _TextSession(GymSession):
         self._gym, self._what, self._has_reward = gym, "", False
         self._connection: OpenEnvConnection | None = None
 
-    async def _call(self, function: Callable[[], Any], waits: float = 1) -> Any:
-        limit = self._gym.sessions.server.seconds
-        return await call_user_code(self._what, (1 + waits) * limit + 1, function)
+    async def _call(self, function: Callable[[], Any]) -> Any:
+        return await call_user_code(self._what, 2 * self._gym.sessions.server.seconds + 1, function)
 
     async def reset(self, task: Task) -> Observation:
         self._what = f"openenv: task {task.id!r}"
-
-        def begin() -> Json:
-            self._connection, answer = self._gym.sessions.begin(task)
-            return answer
-
-        return self._gym.read(await self._call(begin, waits=2), self._what)
+        self._connection, answer = await _begin(self._gym.sessions, task, self._what)
+        return self._gym.read(answer, self._what)
 
     async def step(self, action: str) -> Observation:
         connection, data = self._connection, _fill(self._gym.action, action)
@@ -113,7 +116,10 @@ class OpenEnvTools(ToolEnvironment):
     has_reward = True
 
     def __init__(self, sessions: OpenEnvSessions, tools: Sequence[Json]) -> None:
-        self.sessions, self.tools = sessions, [_make_tool(one, _call_nothing) for one in tools]
+        self.sessions = sessions
+        self.tools: Sequence[ServerTool] = [
+            ServerTool.of_environment(one, one.get("input_schema") or one.get("inputSchema")) for one in tools
+        ]
 
     def open(self) -> ToolSession:
         return _ToolsSession(self)
@@ -127,28 +133,12 @@ class _ToolsSession(ToolSession):
         self.slots = environment.sessions.slots
 
     async def reset(self, task: Task) -> str:
-        def begin() -> Json:
-            self._connection, answer = self._environment.sessions.begin(task)
-            return answer
-
-        what, limit = f"openenv: task {task.id!r}", self._environment.sessions.server.seconds
-        answer = await call_user_code(what, 3 * limit + 1, begin)
-        given = answer.get("observation")
-        kept = {k: v for k, v in given.items() if k not in _OWN and v} if isinstance(given, dict) else {}
-        texts = [value for value in kept.values() if isinstance(value, str)]
-        return texts[0] if len(texts) == len(kept) == 1 else json.dumps(kept, ensure_ascii=False) if kept else ""
+        what = f"openenv: task {task.id!r}"
+        self._connection, answer = await _begin(self._environment.sessions, task, what)
+        return Observation.of_reset(_read_observation(answer, None, what), what).text
 
     def list_tools(self) -> Sequence[Tool]:
-        def function_of(name: str) -> Callable[..., str]:
-            return lambda **arguments: self._call(name, arguments)
-
-        return [
-            ServerTool(
-                tool.name, tool.description, function_of(tool.name), BaseModel, has_own_limit=True,
-                ends_late_calls=True, parameters=tool.schema["function"]["parameters"],
-            )
-            for tool in self._environment.tools
-        ]  # fmt: skip
+        return [tool.bind(self._call) for tool in self._environment.tools]
 
     def _call(self, name: str, arguments: Json) -> str:
         assert self._connection
@@ -175,15 +165,6 @@ class _ToolsSession(ToolSession):
     async def close(self) -> None:
         if self._connection:
             self._connection.close()
-
-
-def _call_nothing(**arguments: Any) -> str:
-    raise ToolProblem("the episode has not begun")
-
-
-def _make_tool(one: Json, function: Callable[..., str]) -> ServerTool:
-    schema = one.get("input_schema") or one.get("inputSchema") or {"type": "object", "properties": {}}
-    return ServerTool(one["name"], one.get("description") or one["name"], function, BaseModel, parameters=schema)
 
 
 def _read_result(result: Any) -> str:
@@ -251,7 +232,7 @@ def _list_tools(server: OpenEnvServer) -> list[Json]:
 
 def _make_tasks(server: OpenEnvServer, prompt: str, heldout: int) -> NumberedSource:
     """The tasks of the server's task API, or seeds."""
-    counts = _count_tasks(server)
+    counts = server.count_tasks(_choose_splits, MOST_TASKS)
     if not counts:
         return SeedSource(prompt, heldout=heldout)
     train, test = _choose_splits(counts)
@@ -271,21 +252,6 @@ def _make_tasks(server: OpenEnvServer, prompt: str, heldout: int) -> NumberedSou
     return NumberedSource(
         lambda n: make(split, order[held + n]), len(order) - held, lambda n: make(split, order[n]), held
     )
-
-
-def _count_tasks(server: OpenEnvServer) -> dict[str, int]:
-    """How many tasks each split has; {} where the server has no task API."""
-    names = server.find("/list_environments") or []
-    splits = [str(one["name"]) for one in server.find(f"/{names[0]}/splits") or []] if names else []
-    counts: dict[str, int] = {}
-    for split in filter(None, _choose_splits(splits)):
-        number = server.post(f"/{names[0]}/num_tasks", {"split": split})["num_tasks"]
-        if type(number) is not int or number < 0:
-            raise ValueError(
-                f"openenv: {server.url}: the split {split!r} has num_tasks={number!r:.80}, expected a number"
-            )
-        counts[split] = min(number, MOST_TASKS)
-    return counts
 
 
 def _choose_splits(names: Collection[str]) -> tuple[str | None, str | None]:

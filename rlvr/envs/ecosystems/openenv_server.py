@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -50,6 +50,20 @@ class OpenEnvServer(JsonServer):
 
     def connect(self) -> OpenEnvConnection:
         return OpenEnvConnection(self)
+
+    def count_tasks(self, choose: Callable[[Sequence[str]], Iterable[str | None]], most: int) -> dict[str, int]:
+        """How many tasks each split has of those that `choose` takes, at most `most`; {} without a task API."""
+        names = self.find("/list_environments") or []
+        splits = [str(one["name"]) for one in self.find(f"/{names[0]}/splits") or []] if names else []
+        counts: dict[str, int] = {}
+        for split in filter(None, choose(splits)):
+            number = self.post(f"/{names[0]}/num_tasks", {"split": split})["num_tasks"]
+            if type(number) is not int or number < 0:
+                raise ValueError(
+                    f"openenv: {self.url}: the split {split!r} has num_tasks={number!r:.80}, expected a number"
+                )
+            counts[split] = min(number, most)
+        return counts
 
     def count_sessions(self, most: int) -> int:
         """How many sessions the server has free, at most `most`."""

@@ -52,7 +52,7 @@ class VerifiersTasks(RowSource):
         elif is_infinite:
             train, held = rows[:tasks], rows[tasks:]
         else:
-            held = choose_heldout(rows, heldout, name)
+            held = choose_heldout(rows, heldout, name, "heldout", "heldout to options of the taskset")
             chosen = {task.id for task in held}
             train = [task for task in rows if task.id not in chosen]
         super().__init__(name, train, held, "environment")

@@ -144,11 +144,27 @@ def _write(result: Any) -> str:
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
 
+def _refuse_call(**arguments: Any) -> str:
+    raise ToolProblem("the episode has not begun")
+
+
 @dataclass(frozen=True)
 class ServerTool(Tool):
     """A tool whose arguments are described and checked by its server."""
 
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])  # JSON schema
+
+    @classmethod
+    def of_environment(cls, given: Mapping[str, Any], parameters: Mapping[str, Any] | None) -> ServerTool:
+        """A tool that an environment's server describes. The server limits a call, which only an episode can make."""
+        return cls(
+            given["name"], given.get("description") or given["name"], _refuse_call, BaseModel, has_own_limit=True,
+            ends_late_calls=True, parameters=parameters or {"type": "object", "properties": {}},
+        )  # fmt: skip
+
+    def bind(self, call: Callable[[str, dict[str, Any]], str]) -> ServerTool:
+        """The tool in an episode, whose `call` gets the name and the arguments."""
+        return replace(self, function=lambda **arguments: call(self.name, arguments))
 
     @property
     def names(self) -> list[str]:

@@ -71,6 +71,11 @@ def _has_same_numbers(answer: str, gold: str) -> bool:
     return given == right
 
 
+def _has_same_first_number(answer: str, gold: str) -> bool:
+    first = _NUMBER.search(answer)
+    return first is not None and float(first[0]) == float(gold)
+
+
 def _is_same_sum(answer: str, gold: str) -> bool:
     """Whether two expressions use the same numbers, each as often, and have exactly the same value."""
     given, right = (sorted(re.findall(r"[0-9]+", text)) for text in (answer, gold))
@@ -101,6 +106,7 @@ SECOND_CHECKS = {
     "complex_arithmetic": SecondCheck("it takes nan for any number", _is_number),
     "countdown": SecondCheck("it takes a value near the target for the target", _is_same_sum),
     "game_of_life_halting": SecondCheck("it takes any text for True and for False", _is_same_word),
+    "gsm_symbolic": SecondCheck("it leaves out the sign of a number", _has_same_first_number),
     "number_sorting": SecondCheck("it takes numbers that are off by up to 1", _has_same_numbers),
     "puzzle24": SecondCheck("it takes other numbers than the given ones, and 24.9 for 24", _is_same_sum),
 }

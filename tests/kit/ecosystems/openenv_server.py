@@ -5,8 +5,10 @@ python openenv_server.py count|tools|tasks PORT SESSIONS
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Any
+import time
+from typing import Any, ClassVar
 
 import uvicorn
 from openenv.core.env_server.http_server import create_app
@@ -33,6 +35,7 @@ class Count(Environment):
         self._state = State(episode_id="e", step_count=0)
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> SayObservation:
+        time.sleep(kwargs.get("hang", 0))
         self.next = 1 + (seed or 0) % 3
         return SayObservation(text=str(self.next), done=False, reward=None)
 
@@ -54,17 +57,27 @@ class Count(Environment):
 
 
 class Numbered(Count):
-    """The same with tasks: the number is that of the task."""
+    """The same with tasks: the number is that of the task. After `tasks N` the server has N of each split, and
+    `exit` ends it."""
+
+    counts: ClassVar[dict[str, int]] = {"train": 5, "test": 3}
 
     def reset(self, seed: int | None = None, split: str = "", index: int = 0, **kwargs: Any) -> SayObservation:  # type: ignore[override]
         said = super().reset(index)
         return SayObservation(text=f"{split} {said.text}", done=False, reward=None)
 
+    def step(self, action: SayAction, **kwargs: Any) -> SayObservation:  # type: ignore[override]
+        if action.message.startswith("tasks "):
+            Numbered.counts = dict.fromkeys(self.counts, int(action.message[6:]))
+        if action.message == "exit":
+            os._exit(3)
+        return super().step(action)
+
     def list_splits(self) -> list[Any]:
         return ["train", "test"]
 
     def num_tasks(self, split: str) -> int:
-        return 5 if split == "train" else 3
+        return self.counts[split]
 
     def list_tasks(self, split: str) -> list[Any]:
         return [self.get_task(split, index) for index in range(self.num_tasks(split))]
@@ -87,7 +100,7 @@ def make_tools() -> Any:
         return f"pressed {digit}"
 
     class Tools(MCPEnvironment):
-        """Press 4, then 2."""
+        """Press 4, then 2. 7 takes the tool away."""
 
         SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -111,6 +124,8 @@ def make_tools() -> Any:
         def _judge(self, action: Any, given: Observation) -> Observation:
             if isinstance(action, CallToolAction) and isinstance(given, CallToolObservation) and not given.error:
                 self._pressed.append(int(action.arguments["digit"]))
+                if self._pressed[-1] == 7:
+                    server.local_provider.remove_tool("press")
                 given.reward = 1.0 if self._pressed == [4, 2] else 0.0
                 given.done = self._pressed == [4, 2]
             return given
