@@ -123,7 +123,7 @@ def format_results(results: Mapping[str, Any]) -> str:
         f"AdamW at {results['learning_rate']:g}. pass@1 of the same {results['tasks']} held-out tasks x "
         f"{results['samples']}; before the first step it is {format_share(spread(_starts(runs), SHARES))}."
     ]
-    parts += [_format_comparison(results, place) for place in range(1, min(len(run["steps"]) for run in runs))]
+    parts += [format_comparison(results, place) for place in range(1, min(len(run["steps"]) for run in runs))]
     if any(run["families"] for run in runs):
         parts.append(_format_families(results))
     if versions := describe_versions(run["code"] for run in runs):
@@ -153,7 +153,8 @@ def _compare(runs: Sequence[Run], names: Sequence[str], measure: Callable[[Run],
     return compared
 
 
-def _format_comparison(results: Mapping[str, Any], place: int) -> str:
+def format_comparison(results: Mapping[str, Any], place: int) -> str:
+    """The variants at one evaluation (0 is that before the first step) and their differences from the first one."""
     runs, names = results["runs"], list(results["overrides"])
     measures: list[Callable[[Run], float]] = [lambda run: gain(run, place), lambda run: gain_per_minute(run, place)]
     compared = [_compare(runs, names, measure) for measure in measures]
