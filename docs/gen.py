@@ -510,6 +510,16 @@ def algorithm_rates() -> str:
     return format_rates(load_rates(ROOT / "benchmarks" / "results" / "algorithm-rates" / "results.json"))
 
 
+def pretrained_algorithms(of: str = "") -> str:
+    """The tables of `python -m benchmarks.pretrained_algorithms`; with `of` that of one evaluation, such as 2."""
+    from benchmarks.pretrained_algorithms import format_comparison, format_results
+    from rlvr.core.files import read_json
+
+    path = ROOT / "benchmarks" / "results" / "smollm-algorithms" / "results.json"
+    results = read_json(path, "the results of a study", "python -m benchmarks.pretrained_algorithms writes it")
+    return format_comparison(results, int(of)) if of else format_results(results)
+
+
 def study_differences(of: str) -> str:
     """What variants of that study differ from `grpo` by; `of` is a measure and their names, separated by commas."""
     from benchmarks.algorithm_report import format_differences
@@ -551,7 +561,7 @@ PARTS: dict[str, Callable[..., str]] = {
         capabilities, rewards, environments, settings, service_settings, engine_server_settings, spellings, sections,
         configs, foreign_words, refused_words, models, memory, known_models, published, cluster_settings,
         reasoning_gym_audit, environment_checks, environment_ranking, algorithms_study, algorithm_rates,
-        study_differences, side_by_side, api,
+        pretrained_algorithms, study_differences, side_by_side, api,
     )
 }  # fmt: skip
 
