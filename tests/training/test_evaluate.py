@@ -168,6 +168,28 @@ def test_a_verifier_that_fails_now_and_then_cannot_make_a_perfect_score() -> Non
         )  # fmt: skip
 
 
+def test_the_budget_of_errors_counts_completions_and_not_tasks() -> None:
+    """1 error in 40 completions of two tasks: within 2.5 %, and not within 2 %."""
+    calls: list[str] = []
+
+    def breaks_once(prompt: str, response: str, meta: object = None) -> float:
+        calls.append(response)
+        if len(calls) == 3:
+            raise RuntimeError("cannot parse")
+        return 1.0
+
+    def evaluate_within(budget: float) -> Evaluation:
+        calls.clear()
+        return evaluate(
+            Letters(), Letters().heldout(None), MockSamplingClient(TablePolicy(["say", "a", "b"])),
+            resolve_reward(breaks_once), SamplingParams(max_tokens=1), samples=20, k=1, seed=5, error_budget=budget,
+        )  # fmt: skip
+
+    assert evaluate_within(0.025).unjudged == 1
+    with pytest.raises(TrainingStoppedError, match="cannot parse"):
+        evaluate_within(0.02)
+
+
 def test_looks_use_tasks_that_are_never_reported() -> None:
     """What a run may stop by is disjoint from what it reports, and both parts are the same every time."""
     source = resolve_environment("rpn_arithmetic")
