@@ -27,6 +27,7 @@ from rlvr.training.evaluate import (
     TaskResult,
     compare,
     evaluate,
+    evaluation_params,
     extra_heldout,
     heldout_split,
     paired_p_value,
@@ -188,6 +189,12 @@ def test_the_budget_of_errors_counts_completions_and_not_tasks() -> None:
     assert evaluate_within(0.025).unjudged == 1
     with pytest.raises(TrainingStoppedError, match="cannot parse"):
         evaluate_within(0.02)
+
+
+def test_an_evaluation_samples_from_the_whole_distribution_at_its_own_temperature() -> None:
+    cut = SamplingParams(max_tokens=4, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1)
+    params = evaluation_params(cut, EvaluationOptions(temperature=0.5))
+    assert params == SamplingParams(max_tokens=4, temperature=0.5, top_p=1.0, top_k=-1, min_p=0.0)
 
 
 def test_looks_use_tasks_that_are_never_reported() -> None:
