@@ -350,6 +350,8 @@ def test_importance_weights_by_hand(mode: str, weights: list[float]) -> None:
     assert term.compute_weights(gap, mask)[mask] == pytest.approx(weights)
     if mode == "sequence_mask":
         assert not Importance(cap=1.5, floor=0.6, mode=mode).compute_weights(gap, mask).any()
+    at_the_bounds = Importance(cap=1.0, floor=1.0, mode=mode).compute_weights(np.zeros(4), mask)
+    assert at_the_bounds[mask].tolist() == [1.0, 1.0, 1.0], "both bounds are kept"
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

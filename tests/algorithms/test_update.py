@@ -12,7 +12,7 @@ import pytest
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
-from rlvr.algorithms.update import Passes, StreamPlan, UpdateInputs, update, update_streamed
+from rlvr.algorithms.update import Passes, StreamPlan, UpdateInputs, make_datum, update, update_streamed
 from rlvr.algorithms.update_statistics import UpdateStatistics
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.messages import AdamParams, Datum
@@ -77,6 +77,25 @@ def test_epochs_times_minibatches_are_the_optimizer_steps() -> None:
     assert client.calls == [x for n in range(6) for x in ("forward_backward", f"step {0.1 * (n + 1)}")]
     assert (measured.updates, measured.tokens) == (6, 2 * sum(t.num_action_tokens for t in batch))
     assert measured.rates == {"learning_rate": pytest.approx(0.6)}
+
+
+def test_every_epoch_has_an_order_of_its_own() -> None:
+    """Steps of one answer each, told apart by their rewards: both epochs have all, in different orders."""
+    client = RecordingClient(table().policy)
+    batch = sample_answers(client)
+    for i, t in enumerate(batch):
+        t.reward = 3.0**i
+    run(client, PPO, Passes(2, 8), batch)
+    order = [float(datum.loss_fn_inputs["advantages"].data[-1]) for [datum] in client.sent]
+    assert len(set(order)) == 8 and sorted(order[:8]) == sorted(order[8:]) and order[:8] != order[8:]
+
+
+def test_the_gap_to_the_sampler_is_that_of_the_first_epoch() -> None:
+    """On-policy it is 0 there, up to float32; the second epoch begins a large step further."""
+    client = table()
+    measured = run(client, PPO, Passes(2, 1), sample_answers(client), rate=1.0)
+    assert measured.metrics()["optim/kl_sample_train_v2"] == pytest.approx(0.0, abs=1e-9)
+    assert measured.approx_kl > 0.01
 
 
 def test_more_minibatches_than_answers_are_as_many_as_answers() -> None:
@@ -254,3 +273,27 @@ def test_a_streamed_update_learns_observations_as_a_whole_one_does(reduction: st
         else:
             update(client, row, batch, lambda n: AdamParams(0.1), Passes(), inputs, keep)
     assert gradients[0] == pytest.approx(gradients[1]) and np.abs(gradients[0]).max() > 0.01
+
+
+def test_a_completion_of_two_trajectories_counts_once_in_a_streamed_update() -> None:
+    """By hand for sequence_sum: each token of 4 trajectories that are 3 completions has 1 / 3 of its reward."""
+    client = RecordingClient(table().policy)
+    batch = sample_answers(client, 4)
+    for t in batch:
+        t.reward = 1.0
+    batch[1].rollout_id = batch[0].rollout_id
+    row = resolve_algorithm("reinforce", advantage="raw", reduction="sequence_sum")
+    inputs = UpdateInputs(RunningBaseline(), 4)
+    update_streamed(client, row, [batch[:2], batch[2:]], lambda n: AdamParams(0.1), StreamPlan(1, 2, 3), inputs)
+    for datum in (datum for data in client.sent for datum in data):
+        assert datum.loss_fn_inputs["advantages"].data[-1] == pytest.approx(1 / 3)
+
+
+def test_a_loss_of_weights_has_them_beside_a_term() -> None:
+    """raft imitates: its weight is the advantage of an accepted completion, 1, by the reduction, 1 / 4 here."""
+    row = resolve_algorithm("raft", kl_coef=0.1, kl_in="loss", kl_estimator="k2")
+    [accepted, *_] = sample_answers(table())
+    accepted.advantage, accepted.reference_logprobs = 1.0, [-1.0]
+    datum = make_datum(row, accepted, 0.25)
+    assert datum.loss_fn_inputs["weights"].data.tolist() == [0.25]
+    assert datum.loss_fn_inputs["kl_weights"].data.tolist() == pytest.approx([0.025])

@@ -441,6 +441,7 @@ def test_the_key_is_never_written(here: Path, server: TinkerServer, monkeypatch:
     typed = load(None, "run.yaml", [f"api_key={server.key}", f"base_url={server.url}"])
     assert build_config(typed).client.api_key == server.key and server.key not in repr(build_config(typed))
     folder, _ = open_run(typed, build_config(typed))
+    assert server.key not in (folder / "resolved.yaml").read_text()
     kept = load(None, "run.yaml", ["api_key=${oc.env:MY_KEY}"])
     assert build_config(kept).client.api_key == "tml-another-one"
     assert resolved_values(build_config(kept), kept)["client"]["api_key"] == "${oc.env:MY_KEY}"

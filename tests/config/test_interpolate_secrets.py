@@ -149,6 +149,18 @@ def test_a_value_that_is_cut_short_or_escaped_is_known_too(folder: Path, monkeyp
     assert mask_secrets(f"a {odd!r} b") == "a '${oc.env:ODD}' b"
 
 
+def test_a_secret_that_another_one_begins_with_leaves_nothing_of_that(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("BEGINNING", SECRET[:7])
+    stored_kwargs("{opts: ['${oc.env:BEGINNING}', '${oc.env:S3CRET}']}")
+    assert mask_secrets(f"{SECRET[:7]}, {SECRET}") == "${oc.env:BEGINNING}, ${oc.env:S3CRET}"
+
+
+def test_the_key_of_a_server_is_not_written_where_it_is_typed(folder: Path):
+    loaded = load(None, "toy.yaml", ["client=tinker", "model.name=base", f"client.api_key={SECRET}"])
+    config = build_config(loaded)
+    assert config.client.api_key == SECRET and SECRET not in dump(resolved_values(config, loaded))
+
+
 def test_unusable_values_on_the_command_line_and_in_defaults_are_not_quoted(folder: Path):
     assert SECRET not in refusal_of("key: ${oc.env:S3CRET}\n", "key.a=1")
     text = refusal_of("defaults: [{model: '${oc.env:S3CRET}'}]\n")

@@ -84,6 +84,11 @@ def test_keys_without_effect_are_removed_from_the_run() -> None:
     assert got.algorithm.resolve().flat.get("clip_low") is None
 
 
+@pytest.mark.parametrize("key", ["ppo_epochs", "num_substeps"])
+def test_a_divergence_limit_stays_where_a_step_has_several_updates(key: str) -> None:
+    assert build_config(compose_base("", "target_kl=0.1", f"training.{key}=2")).training.target_kl == 0.1
+
+
 def test_keys_of_a_shipped_file_are_summed_up_in_one_line() -> None:
     told: list[str] = []
     build_config(load("arithmetic", None, ["mode=sft"]), told.append)

@@ -14,11 +14,11 @@ import torch
 
 from rlvr.clients.sharded.rank_channel import RankChannel, RankCommand
 from rlvr.clients.sharded.sharding_options import ShardingOptions
-from rlvr.clients.sharded.split_call import split_data
+from rlvr.clients.sharded.split_call import run_split, split_data
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.config.unused_keys import find_unused
-from rlvr.core.messages import Datum, ModelInput
+from rlvr.core.messages import Datum, ForwardBackwardOutput, ModelInput, TensorData
 from rlvr.engine.learner import make_filler
 from rlvr.engine.sharding import Ranks, take_part
 from rlvr.runs.assembly import check_cluster_use
@@ -80,6 +80,32 @@ def test_every_row_has_one_rank_and_the_order_of_the_rows_does_not_matter() -> N
     assert sorted(i for share in shares for i in share) == list(range(8))
     turned = split_data(rows[::-1], 3)
     assert [[7 - i for i in share] for share in turned] == shares
+
+
+class EchoRanks:
+    """Stands for two ranks: the log-probs of a row are its tokens, the loss is 1 for each."""
+
+    size = 2
+
+    def call_each(self, name: str, calls: list[dict[str, Any]], meanwhile: Any = None) -> list[ForwardBackwardOutput]:
+        return [
+            ForwardBackwardOutput(
+                [
+                    {"logprobs": TensorData.of([float(token) for token in row.model_input.tokens])}
+                    for row in call["data"]
+                ],
+                {"loss:sum": float(len(call["data"]))},
+            )
+            for call in calls
+        ]
+
+
+def test_outputs_come_back_in_the_order_of_the_rows() -> None:
+    tokens = [[9, 9, 9], [1, 2, 3, 4], [9, 9, 8], [1, 2, 3, 5], [1, 2, 3, 6], [9, 9, 7], [9, 9, 6]]
+    ranks: Any = EchoRanks()
+    output = run_split(ranks, rows_of(*tokens), "cross_entropy", None, backward=True)
+    assert [row["logprobs"].data.tolist() for row in output.loss_fn_outputs] == tokens
+    assert output.metrics == {"loss:sum": 7.0}
 
 
 def test_a_filler_weighs_nothing_in_any_loss() -> None:

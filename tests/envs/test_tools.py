@@ -241,3 +241,12 @@ def test_reading_calls_is_linear_in_the_text() -> None:
             seconds.append(time.process_time() - began)
             assert len(found) == (count if piece == call_text else 0)
         assert seconds[1] < 40 * seconds[0] + 0.5, piece
+
+
+def test_a_late_call_counts_as_stuck_until_it_ends_unless_it_ends_by_itself() -> None:
+    for limit, stuck in ((limited_calls.run_ending_call, 0), (limited_calls.run_in_thread, 1)):
+        before, end = limited_calls.count_stuck(), threading.Event()
+        with pytest.raises(TimeoutError):
+            asyncio.run(limit(end.wait, 0.01))
+        assert limited_calls.count_stuck() - before == stuck
+        end.set()

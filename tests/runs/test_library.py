@@ -555,6 +555,7 @@ def test_an_interrupted_run_takes_more_steps_too(
     ("more", "message"),
     [
         ({"optimizer": AdamW(learning_rate=1e-3, decay="linear")}, "learning rate depends on the number of steps"),
+        ({"optimizer": AdamW(learning_rate=1e-3, warmup_steps=0.5)}, "learning rate depends on the number of steps"),
         ({"schedule": "fixed_lag"}, "schedule=fixed_lag has sampled nothing for them"),
         ({"seed": 1}, r"differs in seed, training\.steps|differs in training\.steps, seed"),
     ],

@@ -70,7 +70,7 @@ def leased(store: ExperienceStore, server: FolderServer, seconds: float = 60.0) 
     policy = store.policy(NAME)
     assert token and policy
     client = server.open_trainer(policy.state["path"] if policy.state else None)
-    learner = LeasedLearner(client, store, NAME, token, OPTIONS)
+    learner = LeasedLearner(client, store, NAME, token, OPTIONS, retire=server.retire)
     learner.restore(policy.state)
     return learner
 
@@ -133,9 +133,12 @@ def test_a_learner_that_was_replaced_while_it_computed_changes_nothing(store: Ex
     time.sleep(0.15)
     second = leased(store, server)
     assert second.take(store.waiting_groups(NAME, 9)) is not None
-    learned = state_of(store)
+    learned, retired = state_of(store), len(server.retired)
     with pytest.raises(LeaseLost):
         first.take(computing)
+    unpublished = server.retired[retired:]
+    assert [Path(path).name for path in unpublished] == ["step-00000001", "sampler-00000001"]
+    assert not {learned["path"], learned["sampler"]} & {*unpublished}
     assert state_of(store) == learned and steps(store) == {"a": 1, "b": 1} and learned["sessions"] == 2
     assert second.progress.path == learned["path"]
     third = table(tmp_path)

@@ -238,6 +238,15 @@ def test_a_lowered_learning_rate_rises_again_with_progress() -> None:
     assert plateau.scale == 1.0
 
 
+def test_a_rise_of_less_than_enough_counts_as_none() -> None:
+    plateau = Plateau(window=1, patience=2, enough=0.01)
+    for result in (0.5, 0.505, 0.509):
+        plateau.observe(result)
+    assert plateau.scale == 0.5
+    plateau.observe(0.52)
+    assert plateau.scale == 1.0
+
+
 def test_draws_follow_the_probabilities() -> None:
     policy = StrategyPolicy()
     policy.first, policy.answers = make_table([0.3, 0.1, 0, 0], 30), 120

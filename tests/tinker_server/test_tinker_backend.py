@@ -19,11 +19,13 @@ from rlvr.clients.local import LocalTrainingClient
 from rlvr.core.messages import ModelInput, SamplingParams, TensorData
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.engine.lora import lora_targets
+from rlvr.tinker_server.backend.quotas import OwnerQuotas
 from rlvr.tinker_server.backend.request_futures import JsonResult, Outcome, Pending, ProtoResult
 from rlvr.tinker_server.backend.runs.run_operations import OptimStep, RejectedOperation, SaveForSampler, SaveWeights
 from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 from rlvr.tinker_server.protocol import proto
 from rlvr.tinker_server.protocol.errors import Busy, GoneError, NotFound, UserError
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 from tests.kit.tinker_backend import (
     ADAM,
     MODEL,
@@ -280,6 +282,19 @@ def test_queues_are_bounded_and_the_awaited_request_always_gets_in(new_server: S
         "anna", base, 10, ModelInput([1, 2]), 1, SamplingParams(max_tokens=2, stop=[])
     )[0]
     assert len(sampled_tokens(client.wait(again))[0]) == 2
+
+
+def test_the_quota_of_bytes_lets_the_awaited_request_in_and_forgets_what_is_over() -> None:
+    quotas = OwnerQuotas(ServerLimits(owner_bytes=100, owner_samples=2))
+    assert quotas.acquire("anna", 120) == 120, "the only one is never too large"
+    with pytest.raises(Busy, match="120 bytes"):
+        quotas.acquire("anna", 1)
+    assert quotas.acquire("anna", 30, awaited=True) == 150 and quotas.acquire("boris", 90, samples=2) == 90
+    with pytest.raises(Busy, match="2 sampling requests"):
+        quotas.acquire("boris", 1, samples=1)
+    quotas.release("anna", 150)
+    quotas.release("boris", 90, 1)
+    assert quotas.acquire("anna", 100) == 100 and quotas.acquire("boris", 1, samples=1) == 1
 
 
 def test_requests_parked_in_the_log_run_like_the_others(new_server: ServerFactory) -> None:

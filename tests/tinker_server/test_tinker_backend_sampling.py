@@ -168,6 +168,7 @@ def test_a_replayed_log_neither_refuses_nor_reverts_saves(new_server: ServerFact
     told = [client.do(1, SaveWeights("mine"))]
     train(client, 1, seed=0, first=2)
     told.append(client.do(5, SaveWeights("mine", overwrite=True)))
+    told.append(client.do(6, SaveWeights("once")))
     last = counters(tmp_path, client.run, "mine")
     for engine_thread, adapters in zip(
         client.backend._engine_threads.values(), client.backend._adapters.values(), strict=True
@@ -175,7 +176,7 @@ def test_a_replayed_log_neither_refuses_nor_reverts_saves(new_server: ServerFact
         engine_thread.stop()  # and no snapshot: as after a kill
         adapters.close = lambda: None
     client.backend = new_server()
-    assert [client.wait(f"{client.run}:{seq}") for seq in (1, 5)] == told
+    assert [client.wait(f"{client.run}:{seq}") for seq in (1, 5, 6)] == told
     assert counters(tmp_path, client.run, "mine") == last and last["version"] == 1
 
 

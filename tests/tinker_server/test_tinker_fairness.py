@@ -134,6 +134,14 @@ def test_a_step_of_sampling_is_charged_by_rows() -> None:
     assert (clock.seconds_of("a"), clock.seconds_of("b")) == (3.0, 1.0)
 
 
+def test_of_two_owners_the_one_who_used_less_samples_or_trains_first() -> None:
+    time = Time()
+    clock = OwnerClock(1.0, clock=time)
+    clock.see({"a", "b"})
+    train(clock, time, "a", 2.0)
+    assert clock.is_sampling_next("a", "b") and not clock.is_sampling_next("b", "a")
+
+
 def test_training_and_sampling_of_one_owner_get_equal_time() -> None:
     """With leads of at most the `stretch`: what was left unused for an hour is not made up for."""
     time = Time()

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 
-from rlvr.tinker_server.backend.request_futures import FutureRegistry, JsonResult, Pending, ResultFuture
+from rlvr.tinker_server.backend.request_futures import FutureRegistry, JsonResult, LostRequest, Pending, ResultFuture
 from rlvr.tinker_server.http.tinker_middleware import LongPolls
 
 
@@ -111,6 +111,15 @@ def test_unfinished_samples_are_those_without_an_outcome() -> None:
         assert await futures.wait(second, 0.01) == Pending() and not second.waiters
 
     asyncio.run(run())
+
+
+def test_the_first_outcome_of_a_request_stays() -> None:
+    futures = FutureRegistry(60.0, 1 << 30)
+    future = futures.create("s:0", "anna", group="s/0", session="s")
+    assert future is not None
+    futures.resolve(future, JsonResult({"first": 1}))
+    futures.resolve(future, LostRequest())
+    assert futures.find("s:0") is future and future.outcome == JsonResult({"first": 1})
 
 
 def finish(futures: FutureRegistry, name: str) -> None:

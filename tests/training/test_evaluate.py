@@ -27,6 +27,7 @@ from rlvr.training.evaluate import (
     TaskResult,
     compare_evaluations,
     evaluate,
+    evaluation_params,
     extra_heldout,
     heldout_split,
     paired_p_value,
@@ -166,6 +167,34 @@ def test_a_verifier_that_fails_now_and_then_cannot_make_a_perfect_score() -> Non
             Letters(), Letters().heldout(None), MockSamplingClient(TablePolicy(["say", "a", "b"])),
             resolve_reward(breaks_on_b), SamplingParams(max_tokens=1), samples=20, k=1, seed=5, error_budget=0.05,
         )  # fmt: skip
+
+
+def test_the_budget_of_errors_counts_completions_and_not_tasks() -> None:
+    """1 error in 40 completions of two tasks: within 2.5 %, and not within 2 %."""
+    calls: list[str] = []
+
+    def breaks_once(prompt: str, response: str, meta: object = None) -> float:
+        calls.append(response)
+        if len(calls) == 3:
+            raise RuntimeError("cannot parse")
+        return 1.0
+
+    def evaluate_within(budget: float) -> Evaluation:
+        calls.clear()
+        return evaluate(
+            Letters(), Letters().heldout(None), MockSamplingClient(TablePolicy(["say", "a", "b"])),
+            resolve_reward(breaks_once), SamplingParams(max_tokens=1), samples=20, k=1, seed=5, error_budget=budget,
+        )  # fmt: skip
+
+    assert evaluate_within(0.025).unjudged == 1
+    with pytest.raises(TrainingStoppedError, match="cannot parse"):
+        evaluate_within(0.02)
+
+
+def test_an_evaluation_samples_from_the_whole_distribution_at_its_own_temperature() -> None:
+    cut = SamplingParams(max_tokens=4, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1)
+    params = evaluation_params(cut, EvaluationOptions(temperature=0.5))
+    assert params == SamplingParams(max_tokens=4, temperature=0.5, top_p=1.0, top_k=-1, min_p=0.0)
 
 
 def test_looks_use_tasks_that_are_never_reported() -> None:

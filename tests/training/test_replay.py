@@ -34,6 +34,20 @@ def test_an_unsolved_task_comes_back_the_longest_waiting_first_and_a_solved_one_
     assert made.unsolved == {"2": ("", 2)}, "again unsolved; 7 is not under way"
 
 
+def test_a_waiting_task_that_is_under_way_again_is_not_drawn_a_second_time() -> None:
+    made = curriculum(0.999999)
+    made.unsolved, made.under_way = {"0": ("", 0), "1": ("", 1)}, {"0": [("", 9)]}
+    assert made.draw(2, 0) == [("", 1), ("", 0)] and made.drawn == {"": 1} and list(made.unsolved) == ["0"]
+
+
+def test_a_task_of_a_killed_attempt_is_skipped() -> None:
+    made = curriculum()
+    made.skip("", 4)
+    assert made.draw(2, 0) == [("", 5), ("", 6)]
+    made.skip("", 2)
+    assert made.draw(1, 1) == [("", 7)]
+
+
 def test_a_place_is_given_to_a_replay_with_the_chance_of_the_option() -> None:
     made = curriculum(0.3)
     made.unsolved = {f"{10_000 + i}": ("", 10_000 + i) for i in range(2000)}

@@ -101,6 +101,17 @@ def test_a_loop_learns_one_family_and_the_outer_step_follows_it(tmp_path: Path) 
     np.testing.assert_allclose(ends[0.25], begin + 0.25 * (ends[1.0] - begin), rtol=1e-12)
 
 
+def test_each_pass_goes_through_all_families_in_an_order_of_its_own(tmp_path: Path) -> None:
+    source = Families()
+    source.levels = ("a", "b", "c", "d")
+    with Journal(tmp_path) as journal:
+        schedule = make_schedule(tmp_path, journal, source, inner_steps=2)
+        order = [list_levels(schedule.learn(2 * loop)[1]).pop() for loop in range(12)]
+    passes = [order[first : first + 4] for first in (0, 4, 8)]
+    assert [sorted(one) for one in passes] == [["a", "b", "c", "d"]] * 3
+    assert passes[0] != passes[1] or passes[1] != passes[2]
+
+
 def test_the_folders_of_loops_that_no_resume_needs_are_deleted(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
         schedule = make_schedule(tmp_path, journal, inner_steps=2)

@@ -244,6 +244,12 @@ def test_the_moving_baseline_outlives_a_restart() -> None:
     assert (again.parts.client.policy.logits == whole.parts.client.policy.logits).all()
 
 
+def test_the_rate_falls_over_the_optimizer_steps_of_the_whole_run() -> None:
+    """2 steps of 2 optimizer steps: 4, 3, 2 and 1 quarters of the rate, of which each step reports its last."""
+    t = make_trainer(steps=2, num_substeps=2, optimizer=OptimizerSection(learning_rate=0.1, decay="linear"))
+    assert [t.update(step, collect(t, step))["optim/lr"] for step in range(2)] == pytest.approx([0.075, 0.025])
+
+
 def test_schedules_by_hand() -> None:
     """Warm-up over 3 steps, then down: literals."""
     linear = OptimizerSection(learning_rate=1.0, warmup_steps=3, decay="linear", final_rate=0.1)
