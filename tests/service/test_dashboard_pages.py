@@ -114,7 +114,7 @@ def test_a_page_describes_its_work(runs: RunSource, sessions: StoreSource):
 
 
 def test_tokens_are_a_table_too(runs: RunSource):
-    shown = read_words(rollout(runs, {"key": "first:1:2"}))
+    shown = read_words(rollout_page(runs, {"key": "first:1:2"}))
     assert "Place Text Token Log-prob, nats Probability 1 '=' 0 -0.100 90 % 2 '1' 1 -2.000 14 %" in shown
 
 

@@ -360,9 +360,9 @@ def test_suspicions_of_several_runs_are_counted_by_run_and_shown_of_each(tmp_pat
     [found] = [one for one in source.suspicions("") if one.title == "Passes with another number"]
     assert (found.count, found.by_work) == (10, [("one", 1), ("many", 9)])
     assert [(row.work, row.expected) for row in found.rows] == [("one", "1000"), ("many", "1000")]
-    shown = read_words(hacks(source, {}))
+    shown = read_words(hacks_page(source, {}))
     assert "one: 1" in shown and "many: 9" in shown and "Expected" in shown
-    assert "many: 9" not in read_words(hacks(source, {"work": "many"}))
+    assert "many: 9" not in read_words(hacks_page(source, {"work": "many"}))
 
 
 @pytest.mark.parametrize(("expected", "text", "place"), [

@@ -89,7 +89,9 @@ def _list_tokens(tokens: TokenView) -> Table:
     """The first tokens as rows, for a finger, a keyboard or a copy: the shaded text says the same under the pointer."""
     rows: list[list[Cell | str]] = []
     for piece in tokens.pieces[:LISTED]:
-        numbers = [f"{piece.logprob:.3f}", format_probability(piece.logprob)] if piece.is_sampled else ["not sampled", "–"]
+        numbers = ["not sampled", "–"]
+        if piece.is_sampled:
+            numbers = [f"{piece.logprob:.3f}", format_probability(piece.logprob)]
         rows.append([f"{piece.place + 1:,}", Cell(repr(piece.text), class_="mono"), piece.token, *numbers])
     if len(tokens.pieces) > LISTED:
         rows.append([f"{len(tokens.pieces) - LISTED:,} more have their shade above."])
