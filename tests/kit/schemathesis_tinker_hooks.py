@@ -28,12 +28,15 @@ def write_message(seq_id: int) -> bytes:
 schemathesis.openapi.media_type("application/x-protobuf", st.integers(1, 1_000).map(write_message))
 
 
-def without_large_numbers(value: Any) -> Any:
-    """schemathesis compares whole numbers as floats, so it takes some above 2**63 - 1 for smaller ones."""
+def with_whole_numbers(value: Any) -> Any:
+    """schemathesis compares whole numbers as floats, so it takes some above 2**63 - 1 for smaller ones. It also writes
+    some with a fraction of 0, which the server takes for no whole number."""
     if isinstance(value, dict):
-        return {name: without_large_numbers(part) for name, part in value.items()}
+        return {name: with_whole_numbers(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [without_large_numbers(part) for part in value]
+        return [with_whole_numbers(part) for part in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
     return max(-(2**63), min(value, 2**63 - 1)) if type(value) is int else value
 
 
@@ -43,7 +46,7 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
     is_positive = case.meta is None or case.meta.generation.mode.is_positive
     if not isinstance(body, dict) or not is_positive:
         return
-    body.update(without_large_numbers(body))
+    body.update(with_whole_numbers(body))
     if path.endswith("/asample"):  # these two depend on the number of the prompt's tokens
         body.update(prompt_logprobs_last_n=None, target_prompt_logprobs=None)
     if path.endswith("/load_weights"):  # a run by its id, or by its session
