@@ -333,11 +333,10 @@ def register_error_handlers(
             error.headers = allow
         if isinstance(cause, HttpError):
             error = cause
-        if not isinstance(error, HttpError):
-            error = convert(request, error)
+        problem = error if isinstance(error, HttpError) else convert(request, error)
         state = request.scope.setdefault("state", {})
-        state["reason"] = str(error)
-        return Response(error.body(state.get("request_id", "")), error.status, {**error.headers(), **allow})
+        state["reason"] = str(problem)
+        return Response(problem.body(state.get("request_id", "")), problem.status, {**problem.headers(), **allow})
 
     for kind in (HttpError, HTTPException, *kinds):
         app.add_exception_handler(kind, handle)
@@ -352,7 +351,7 @@ def list_methods(app: Starlette, route: Any) -> str:
         one: Any = pending.pop()
         pending += one.original_router.routes if hasattr(one, "original_router") else ()  # of FastAPI's include_router
         if getattr(one, "path", None) == route.path:
-            methods |= one.methods
+            methods |= getattr(one, "methods", None) or set()  # a WebSocket route has none
     if "GET" in methods:
         methods.add("HEAD")
     return ", ".join(sorted(methods))
