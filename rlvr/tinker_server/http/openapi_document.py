@@ -70,9 +70,11 @@ _PROMPT: Schema = {
     "required": ["chunks"],
 }
 _TTL: Schema = {"anyOf": [{"type": "integer", "minimum": MIN_TTL, "maximum": MAX_TTL}, {"type": "null"}]}
+_ROLE: Schema = {"enum": [None, "policy", "critic"]}
 _SEQ: Schema = {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}
 _FIELDS: dict[str, Schema] = {
-    "CreateModelRequest": {"lora_config": {"$ref": "#/components/schemas/LoraFields"}},
+    "CreateModelRequest": {"lora_config": {"$ref": "#/components/schemas/LoraFields"}, "model_role": _ROLE},
+    "LoadWeightsRequest": {"model_role": _ROLE},
     "SamplingFields": {
         "max_tokens": {"anyOf": [_SEQ, {"type": "null"}]},
         "temperature": {"type": "number", "minimum": 0},
