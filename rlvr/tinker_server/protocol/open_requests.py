@@ -256,7 +256,7 @@ class GenerateRequest(OpenRequest):
     model: Name | None = None
     token_ids: Annotated[Tokens, Field(min_length=1)]
     sampling_params: GenerateParams = GenerateParams()
-    stream: Literal[False] = False
+    stream: Annotated[Literal[False], WithJsonSchema({"enum": [False, 0]})] = False
     return_token_ids: bool = False
 
 
