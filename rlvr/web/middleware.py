@@ -71,6 +71,11 @@ class Middleware:
         self._turns = LoopTurns()
         self._arriving: Counter[str] = Counter()  # owner -> bytes of bodies that are being received and read
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether requests need an API key."""
+        return bool(self._keys)
+
     # Rules
 
     def error(self, status: int, code: str, detail: str, retry_after: float | None = None) -> HttpError:
@@ -321,16 +326,35 @@ def register_error_handlers(
 
     async def handle(request: Request, error: Exception) -> Response:
         cause = error.__cause__ if isinstance(error, HTTPException) else None  # raised while the body was read
+        allow: dict[str, str] = {}
+        if isinstance(error, HTTPException) and error.status_code == 405:
+            route = request.scope.get("route")  # of FastAPI; Starlette's own has one route for a path
+            allow = {"Allow": list_methods(request.app, route) if route else (error.headers or {}).get("Allow", "")}
+            error.headers = allow
         if isinstance(cause, HttpError):
             error = cause
-        if not isinstance(error, HttpError):
-            error = convert(request, error)
+        problem = error if isinstance(error, HttpError) else convert(request, error)
         state = request.scope.setdefault("state", {})
-        state["reason"] = str(error)
-        return Response(error.body(state.get("request_id", "")), error.status, error.headers())
+        state["reason"] = str(problem)
+        return Response(problem.body(state.get("request_id", "")), problem.status, {**problem.headers(), **allow})
 
     for kind in (HttpError, HTTPException, *kinds):
         app.add_exception_handler(kind, handle)
+
+
+def list_methods(app: Starlette, route: Any) -> str:
+    """The methods of a route's path, as an `Allow` header has them: a path may have a route for each method. The
+    middleware answers HEAD as it does GET."""
+    methods: set[str] = set()
+    pending = [*app.router.routes]
+    while pending:
+        one: Any = pending.pop()
+        pending += one.original_router.routes if hasattr(one, "original_router") else ()  # of FastAPI's include_router
+        if getattr(one, "path", None) == route.path:
+            methods |= getattr(one, "methods", None) or set()  # a WebSocket route has none
+    if "GET" in methods:
+        methods.add("HEAD")
+    return ", ".join(sorted(methods))
 
 
 def headers_of(scope: Scope) -> dict[str, str]:

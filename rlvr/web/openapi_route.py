@@ -11,8 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
+
+KEY_FORMS: dict[str, Any] = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
 
 
 def add_openapi_route(app: FastAPI) -> None:
@@ -26,3 +33,12 @@ def add_openapi_route(app: FastAPI) -> None:
         return Response(document, media_type="application/json")
 
     app.add_route("/openapi.json", read, include_in_schema=False)
+
+
+def declare_keys(document: dict[str, Any], is_open: Callable[[str], bool]) -> None:
+    """Say in a document that requests need an API key, in one of two headers, but for those to open paths."""
+    document.setdefault("components", {})["securitySchemes"] = KEY_FORMS
+    for path, methods in document["paths"].items():
+        if not is_open(path):
+            for operation in methods.values():
+                operation["security"] = [{name: []} for name in KEY_FORMS]

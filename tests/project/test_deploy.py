@@ -89,6 +89,7 @@ def test_every_container_has_limits_and_writes_to_its_volumes_only() -> None:
         assert service["read_only"] is True, name
         assert service["pids_limit"] and service["mem_limit"], name
         assert "no-new-privileges:true" in service["security_opt"], name
+        assert service["cap_drop"] == ["ALL"], name
         assert all(
             volume.split(":")[0] in COMPOSE["volumes"] or volume.endswith(":ro") for volume in service["volumes"]
         )

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
@@ -33,6 +34,16 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RlvrService]:
     with RlvrService(tmp_path_factory.mktemp("state"), keys=f"{GREEDY},{OTHER}", LLM_ENDPOINT="none") as running:
         grade(running, OTHER)  # starts the sandbox
         yield running
+
+
+def test_the_document_says_which_requests_need_a_key(service: RlvrService):
+    document = service.get("/openapi.json").json()
+    assert set(document["components"]["securitySchemes"]) == {"bearer", "key"}
+    with httpx2.Client(base_url=service.url, trust_env=False, verify=False) as client:
+        for path, methods in document["paths"].items():
+            for method, operation in methods.items():
+                is_refused = client.request(method, path).status_code == 401
+                assert is_refused == bool(operation.get("security")), (method, path)
 
 
 def send(service: RlvrService, body: Any) -> socket.socket:

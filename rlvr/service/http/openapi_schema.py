@@ -25,6 +25,7 @@ from rlvr.reward.graders.similarity import METRICS, count_needed_words
 from rlvr.reward.graders.text_graders import OPERATIONS
 from rlvr.reward.registry import reward_spec
 from rlvr.service.http.requests import LARGEST
+from rlvr.service.http.service_middleware import OPEN_PATHS
 from rlvr.service.sessions.verification import MODULAR, grader_models, known_verifiers
 from rlvr.service.sessions.verifier_options import (
     NO_NUL,
@@ -36,6 +37,7 @@ from rlvr.service.sessions.verifier_options import (
     closed_object,
     or_null,
 )
+from rlvr.web.openapi_route import declare_keys
 
 if TYPE_CHECKING:
     from rlvr.service.http.runtime import Service
@@ -79,6 +81,8 @@ def build_openapi(app: FastAPI, service: Service) -> Schema:
             schemas[body] = _forms(schemas[body], body, names, service)
         for unused in ("Verifier", "GradeItem"):
             schemas.pop(unused, None)
+        if service.keys:
+            declare_keys(document, OPEN_PATHS.__contains__)
         app.openapi_schema = document
     return app.openapi_schema
 

@@ -23,6 +23,7 @@ from rlvr import __version__
 from rlvr.tinker_server.http import routes_operation, routes_rest, routes_sampling, routes_session, routes_training
 from rlvr.tinker_server.http.dependencies import COMPUTATIONS
 from rlvr.tinker_server.http.open_api import chat_routes, open_routes, recorded_routes
+from rlvr.tinker_server.http.openapi_document import build_openapi
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware, internal_error
 from rlvr.tinker_server.protocol.errors import StatusError, TinkerServerError, UserError
 from rlvr.tinker_server.protocol.server_limits import ServerLimits
@@ -53,7 +54,8 @@ def create_routes(backend: TinkerBackend, middleware: TinkerMiddleware) -> FastA
     app = FastAPI(title="rlvr: the Tinker protocol", version=__version__, openapi_url=None)
     app.state.backend, app.state.middleware = backend, middleware
     app.state.threads, app.state.computations, app.state.all_computations = {}, {}, CapacityLimiter(COMPUTATIONS)
-    for routes in (routes_session, routes_training, routes_sampling, routes_rest):
+    # /sessions/search before /sessions/{session_id}: the first route of a path says which methods it has.
+    for routes in (routes_rest, routes_session, routes_training, routes_sampling):
         app.include_router(routes.router, prefix="/api/v1")
     app.include_router(routes_operation.router)
     app.state.texts = {}
@@ -62,6 +64,7 @@ def create_routes(backend: TinkerBackend, middleware: TinkerMiddleware) -> FastA
     app.state.rollouts = recorded_routes.ServedRollouts(backend)
     app.include_router(recorded_routes.router)
     middleware.rollout_owner = app.state.rollouts.owner_of
+    app.openapi = lambda: build_openapi(app)
     add_openapi_route(app)
     register_error_handlers(app, describe_failure, (BadRequest, RequestValidationError, ClientDisconnect, Exception))
     return app

@@ -100,8 +100,8 @@ class JsonRoute(APIRoute):
 
 
 def describe_model(kind: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of a model, complete in itself."""
-    return kind.model_json_schema(ref_template="#/$defs/{model}")
+    """The JSON schema of a model, whose `$defs` the document of the server has among its schemas."""
+    return kind.model_json_schema(ref_template="#/components/schemas/{model}")
 
 
 def body_reader(kind: type[Model]) -> Callable[..., Coroutine[Any, Any, Model]]:

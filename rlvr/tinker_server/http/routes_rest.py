@@ -169,7 +169,7 @@ def _refuse(path: str, method: str, what: str) -> None:
     async def refuse() -> None:
         raise StatusError(400, f"this server does not support {what}")
 
-    router.add_api_route(f"/{path}", refuse, methods=[method], name=f"refused {path}")
+    router.add_api_route(f"/{path}", refuse, methods=[method], name=f"refused {path}", include_in_schema=False)
 
 
 for _path, (_method, _what) in UNSUPPORTED_CALLS.items():

@@ -136,6 +136,6 @@ async def cancel_future(body: schemas.CancelFutureRequest, caller: CallerDep) ->
     return Response(status_code=204)
 
 
-@router.post("/join_sampling_session")
+@router.post("/join_sampling_session", include_in_schema=False)
 async def join_sampling_session(body: schemas.JoinSamplerRequest) -> None:
     raise UserError("join_sampling_session is not supported; a copied client chooses its own number (the default)")

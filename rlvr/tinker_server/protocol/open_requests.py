@@ -24,12 +24,14 @@ Token = Annotated[int, Field(ge=0)]
 Tokens = Annotated[list[Token], Field(fail_fast=True)]  # the first mistake is enough: a list may have a million
 
 
-_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_TEXT = {"type": "string", "minLength": 1}
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 PROMPT_SCHEMA: dict[str, Any] = {
-    "anyOf": [{"type": "string"}, _TOKENS, *({"type": "array", "items": one} for one in ({"type": "string"}, _TOKENS))]
+    "anyOf": [_TEXT, _TOKENS, *({"type": "array", "items": one, "minItems": 1} for one in (_TEXT, _TOKENS))]
 }
 
 # What this server always does, so `false` would change the result.
+_OFF: list[Any] = [None, False, 0, "", [], {}, "auto", "text", {"type": "text"}]
 _ALWAYS_ON = ("add_generation_prompt", "parallel_tool_calls", "spaces_between_special_tokens")
 
 
@@ -43,13 +45,24 @@ def _is_off(name: str, value: Any, always_on: Sequence[str]) -> bool:
         return value is None or value is True
     if name == "repetition_penalty" and value == 1:
         return value is not True
-    return value in (None, False, 0, "", [], {}, "auto", "text", {"type": "text"})
+    return value in _OFF
+
+
+def _describe_unknown_fields(schema: dict[str, Any], kind: type[OpenRequest]) -> None:
+    """Add to a schema what `_refuse_unknown_fields` accepts."""
+    fields: dict[str, Any] = {name: {} for name in sorted(_WITHOUT_EFFECT)}
+    fields |= {name: {"enum": [None, True]} for name in kind.always_on}
+    fields["repetition_penalty"] = {"enum": [*_OFF, 1]}
+    schema["properties"] = {**fields, **schema["properties"]}
+    schema["additionalProperties"] = {"enum": _OFF}
 
 
 class OpenRequest(BaseModel):
     """A field that is not known is refused, unless it says off or belongs to `_WITHOUT_EFFECT`."""
 
-    model_config = ConfigDict(protected_namespaces=(), extra="ignore", strict=True)
+    model_config = ConfigDict(
+        protected_namespaces=(), extra="ignore", strict=True, json_schema_extra=_describe_unknown_fields
+    )
     always_on: ClassVar[Sequence[str]] = _ALWAYS_ON
 
     @model_validator(mode="before")
@@ -198,7 +211,7 @@ class OpenChatRequest(OpenSamplingFields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=1_000)] | None = None
-    tool_choice: Any = None
+    tool_choice: Annotated[Any, WithJsonSchema({"enum": [None, "auto", "none"]})] = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_ids: bool = False
 
@@ -243,7 +256,7 @@ class GenerateRequest(OpenRequest):
     model: Name | None = None
     token_ids: Annotated[Tokens, Field(min_length=1)]
     sampling_params: GenerateParams = GenerateParams()
-    stream: Literal[False] = False
+    stream: Annotated[Literal[False], WithJsonSchema({"enum": [False, 0]})] = False
     return_token_ids: bool = False
 
 

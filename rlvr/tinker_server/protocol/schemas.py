@@ -73,13 +73,22 @@ Name = Annotated[str, Field(max_length=500)]
 MAX_NUMBER = 1e30  # of an optimizer setting: float32 ends a little above
 # Numbers are strict: `true` and "1" are none.
 Seed = Annotated[int, Field(strict=True)]
-Whole = Annotated[int, Field(ge=-(2**63), lt=2**63, strict=True)]
-Seq = Annotated[int, Field(ge=0, lt=2**63, strict=True)]  # copied sampling clients start at a multiple of a billion
+Whole = Annotated[int, Field(ge=-(2**63), le=2**63 - 1, strict=True)]
+Seq = Annotated[int, Field(ge=0, le=2**63 - 1, strict=True)]  # copied sampling clients start at a multiple of a billion
 Real = Annotated[float, Field(strict=True)]
 
 
+Flag = Annotated[bool, Field(strict=True)]
+EMPTY = (None, False, 0, "", [], {})
+
+
+def _describe_unknown_fields(schema: dict[str, Any]) -> None:
+    schema.setdefault("properties", {}).setdefault("type", {})
+    schema["additionalProperties"] = {"enum": list(EMPTY)}
+
+
 class TinkerRequest(BaseModel):
-    model_config = ConfigDict(protected_namespaces=(), extra="ignore")
+    model_config = ConfigDict(protected_namespaces=(), extra="ignore", json_schema_extra=_describe_unknown_fields)
 
     @model_validator(mode="before")
     @classmethod
@@ -87,7 +96,7 @@ class TinkerRequest(BaseModel):
         if isinstance(given, dict):
             known = {*cls.model_fields, "type"}
             for name, value in given.items():
-                if name not in known and value not in (None, False, 0, "", [], {}):
+                if name not in known and value not in EMPTY:
                     raise ValueError(
                         f"{name!r} is not known to this server, which speaks the protocol of tinker {SDK_VERSION}"
                     )
@@ -126,16 +135,16 @@ class FinishSessionRequest(TinkerRequest):
 class LoraFields(TinkerRequest):
     rank: Whole = 32
     seed: Seed | None = None
-    train_unembed: bool = True
-    train_mlp: bool = True
-    train_attn: bool = True
+    train_unembed: Flag = True
+    train_mlp: Flag = True
+    train_attn: Flag = True
 
 
 class OptimizerChoice(TinkerRequest):
     """The optimizer of a run; only AdamW is supported."""
 
-    model_config = ConfigDict(extra="allow")
-    type: str = "adamw"
+    model_config = ConfigDict(extra="allow", json_schema_extra=None)
+    type: Literal["adamw"] = "adamw"
 
     @model_validator(mode="before")
     @classmethod
@@ -180,7 +189,7 @@ class LoadWeightsRequest(TinkerRequest):
     user_metadata: UserMetadata | None = None
     model_role: Name | None = None
     path: Name
-    optimizer: bool
+    optimizer: Flag
     optimizer_config: OptimizerChoice | None = None
     weights_access_token: AccessToken = None
 
@@ -229,7 +238,7 @@ class OptimStepRequest(RunRequest):
 class SaveWeightsRequest(RunRequest):
     path: Name
     ttl_seconds: Whole | None = None
-    overwrite: bool = False
+    overwrite: Flag = False
     user_metadata: UserMetadata | None = None
 
 
@@ -337,7 +346,7 @@ class SampleRequest(TinkerRequest):
     num_samples: Whole = 1
     prompt: Annotated[ModelInput, BeforeValidator(_read_prompt), WithJsonSchema({"type": "object"})]
     sampling_params: SamplingFields = SamplingFields()
-    prompt_logprobs: bool | None = None
+    prompt_logprobs: Flag | None = None
     topk_prompt_logprobs: Whole = 0
     topk_sample_logprobs: Whole = 0
     prompt_logprobs_last_n: Whole | None = None
@@ -345,7 +354,7 @@ class SampleRequest(TinkerRequest):
         RequestedTargets | None, BeforeValidator(read_targets), WithJsonSchema({"type": ["object", "null"]})
     ] = None
     prompt_alt_tokens_k: Whole = 0
-    record_stability_info: bool | None = None
+    record_stability_info: Flag | None = None
 
     def session(self) -> tuple[str, int]:
         """The sampling session and seq_id; UserError for options that do not fit the prompt."""
@@ -371,7 +380,7 @@ class SampleRequest(TinkerRequest):
 
 class RetrieveFutureRequest(TinkerRequest):
     request_id: Name
-    allow_metadata_only: bool = False
+    allow_metadata_only: Flag = False
 
 
 class SamplingTarget(TinkerRequest):
@@ -425,8 +434,15 @@ class SearchStatus(TinkerRequest):
     )
 
 
+def _check_time_text(given: Any) -> Any:
+    """Refuse numbers, which pydantic reads as seconds."""
+    if not isinstance(given, str):
+        raise ValueError(f"{given!r:.100} is not a time; give the one of a session, such as 2026-01-31T12:00:00+00:00")
+    return given
+
+
 class SearchCursor(TinkerRequest):
-    last_created_at: AwareDatetime
+    last_created_at: Annotated[AwareDatetime, BeforeValidator(_check_time_text)]
     last_session_id: Name
 
 
