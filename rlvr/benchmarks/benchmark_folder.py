@@ -133,9 +133,6 @@ def _store_once(path: Path, content: Mapping[str, Any], ignored: Sequence[str], 
     if path.exists():
         stored = read_json(path, "what benchmarks are of", _REMEDY)
         if changed := difference(content, stored, ignore=list(ignored)):
-            raise ValueError(
-                f"{other}, with other settings: {', '.join(changed[:6])}; give the same settings, or choose another "
-                "--out"
-            )
+            raise ValueError(f"{other}: {', '.join(changed[:6])}; give the same settings, or choose another --out")
         return
     write_atomic(path, json.dumps(content, indent=1) + "\n")

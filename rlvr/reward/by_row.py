@@ -49,7 +49,7 @@ class ByRowOptions:
                     f"allowed: {name!r:.80} cannot be named by a row{did_you_mean(str(name), possible)}; "
                     f"these can: {', '.join(possible)}"
                 )
-        object.__setattr__(self, "known", possible if self.allowed is None else tuple(self.allowed))
+        object.__setattr__(self, "allowed_names", possible if self.allowed is None else tuple(self.allowed))
 
 
 def _waits_for(options: ByRowOptions) -> WaitsFor:

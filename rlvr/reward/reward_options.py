@@ -30,7 +30,7 @@ def check_number(name: str, given: Any, low: float, high: float = math.inf, *, a
 def check_integer(name: str, given: Any, low: int, high: int | None = None) -> None:
     """Check that `given` is a whole number from `low` to `high`; else ValueError."""
     if isinstance(given, bool) or not isinstance(given, int) or given < low or (high is not None and given > high):
-        bounds = f"at least {low:,}" if high is None else f"from {low:,} to {high:,}"
+        bounds = f"of at least {low:,}" if high is None else f"from {low:,} to {high:,}"
         raise ValueError(f"{name}={given!r}, expected a whole number {bounds}")
 
 

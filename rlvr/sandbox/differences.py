@@ -75,7 +75,7 @@ def find_condition(
         if found is None:
             return None
         whole = outer(part) if found.source else None
-        return replace(wrap(found, outer), bound=bound or ast.Constant(0), whole=whole)
+        return replace(wrap(found, outer), bound=bound or ast.Constant(0), condition=whole)
 
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return find(node.operand, lambda value: ast.UnaryOp(ast.Not(), value))

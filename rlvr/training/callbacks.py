@@ -248,12 +248,12 @@ def check_metrics(returned: Any, taken: Mapping[str, Any]) -> dict[str, float]:
         if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # of numpy or torch
             value = value.item()
         if not (isinstance(name, str) and name) or not isinstance(value, Real) or isinstance(value, bool):
-            raise ValueError(f"the method returned {name!r}: {value!r:.80}, expected a number under a name")
+            raise ValueError(f"given {name!r}: {value!r:.80}, expected a number under a name")
         if name in taken:
-            raise ValueError(f"the method returned {name!r}, which the step has already; use a name of its own")
+            raise ValueError(f"given {name!r}, which the step has already; use a name of its own")
         if name in _OF_THE_RUN or name.startswith(_BEGINNINGS):
             reserved = ", ".join((*_OF_THE_RUN, *(f"{beginning}..." for beginning in _BEGINNINGS)))
-            raise ValueError(f"the method returned {name!r}, a name of the run's own ({reserved}); use another one")
+            raise ValueError(f"given {name!r}, a name of the run's own ({reserved}); use another one")
         checked[name] = float(value)
     return checked
 

@@ -83,7 +83,7 @@ def test_wrong_weights_and_shares_are_named() -> None:
             AdamW(decay=wrong)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"algorithm.reduction=.* expected a name"):
             replace(rlvr.resolve_algorithm("dapo"), reduction=wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=rf"decay={HERE}:says_nothing: it gave 'fast' at progress 0"):
+    with pytest.raises(ValueError, match=rf"decay={HERE}:says_nothing: the function returned 'fast' at progress 0"):
         AdamW(decay=f"{HERE}:says_nothing")
 
 

@@ -178,7 +178,7 @@ def refusal(capsys: Any, *words: str) -> str:
 def test_other_settings_or_weights_do_not_mix_with_what_is_stored(home: Path, capsys: Any) -> None:
     assert run(["evaluate", "./my-model", "gsm8k=gsm8k", "evaluation.tasks=2", *SMALL, "--out", "out"]) == 0
     said = refusal(capsys, "./my-model", "gsm8k=gsm8k", "evaluation.tasks=3", "--out", "out")
-    assert "differs in evaluation.tasks, tasks_sha256" in said and "--out" in said
+    assert "other settings: evaluation.tasks, tasks_sha256" in said and "--out" in said
     write_rows(home / "other", [{"question": f"What is {n}?", "answer": f"#### {n}"} for n in range(20)])
     assert "tasks_sha256" in refusal(capsys, "./my-model", "gsm8k=other", "evaluation.tasks=2", "--out", "out")
     (home / "moved").mkdir()

@@ -84,7 +84,6 @@ FIELDS = {
     "LiveSession": STATE,
     "SessionJob": "all that a generator is told of a session, and nothing else",
     "RunQueue": STATE,
-    "RunExecutor": STATE,
     "SampleRequests": STATE,
     "CheckedEnvironment": STATE,
 }

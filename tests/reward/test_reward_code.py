@@ -122,7 +122,7 @@ def test_the_efficiency_bonus_is_off_by_default_and_has_a_caution() -> None:
         ({"sandbox": {"teirs": []}}, "did you mean 'tiers'"),
         ({"sandbox": {"tiers": ["docker"]}}, "tiers='docker'.*known: namespaces, landlock"),
         ({"sandbox": {"tiers": []}}, r"tiers=\[\], expected a list with some of"),
-        ({"sandbox": {"workers": 0}}, "workers=0, expected a whole number at least 1"),
+        ({"sandbox": {"workers": 0}}, "workers=0, expected a whole number of at least 1"),
         ({"sandbox": {"limits": {"memroy": 1}}}, "did you mean 'memory'"),
         ({"sandbox": {"limits": {"memory": 1.5}}}, "limits.memory=1.5, expected a whole number"),
         ({"sandbox": {"limits": {"timeout_s": 0}}}, "limits.timeout_s=0, expected a finite number above 0"),

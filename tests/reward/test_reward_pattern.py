@@ -98,7 +98,7 @@ def test_in_a_composite_a_runaway_pattern_is_an_error_of_the_whole() -> None:
     [
         (
             {"pattern": "(a"},
-            r"pattern='\(a' is not a regular expression: missing \), .* at position 0; correct it there",
+            r"pattern='\(a' is not a regular expression: missing \), .* at position 0; correct the expression",
         ),
         ({"pattern": "ab**"}, "multiple repeat at position 3"),
         ({"pattern": "a{99999999999999999999}"}, "the repetition number is too large"),

@@ -243,7 +243,7 @@ def test_the_best_weights_are_those_that_the_run_names(copy: rlvr.Run, tmp_path:
         (["cop"], "there is no such folder (did you mean 'copy'?); expected a run folder"),
         (["full"], "full: it holds no weights that are known here; expected a run folder"),
         (["model"], "model: a model folder, not a run"),
-        (["tinker://a/b"], "the weights are at a server"),
+        (["tinker://a/b"], "the weights are kept by a server"),
         (["copy/checkpoints/final-000002", "--best"], "leave the option `best` out"),
     ],
 )

@@ -56,7 +56,7 @@ def test_each_picture_is_a_file_in_the_run_folder_or_where_it_is_asked_for(run: 
 
 def test_a_run_without_the_data_of_a_picture_is_refused_and_nothing_is_written(run: rlvr.Run) -> None:
     before = set(run.folder.iterdir())
-    with pytest.raises(ValueError, match=r"no rollouts of step 9; run\.rollouts_per_step"):
+    with pytest.raises(ValueError, match=r"no rollouts of step 9; train with run\.rollouts_per_step"):
         run.plot_groups(9)
     (run.folder / "metrics.jsonl").write_text(json.dumps({"phase": "sft", "step": 0, "loss": 1.0}) + "\n")
     with pytest.raises(ValueError, match="no step with an entropy"):
@@ -64,7 +64,7 @@ def test_a_run_without_the_data_of_a_picture_is_refused_and_nothing_is_written(r
     file = run.folder / "rollouts" / "rl-000000.jsonl"
     for path in run.folder.glob("rollouts/*"):
         path.unlink()
-    with pytest.raises(ValueError, match=r"no rollouts; run\.rollouts_per_step"):
+    with pytest.raises(ValueError, match=r"no rollouts; train with run\.rollouts_per_step"):
         run.plot_lengths()
     row = {"group_id": "a", "prompt": "p", "response": "r", "reward": None, "response_tokens": [], "logprobs": []}
     file.write_text(json.dumps(row) + "\n")

@@ -13,7 +13,7 @@ from rlvr.service.dashboard import dashboard_routes
 from rlvr.service.dashboard.dashboard_data import Query
 from rlvr.service.dashboard.dashboard_routes import PageMaker, store_rating
 from rlvr.service.dashboard.page_changes import PageChanges
-from rlvr.service.dashboard.pages.compare_page import compare
+from rlvr.service.dashboard.pages.compare_page import compare_page
 from rlvr.service.dashboard.pages.work_pages import overview
 from rlvr.service.dashboard.session_source import StoreSource
 from rlvr.store import ExperienceStore, Session, Status
@@ -266,4 +266,4 @@ def test_the_health_of_the_generator_is_shown_with_its_training_figures(store: E
 
 
 def test_compare_opens_with_the_newest_session_of_several_iterations(store: ExperienceStore):
-    assert "Iteration 1 and iteration 2" in texts(read_main(compare(StoreSource(store), {})))
+    assert "Iteration 1 and iteration 2" in texts(read_main(compare_page(StoreSource(store), {})))

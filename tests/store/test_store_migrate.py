@@ -259,7 +259,9 @@ def test_the_command_takes_a_database_back(tmp_path: Path):
     assert wrong.returncode == 1 and wrong.stderr.startswith("rlvr.store: revision '0007' is unknown")
 
 
-@pytest.mark.parametrize(("arguments", "said"), [([], "a database and a revision"), (["x.db", "0007"], "'0007'.*0001")])
+@pytest.mark.parametrize(
+    ("arguments", "said"), [([], "a database, and a revision"), (["x.db", "0007"], "'0007'.*0001")]
+)
 def test_a_wrong_way_back_is_refused(arguments: list[str], said: str, tmp_path: Path):
     with pytest.raises(ValueError, match=said):
         main([str(tmp_path / argument) if argument == "x.db" else argument for argument in arguments])

@@ -119,8 +119,8 @@ def test_responses_and_chat_completions_sample_the_same(client: openai.OpenAI) -
 def test_what_the_server_would_ignore_is_refused_in_responses_too(client: openai.OpenAI) -> None:
     for more, words in (
         ({"previous_response_id": "resp_1"}, "answers are not kept here"),
-        ({"tool_choice": "required", "tools": [RESPONSE_TOOL]}, "a call cannot be forced"),
-        ({"text": {"format": {"type": "json_object"}}}, "not enforced"),
+        ({"tool_choice": "required", "tools": [RESPONSE_TOOL]}, "cannot force a call"),
+        ({"text": {"format": {"type": "json_object"}}}, "does not enforce"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"max_output_tokens": 10_000}, "max_tokens=10000 is too large"),
     ):
@@ -143,7 +143,7 @@ def test_anthropic_s_sdk_samples_the_same(client: openai.OpenAI) -> None:
             assert "".join(stream.text_stream) == made.content[0].text == chat.choices[0].message.content
         tool = {"name": "add", "description": "Add numbers.", "input_schema": {"type": "object", "properties": {}}}
         assert other.messages.create(**options, tools=[tool]).usage.input_tokens > made.usage.input_tokens
-        with pytest.raises(anthropic.BadRequestError, match="a call cannot be forced"):
+        with pytest.raises(anthropic.BadRequestError, match="cannot force a call"):
             other.messages.create(**options, tools=[tool], tool_choice={"type": "any"})
         with pytest.raises(anthropic.NotFoundError, match="is not served here"):
             other.messages.create(**{**options, "model": "claude"})

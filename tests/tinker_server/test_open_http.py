@@ -274,7 +274,7 @@ MESSAGES = {"model": NAME, "messages": USER, "max_tokens": 2}
         (CHAT, {**MESSAGES, "messages": []}, 400, "messages"),
         (CHAT, {**MESSAGES, "messages": [{"role": "robot", "content": ""}]}, 400, "role"),
         (CHAT, {**MESSAGES, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "text only"),
-        (CHAT, {**MESSAGES, "tool_choice": "required", "tools": [TOOL]}, 400, "a call cannot be forced"),
+        (CHAT, {**MESSAGES, "tool_choice": "required", "tools": [TOOL]}, 400, "cannot force a call"),
         (CHAT, {**MESSAGES, "tools": [{"type": "retrieval"}]}, 400, 'expected {"type": "function"'),
         (CHAT, {**MESSAGES, "top_logprobs": 3}, 400, "top_logprobs needs logprobs=true"),
         (CHAT, {**MESSAGES, "logprobs": True, "top_logprobs": 10**9}, 400, "top_logprobs=1000000000, expected 0 to"),

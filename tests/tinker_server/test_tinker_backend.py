@@ -99,7 +99,7 @@ def test_a_repeated_request_is_the_same_one_and_another_is_refused(new_server: S
     assert (
         client.backend.runs.create_model("anna", client.session, 0, MODEL, {"rank": 4, "seed": 1}) == f"{client.run}:0"
     )
-    with pytest.raises(UserError, match="another training run"):
+    with pytest.raises(UserError, match="names the training run"):
         client.backend.runs.create_model("anna", client.session, 0, MODEL, {"rank": 8, "seed": 1})
 
 
@@ -290,7 +290,7 @@ def test_the_quota_of_bytes_lets_the_awaited_request_in_and_forgets_what_is_over
     with pytest.raises(Busy, match="120 bytes"):
         quotas.acquire("anna", 1)
     assert quotas.acquire("anna", 30, awaited=True) == 150 and quotas.acquire("boris", 90, samples=2) == 90
-    with pytest.raises(Busy, match="2 sampling requests"):
+    with pytest.raises(Busy, match="2 of your sampling requests"):
         quotas.acquire("boris", 1, samples=1)
     quotas.release("anna", 150)
     quotas.release("boris", 90, 1)

@@ -62,7 +62,7 @@ def test_a_copy_is_made_once_of_what_may_be_read(start: ServerFactory, tmp_path:
     assert copy("bert", path, session_id=bert.session, model_seq_id=7) == other
     second = anna.save_weights(2, "second")
     backend.checkpoints.publish("anna", second, True)
-    with pytest.raises(UserError, match="a model_seq_id is used once"):
+    with pytest.raises(UserError, match="model_seq_id names the training run"):
         copy("bert", second, session_id=bert.session, model_seq_id=7)
     assert backend.queries.training_runs("bert")["cursor"]["total_count"] == 2
 
@@ -76,7 +76,7 @@ def test_a_copy_is_made_once_of_what_may_be_read(start: ServerFactory, tmp_path:
     for seq in (1, 5):
         with pytest.raises(UserError, match=r"is a copy of tinker://.*cannot be trained"):
             backend.runs.submit("bert", run, seq, SaveWeights("x"))
-    with pytest.raises(UserError, match=r"cannot be trained|used once"):
+    with pytest.raises(UserError, match=r"cannot be trained|names the training run"):
         backend.runs.create_model("bert", bert.session, 7, MODEL, {"rank": 4})
     with pytest.raises(NotFound):
         backend.runs.submit("anna", run, 1, SaveWeights("x"))
@@ -102,7 +102,7 @@ def test_a_custom_loss_is_of_its_session_and_kept_while_a_log_needs_it(start: Se
     anna, bert = BackendClient(backend), BackendClient(backend, "bert")
     loss = backend.losses.create("anna", anna.session, 0, "total", INPUTS, SUM)
     assert backend.losses.create("anna", anna.session, 0, "total", INPUTS, SUM) == loss
-    with pytest.raises(UserError, match="used once"):
+    with pytest.raises(UserError, match="names another loss of this session"):
         backend.losses.create("anna", anna.session, 0, "other", INPUTS, SUM)
     with pytest.raises(GoneError):
         backend.losses.create("bert", anna.session, 1, "total", INPUTS, SUM)

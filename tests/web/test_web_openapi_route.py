@@ -20,6 +20,7 @@ from rlvr.service.http.app import create_app
 from rlvr.service.serve_service import build
 from rlvr.service.settings import Settings
 from rlvr.tinker_server.http.app import create_routes
+from rlvr.tinker_server.protocol.server_limits import ServerLimits
 from rlvr.web.auth import ApiKeys
 
 
@@ -66,5 +67,6 @@ def test_the_service_builds_its_document_once_and_off_the_event_loop(tmp_path: P
 
 
 def test_the_engine_server_builds_its_document_once_and_off_the_event_loop():
-    documents = read_together(create_routes(SimpleNamespace(), SimpleNamespace()))  # type: ignore[arg-type]
+    middleware = SimpleNamespace(limits=ServerLimits(), has_keys=False)
+    documents = read_together(create_routes(SimpleNamespace(), middleware))  # type: ignore[arg-type]
     assert all("/v1/completions" in one["paths"] and one == documents[0] for one in documents)

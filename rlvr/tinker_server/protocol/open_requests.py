@@ -218,7 +218,7 @@ class OpenChatRequest(OpenSamplingFields):
     @model_validator(mode="after")
     def _check(self) -> OpenChatRequest:
         if self.tool_choice not in (None, "auto", "none"):
-            raise ValueError("tool_choice: this server has 'auto' and 'none'; a call cannot be forced")
+            raise ValueError("tool_choice: this server cannot force a call; use auto or none")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs=true")
         return self
