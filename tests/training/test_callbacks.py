@@ -218,10 +218,10 @@ def test_one_that_raises_at_the_end_is_a_warning(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
-        ({"reward": 1.0}, "the method returned 'reward', which the step has already"),
-        ({"phase": 1.0}, "the method returned 'phase', a name of the run's own"),
-        ({"mine": "text"}, "the method returned 'mine': 'text', expected a number under a name"),
-        ({3: 1.0}, "the method returned 3: 1.0, expected a number under a name"),
+        ({"reward": 1.0}, "given 'reward', which the step has already"),
+        ({"phase": 1.0}, "given 'phase', a name of the run's own"),
+        ({"mine": "text"}, "given 'mine': 'text', expected a number under a name"),
+        ({3: 1.0}, "given 3: 1.0, expected a number under a name"),
         (5, "the method returned a int, expected None or metrics"),
     ],
 )
@@ -231,7 +231,7 @@ def test_what_is_no_metric_is_refused(tmp_path: Path, returned: Any, said: str) 
 
 
 def test_two_callbacks_may_not_return_one_metric(tmp_path: Path) -> None:
-    with pytest.raises(TrainingStoppedError, match="the method returned 'mine', which the step has already"):
+    with pytest.raises(TrainingStoppedError, match="given 'mine', which the step has already"):
         train(tmp_path, Own(step=lambda step: {"mine": 1}), Own(step=lambda step: {"mine": 2}))
 
 
@@ -306,7 +306,7 @@ def test_one_callback_needs_no_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize("returned", [{"reward": 3.0}, {"time/step": 1.0}, {"test/pass_rate": 1.0}])
 def test_rollouts_take_no_name_of_the_run_either(tmp_path: Path, returned: dict[str, float]) -> None:
     with pytest.raises(
-        TrainingStoppedError, match=r"on_rollouts raised .*: the method returned .*(the step has already|the run's own)"
+        TrainingStoppedError, match=r"on_rollouts raised .*: given .*(the step has already|the run's own)"
     ):
         train(tmp_path, Own(rollouts=lambda step: returned))
 
