@@ -138,6 +138,7 @@ SHOWN = {
     "python -m rlvr.store": "tests/store/test_store_migrate.py",
     "python -m tinker_cookbook.recipes.math_rl.train env=arithmetic": "tests/tinker_server/test_tinker_cookbook.py",
     "python -m venv": "installs",
+    "rlvr study --config-name=smollm seeds=1..5": "takes an hour; tests/benchmarks/test_pretrained_algorithms.py",
     "ray start": "needs several machines",
     "export RAY_AUTH_MODE=token": "tests/clients/test_ray_cluster.py",
     "ray get-auth-token --generate": "tests/clients/test_ray_cluster.py",

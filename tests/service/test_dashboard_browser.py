@@ -102,6 +102,7 @@ def test_a_search_is_read_through_by_keys(viewer: str, browser: Browser):
     page.locator(".row-link").first.click()
     page.wait_for_selector("text=1 of 8 in this list")
     for key, place in (("j", 2), ("ArrowRight", 3), ("k", 2), ("ArrowLeft", 1)):
+        page.wait_for_load_state()  # its script listens for keys from then on
         page.keyboard.press(key)
         page.wait_for_selector(f"text={place} of 8 in this list")
     page.focus(".text-block")
@@ -149,7 +150,7 @@ def test_a_rollout_has_its_parts_side_by_side_or_stacked(viewer: str, browser: B
 
 def test_model_output_does_nothing(viewer: str, browser: Browser):
     page = browser.open(f"{viewer}/ui/trajectory/first:1:3")
-    page.locator("summary").click()
+    page.get_by_text("As plain text").click()
     assert EVIL.split("\u202e")[0] in page.locator("details .text-block").inner_text()
     assert page.evaluate("window.hacked") is None
     assert page.evaluate("document.querySelectorAll('#main img, #main script').length") == 0

@@ -77,15 +77,20 @@ class OpenRequest(BaseModel):
         return given
 
 
+# null is the default of the field.
+NullableFloat = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "null"}]})]
+NullableInt = Annotated[int, WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "null"}]})]
+
+
 class OpenSamplingFields(OpenRequest):
     """What the endpoints share. `stop` strings and `stop_token_ids` end a completion beside the model's end tokens."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: NullableFloat = 1.0
+    top_p: NullableFloat = 1.0
     top_k: Whole = -1
-    min_p: float = 0.0
+    min_p: NullableFloat = 0.0
     seed: Whole | None = None
-    n: int = 1
+    n: NullableInt = 1
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     stop_token_ids: Tokens | None = None
     ignore_eos: bool = False

@@ -143,7 +143,7 @@ class LoraFields(TinkerRequest):
 class OptimizerChoice(TinkerRequest):
     """The optimizer of a run; only AdamW is supported."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=None)
+    model_config = ConfigDict(extra="allow")
     type: Literal["adamw"] = "adamw"
 
     @model_validator(mode="before")
