@@ -148,6 +148,7 @@ SHOWN = {
     "rlvr train --config-name=dataset model.name=./SmolLM2-135M-Instruct.Q4_1.gguf": "tests/engine/test_engine_gguf.py",
     "python -m benchmarks.algorithm_study": "tests/benchmarks/test_algorithm_study.py",
     "python -m benchmarks.algorithm_rates": "tests/benchmarks/test_algorithm_rates.py",
+    "python -m benchmarks.pretrained_algorithms": "tests/benchmarks/test_pretrained_algorithms.py",
     "rlvr demo": "tests/cli/test_demo.py",
     "rlvr env export": "tests/envs/test_environment_export.py",
     "inspect eval": "tests/envs/test_inspect_model.py",
