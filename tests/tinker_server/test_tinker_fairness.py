@@ -185,7 +185,7 @@ def test_another_owner_trains_between_the_micro_batches_of_a_long_request(
                 assert has_come.wait(30)
             between()
 
-        thread._executor.work.between_micro_batches = wait_and_go_on
+        thread._executor.worker.between_micro_batches = wait_and_go_on
         anna, bob = BackendClient(backend), BackendClient(backend, "bob")
         for client in (anna, bob):
             client.make()

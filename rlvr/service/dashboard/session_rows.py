@@ -132,7 +132,7 @@ def count_by_strategy(store: ExperienceStore) -> dict[str, tuple[int, int]]:
     passed, judged = (sa.func.sum(sa.case((_e.outcome.in_(names), 1), else_=0)) for names in (JUDGED[:1], JUDGED))
     query = sa.select(_e.action, passed, judged).where(_e.action != "", _e.kind.in_(SERVED)).group_by(_e.action)
     with store.read() as connection:
-        return {name: (int(good), int(all)) for name, good, all in connection.execute(query)}
+        return {name: (int(good), int(count)) for name, good, count in connection.execute(query)}
 
 
 def newest_change(store: ExperienceStore) -> object:

@@ -35,7 +35,7 @@ from rlvr.tinker_server.backend.request_futures import (
 from rlvr.tinker_server.backend.runs.adapter_cache import AdapterCache
 from rlvr.tinker_server.backend.runs.engine_thread import EngineState, EngineThread
 from rlvr.tinker_server.backend.runs.executor import RunExecutor
-from rlvr.tinker_server.backend.runs.run_work import UNPUBLISHED_LOSS, RunWork
+from rlvr.tinker_server.backend.runs.run_worker import UNPUBLISHED_LOSS, RunWorker
 from rlvr.tinker_server.backend.runs.training_runs import TrainingRuns
 from rlvr.tinker_server.backend.sampling.sample_requests import SampleRequests
 from rlvr.tinker_server.backend.sampling.served_runs import RunWeights
@@ -111,10 +111,10 @@ class TinkerBackend:
         for names in group_names(engines):
             engine = engines[names[0]]
             adapters = AdapterCache(engine, store, futures, state, limits, self.disk)
-            work = RunWork(
+            worker = RunWorker(
                 engine, adapters, self.checkpoints, sampling_sessions, self.disk, self.losses, state, aliases
             )
-            executor = RunExecutor(store, futures, adapters, self.checkpoints, work)
+            executor = RunExecutor(store, futures, adapters, self.checkpoints, worker)
             thread = EngineThread(engine, executor, adapters, sampling_sessions, futures, limits)
             self._adapters |= dict.fromkeys(names, adapters)
             self._engine_threads |= dict.fromkeys(names, thread)

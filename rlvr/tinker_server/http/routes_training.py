@@ -1,4 +1,4 @@
-"""Routes of training runs: create, load, forward_backward, custom losses, and one for each operation that has a call
+"""Routes of training runs: create, load, forward_backward, custom losses, and one for each operation that has a `route`
 (`backend/runs/run_operations.py`): optim_step, save. Each response is the id of a future.
 """
 
@@ -82,21 +82,21 @@ async def create_custom_loss(body: schemas.CreateCustomLossRequest, caller: Call
     return {"request_id": request_id}
 
 
-def _add_call(operation: type[RunOperation]) -> None:
-    """The route of an operation, by its `call`."""
+def _add_route(operation: type[RunOperation]) -> None:
+    """Add the route of an operation."""
 
     async def submit(body: Any, caller: CallerDep) -> dict[str, Any]:
         try:
-            read = operation.read(body)
+            asked = operation.from_body(body)
         except UserError as error:  # it uses up its seq_id, or every later request would wait for it
-            read = RejectedOperation(str(error))
-        request_id = await caller.call(caller.backend.runs.submit, body.model_id, body.seq_id, read)
+            asked = RejectedOperation(str(error))
+        request_id = await caller.call(caller.backend.runs.submit, body.model_id, body.seq_id, asked)
         return {"request_id": request_id, "model_id": body.model_id}
 
     submit.__annotations__ = {"body": operation.body, "caller": CallerDep, "return": dict[str, Any]}
-    router.add_api_route(f"/{operation.call}", submit, methods=["POST"], name=operation.call)
+    router.add_api_route(f"/{operation.route}", submit, methods=["POST"], name=operation.route)
 
 
 for _operation in OPERATIONS.values():
-    if _operation.call:
-        _add_call(_operation)
+    if _operation.route:
+        _add_route(_operation)

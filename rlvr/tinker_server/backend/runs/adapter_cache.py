@@ -77,6 +77,12 @@ class RunQueue:
     snapshot_seconds: float = 0.0  # that writing the snapshot took
     last_used: float = 0.0
 
+    @property
+    def loaded_policy(self) -> Policy:
+        """The weights and the optimizer of the run, which `AdapterCache` has loaded for the request under way."""
+        assert self.policy is not None
+        return self.policy
+
     def skip_failures(self) -> None:
         while self.next_seq in self.failures:
             self.next_seq += 1

@@ -102,7 +102,7 @@ class EngineThread:
         self._pause = min(IDLE_CHECK_SECONDS, limits.gap_seconds / 4)
         self._running: dict[Any, QueuedSample] = {}  # by the engine's request
         self._stopping = False
-        executor.work.between_micro_batches = self._between
+        executor.worker.between_micro_batches = self._between
         self.counters = executor.counters
         self._thread = threading.Thread(target=self._serve_requests, name="engine", daemon=True)
 

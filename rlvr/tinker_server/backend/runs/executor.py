@@ -19,7 +19,7 @@ from rlvr.core.messages import NonFiniteError
 from rlvr.tinker_server.backend.request_futures import FutureRegistry, Outcome, RequestFailure
 from rlvr.tinker_server.backend.runs import run_operations as ops
 from rlvr.tinker_server.backend.runs.adapter_cache import AdapterCache, FinishedRequest, QueuedRequest, RunQueue
-from rlvr.tinker_server.backend.runs.run_work import DivergedStep, RunWork
+from rlvr.tinker_server.backend.runs.run_worker import DivergedStep, RunWorker
 from rlvr.tinker_server.backend.storage.checkpoints import Checkpoints
 from rlvr.tinker_server.backend.storage.server_store import ServerStore
 from rlvr.tinker_server.protocol.errors import TinkerServerError
@@ -50,12 +50,12 @@ class RunExecutor:
     _futures: FutureRegistry
     _adapters: AdapterCache
     _checkpoints: Checkpoints
-    work: RunWork
+    worker: RunWorker
     counters: EngineCounters = field(default_factory=EngineCounters)
     paused_seconds: float = 0.0  # of calls between micro-batches, which a request is not charged for
 
     def __post_init__(self) -> None:
-        self._adapters.replay = lambda run, entry: ops.decode(entry).replay(self.work, run)
+        self._adapters.replay = lambda run, entry: ops.decode(entry).replay(self.worker, run)
 
     def run_next(self, run: RunQueue) -> None:
         """Execute the run's next request and resolve its future."""
@@ -70,7 +70,7 @@ class RunExecutor:
                 operation = ops.decode(entry)
             if not isinstance(operation, ops.CreateRun):
                 self._adapters.get(run)
-            outcome: Outcome = operation.execute(self.work, run, seq)
+            outcome: Outcome = operation.execute(self.worker, run, seq)
         except Exception as error:
             outcome, is_damaged = classify_error(error)
             if is_damaged:

@@ -1,10 +1,10 @@
 """The operations of a training run: as objects, as entries of the log, and what each does.
 
-A call that changes a run is a class here and its entry in `OPERATIONS`; `http/routes_training.py` makes its route. Each
-is in a run's log, so `replay` has to do again what `execute` does to the run itself: that restores a run after a
-restart. `digest` is of an operation's meaning, not of its bytes: a client that repeats a request may encode it
-differently. A `forward_backward` is logged as it was received (`wire.py` parses it again), every other operation as
-JSON, by the names of its fields.
+A call that changes a run is a class here and its entry in `OPERATIONS`; `http/routes_training.py` makes its route. A
+run's log holds all of its operations, and a restart replays them, so `replay` has to do again what `execute` does to
+weights and optimizer. `digest` is of an operation's meaning, not of its bytes: a client that repeats a request may
+encode it differently. A `forward_backward` is logged as it was received (`wire.py` parses it again), every other
+operation as JSON, by the names of its fields.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 from rlvr.core.messages import AdamParams, Datum
 from rlvr.tinker_server.backend.request_futures import JsonResult, Outcome, ProtoResult
 from rlvr.tinker_server.backend.runs.adapter_cache import RunQueue
-from rlvr.tinker_server.backend.runs.run_work import RunWork
+from rlvr.tinker_server.backend.runs.run_worker import RunWorker
 from rlvr.tinker_server.backend.storage.checkpoints import parse_recipients
 from rlvr.tinker_server.backend.storage.paths import CheckpointPath
 from rlvr.tinker_server.backend.storage.server_store import LogEntry
@@ -30,32 +30,34 @@ from rlvr.tinker_server.protocol.wire import encode_forward_backward, parse_forw
 
 @dataclass(frozen=True)
 class RunOperation(ABC):
-    """One operation. `log_name` is its name in the log; `call` the path of its route, "" if that is a function of its
-    own; `body` what that route reads.
+    """An operation of a training run.
+
+    `log_name` is the operation's name in the log. `route` is the last part of its path under `/api/v1`; "" for an
+    operation whose route is written by hand. `body` is the schema of the request.
     """
 
     log_name: ClassVar[str]
-    call: ClassVar[str] = ""
+    route: ClassVar[str] = ""
     body: ClassVar[type[schemas.RunRequest]] = schemas.RunRequest
 
     @classmethod
-    def read(cls, body: Any) -> Self:
-        """The operation of a request; UserError for one that makes no sense, which then uses up its seq_id."""
+    def from_body(cls, body: Any) -> Self:
+        """The operation that a request asks for; UserError if the request makes no sense, and its seq_id is used up."""
         return cls(**body.model_dump(exclude=set(schemas.RunRequest.model_fields)))
 
     @abstractmethod
-    def execute(self, work: RunWork, run: RunQueue, seq: int) -> Outcome:
-        """Do it; the client's answer. UserError for what cannot be done."""
+    def execute(self, worker: RunWorker, run: RunQueue, seq: int) -> Outcome:
+        """Execute the operation and return the client's answer; UserError for what cannot be done."""
 
     @abstractmethod
-    def replay(self, work: RunWork, run: RunQueue) -> None:
-        """Do again what it did to the run itself."""
+    def replay(self, worker: RunWorker, run: RunQueue) -> None:
+        """Do again, after a restart, what the operation did to the weights or the optimizer of the run."""
 
 
 class UnreplayedOperation(RunOperation):
-    """One that changes nothing of the run itself: it only writes files, or fails."""
+    """An operation that leaves weights and optimizer as they are: it only writes files, or fails."""
 
-    def replay(self, work: RunWork, run: RunQueue) -> None:
+    def replay(self, worker: RunWorker, run: RunQueue) -> None:
         pass
 
 
@@ -70,41 +72,40 @@ class ForwardBackward(RunOperation):
     raw: bytes = b""  # the body as received, and its Content-Encoding
     encoding: str = ""
 
-    def execute(self, work: RunWork, run: RunQueue, seq: int) -> Outcome:
-        return ProtoResult(encode_forward_backward(self._compute(work, run)))
+    def execute(self, worker: RunWorker, run: RunQueue, seq: int) -> Outcome:
+        return ProtoResult(encode_forward_backward(self._compute(worker, run)))
 
-    def replay(self, work: RunWork, run: RunQueue) -> None:
+    def replay(self, worker: RunWorker, run: RunQueue) -> None:
         if not self.forward_only:
-            self._compute(work, run)
+            self._compute(worker, run)
 
-    def _compute(self, work: RunWork, run: RunQueue) -> Any:
-        return work.forward_backward(run, self.data, self.loss_fn, self.config, self.forward_only)
+    def _compute(self, worker: RunWorker, run: RunQueue) -> Any:
+        return worker.forward_backward(run, self.data, self.loss_fn, self.config, self.forward_only)
 
 
 @dataclass(frozen=True)
 class OptimStep(RunOperation):
-    log_name = call = "optim_step"
+    log_name = route = "optim_step"
     body = schemas.OptimStepRequest
 
     adam: AdamParams
 
     @classmethod
-    def read(cls, body: schemas.OptimStepRequest) -> Self:
+    def from_body(cls, body: schemas.OptimStepRequest) -> Self:
         return cls(body.adam())
 
-    def execute(self, work: RunWork, run: RunQueue, seq: int) -> Outcome:
-        metrics = work.optim_step(run, self.adam)
+    def execute(self, worker: RunWorker, run: RunQueue, seq: int) -> Outcome:
+        metrics = worker.optim_step(run, self.adam)
         run.steps += 1
         return JsonResult({"metrics": metrics})
 
-    def replay(self, work: RunWork, run: RunQueue) -> None:
-        assert run.policy is not None
-        work.engine.optim_step(run.policy, self.adam)
+    def replay(self, worker: RunWorker, run: RunQueue) -> None:
+        worker.engine.optim_step(run.loaded_policy, self.adam)
 
 
 @dataclass(frozen=True)
 class SaveWeights(UnreplayedOperation):
-    log_name = call = "save_weights"
+    log_name = route = "save_weights"
     body = schemas.SaveWeightsRequest
 
     name: str
@@ -113,12 +114,12 @@ class SaveWeights(UnreplayedOperation):
     metadata: dict[str, Any] | None = None
 
     @classmethod
-    def read(cls, body: schemas.SaveWeightsRequest) -> Self:
+    def from_body(cls, body: schemas.SaveWeightsRequest) -> Self:
         return cls(body.path, body.ttl_seconds, body.overwrite, body.user_metadata)
 
-    def execute(self, work: RunWork, run: RunQueue, seq: int) -> Outcome:
+    def execute(self, worker: RunWorker, run: RunQueue, seq: int) -> Outcome:
         path = CheckpointPath(run.model, "weights", self.name)
-        work.save(run, seq, path, self.ttl, self.metadata, self.overwrite)
+        worker.save(run, seq, path, self.ttl, self.metadata, self.overwrite)
         return JsonResult({"path": str(path), "type": "save_weights"})
 
 
@@ -127,7 +128,7 @@ class SaveForSampler(UnreplayedOperation):
     """Named (`name`), or for one sampling session of the session that trains (`sampling_session_seq_id`)."""
 
     log_name = "save_for_sampler"
-    call = "save_weights_for_sampler"
+    route = "save_weights_for_sampler"
     body = schemas.SaveForSamplerRequest
 
     name: str | None = None
@@ -137,17 +138,17 @@ class SaveForSampler(UnreplayedOperation):
     metadata: dict[str, Any] | None = None
 
     @classmethod
-    def read(cls, body: schemas.SaveForSamplerRequest) -> Self:
+    def from_body(cls, body: schemas.SaveForSamplerRequest) -> Self:
         return cls(body.path, body.sampling_session_seq_id, body.kind, body.ttl_seconds, body.user_metadata)
 
-    def execute(self, work: RunWork, run: RunQueue, seq: int) -> Outcome:
-        if run.policy is not None and run.policy.is_critic:
+    def execute(self, worker: RunWorker, run: RunQueue, seq: int) -> Outcome:
+        if run.loaded_policy.is_critic:
             raise UserError("this run is a critic: it has values and no tokens to sample; save its state instead")
         if self.name is None:
-            sampler = work.save_ephemeral(run, seq, self.kind, self.sampling_session_seq_id)
+            sampler = worker.save_ephemeral(run, seq, self.kind, self.sampling_session_seq_id)
             return JsonResult({"sampling_session_id": sampler, "type": "save_weights_for_sampler"})
         path = CheckpointPath(run.model, "sampler_weights", self.name)
-        work.save(run, seq, path, self.ttl, self.metadata, overwrite=True)
+        worker.save(run, seq, path, self.ttl, self.metadata, overwrite=True)
         return JsonResult({"path": str(path), "type": "save_weights_for_sampler"})
 
 
@@ -156,7 +157,7 @@ class SaveExternal(UnreplayedOperation):
     """Weights to download as files; `recipients` are age keys to encrypt them to."""
 
     log_name = "save_external"
-    call = "save_weights_external"
+    route = "save_weights_external"
     body = schemas.SaveExternalRequest
 
     name: str
@@ -164,13 +165,13 @@ class SaveExternal(UnreplayedOperation):
     recipients: list[str] = field(default_factory=list[str])
 
     @classmethod
-    def read(cls, body: schemas.SaveExternalRequest) -> Self:
+    def from_body(cls, body: schemas.SaveExternalRequest) -> Self:
         return cls(body.path, body.ttl_seconds, body.age_encryption_recipients or [])
 
-    def execute(self, work: RunWork, run: RunQueue, seq: int) -> Outcome:
+    def execute(self, worker: RunWorker, run: RunQueue, seq: int) -> Outcome:
         recipients = parse_recipients(self.recipients)
         path = CheckpointPath(run.model, "external_weights", self.name)
-        size = work.save(run, seq, path, self.ttl, None, overwrite=True, recipients=recipients)
+        size = worker.save(run, seq, path, self.ttl, None, overwrite=True, recipients=recipients)
         return JsonResult({"path": str(path), "size_bytes": size, "type": "save_weights_external"})
 
 
@@ -181,12 +182,12 @@ class LoadWeights(RunOperation):
     path: str
     optimizer: bool
 
-    def execute(self, work: RunWork, run: RunQueue, seq: int) -> Outcome:
-        self.replay(work, run)
+    def execute(self, worker: RunWorker, run: RunQueue, seq: int) -> Outcome:
+        self.replay(worker, run)
         return load_result(run, self.path)
 
-    def replay(self, work: RunWork, run: RunQueue) -> None:
-        work.load(run, self.path, self.optimizer)
+    def replay(self, worker: RunWorker, run: RunQueue) -> None:
+        worker.load(run, self.path, self.optimizer)
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ class RejectedOperation(UnreplayedOperation):
     reason: str
     category: str = "user"
 
-    def execute(self, work: RunWork, run: RunQueue, seq: int) -> Outcome:
+    def execute(self, worker: RunWorker, run: RunQueue, seq: int) -> Outcome:
         raise (ServerError if self.category == "server" else UserError)(self.reason)
 
 
@@ -224,20 +225,20 @@ class CreateRun(RunOperation):
     optimizer: bool = False
     critic: bool = False
 
-    def execute(self, work: RunWork, run: RunQueue, seq: int) -> Outcome:
-        self.replay(work, run)
+    def execute(self, worker: RunWorker, run: RunQueue, seq: int) -> Outcome:
+        self.replay(worker, run)
         return load_result(run, self.path) if self.path else JsonResult({"model_id": run.model, "type": "create_model"})
 
-    def replay(self, work: RunWork, run: RunQueue) -> None:
-        work.create(run, self.rank, self.seed, {k: getattr(self, k) for k in ("alpha", "attn", "mlp", "unembed")})
+    def replay(self, worker: RunWorker, run: RunQueue) -> None:
+        worker.create(run, self.rank, self.seed, {k: getattr(self, k) for k in ("alpha", "attn", "mlp", "unembed")})
         if self.path:
             try:
-                work.load(run, self.path, self.optimizer, as_critic=self.critic)
+                worker.load(run, self.path, self.optimizer, as_critic=self.critic)
             except BaseException:
-                work.drop(run)
+                worker.drop(run)
                 raise
         if self.critic:
-            work.add_value_head(run)
+            worker.add_value_head(run)
 
 
 # By their names in the log, which stay as they are, as do the names of their fields: older logs are replayed.

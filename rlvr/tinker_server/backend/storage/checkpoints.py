@@ -80,17 +80,18 @@ class Checkpoints:
             raise NotFound(f"there is no checkpoint {text[:300]} here (or it was deleted, or it expired)")
         return path, row
 
-    def register(self, path: CheckpointPath, owner: str, seq: int, ttl: float | None, metadata: Any) -> None:
-        """List a saved folder as a checkpoint of its owner: from now on its `tinker://` path is found."""
-        now = self._clock()
+    def register(self, path: CheckpointPath, owner: str, seq: int, ttl: float | None, metadata: Any) -> int:
+        """List a saved folder as a checkpoint of its owner, whose `tinker://` path is found from now on; its bytes."""
+        now, size = self._clock(), folder_size(self.folder(path, seq))
         row = {
             "run": path.run, "kind": path.kind, "name": path.name, "owner": owner, "seq": seq, "created": now,
-            "expires": None if ttl is None else now + ttl, "public": 0, "size": folder_size(self.folder(path, seq)),
+            "expires": None if ttl is None else now + ttl, "public": 0, "size": size,
             "metadata": json.dumps(metadata) if metadata else None, "deleted": 0,
         }  # fmt: skip
         self._store.insert("checkpoints", row, replace=True)
         self._drop_replaced(path, seq)
         self._disk.refresh(path.run)
+        return size
 
     def _drop_replaced(self, path: CheckpointPath, seq: int) -> None:
         """Delete what a name held before `seq`, except the weights that open sampling sessions use."""

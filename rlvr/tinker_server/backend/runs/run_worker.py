@@ -1,6 +1,6 @@
-"""What the operations of a training run are made of: gradients by the engine, and weights to and from the disk.
+"""Does the work of a training run's operations: gradients by the engine, weights to and from the disk.
 
-`run_operations.py` calls these, one operation at a time, on the engine thread.
+`run_operations.py` calls these methods, one operation at a time, on the engine thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class DivergedStep(UserError):
 
 
 @dataclass(eq=False)
-class RunWork:
+class RunWorker:
+    """The engine and the disk, as the operations of training runs use them."""
+
     engine: Engine
     _adapters: AdapterCache
     _checkpoints: Checkpoints
@@ -58,9 +60,8 @@ class RunWork:
 
     def optim_step(self, run: RunQueue, adam: AdamParams) -> dict[str, float]:
         """One step; its metrics. Recipes log those of steps, not of gradients, so an alias is named here."""
-        assert run.policy is not None
-        response = self.engine.optim_step(run.policy, adam)
-        if not run.policy.has_finite_weights():
+        response = self.engine.optim_step(run.loaded_policy, adam)
+        if not run.loaded_policy.has_finite_weights():
             raise DivergedStep(f"after a step with {adam} a weight is not finite; it was taken back")
         substitution = self._substitutions.get(run.model)
         return response.metrics | ({substitution: 1.0} if substitution else {})
@@ -69,9 +70,8 @@ class RunWork:
         """Make the run a critic, unless it is one."""
         from rlvr.engine.value_head import add_value_head
 
-        assert run.policy is not None
-        if not run.policy.is_critic:
-            add_value_head(run.policy, self.engine.model)
+        if not run.loaded_policy.is_critic:
+            add_value_head(run.loaded_policy, self.engine.model)
 
     def forward_backward(
         self, run: RunQueue, data: list[Datum], loss_fn: str, config: dict[str, float | str], forward_only: bool
@@ -80,12 +80,11 @@ class RunWork:
         if loss_fn == CUSTOM_LOSS:
             return self._compute_custom_loss(run, data, config, forward_only)
         requested, (loss_fn, numbers) = loss_fn, self.resolve_loss(loss_fn, config)
-        assert run.policy is not None
         is_substitute = loss_fn != requested
-        if run.policy.is_critic:
+        if run.loaded_policy.is_critic:
             loss_fn = _find_critic_loss(loss_fn)
         output = self.engine.forward_backward(
-            run.policy,
+            run.loaded_policy,
             data,
             loss_fn,
             numbers,
@@ -104,8 +103,7 @@ class RunWork:
     ) -> Any:
         from rlvr.engine.loss_program import LossProgram, compute_custom_loss
 
-        assert run.policy is not None
-        if run.policy.is_critic:
+        if run.loaded_policy.is_critic:
             _find_critic_loss(CUSTOM_LOSS)
         match config:
             case {"loss_id": str(loss_id), **rest} if not rest:
@@ -123,7 +121,7 @@ class RunWork:
             self._programs[loss_id] = LossProgram(graph)
         return compute_custom_loss(
             self.engine,
-            run.policy,
+            run.loaded_policy,
             self._programs[loss_id],
             data,
             backward=not forward_only,
@@ -159,10 +157,9 @@ class RunWork:
         from rlvr.engine.policy import VALUE_HEAD_FILE
         from rlvr.engine.value_head import add_value_head
 
-        assert run.policy is not None
         place, row = self._checkpoints.find(run.owner, path)
-        own = run.policy.lora
-        assert own is not None
+        own = run.loaded_policy.lora
+        assert own is not None  # runs of this server train adapters
         if (row["base_model"], row["rank"]) != (run.base_model, own.rank):
             raise UserError(
                 f"{path} is of {row['base_model']} with LoRA rank {row['rank']}, this run of {run.base_model} with "
@@ -170,11 +167,11 @@ class RunWork:
             )
         folder = self._checkpoints.folder(place, row["seq"])
         if as_critic and (folder / VALUE_HEAD_FILE).exists():
-            add_value_head(run.policy, self.engine.model)
+            add_value_head(run.loaded_policy, self.engine.model)
         elif as_critic:
             optimizer = False  # that of a policy
         try:
-            load_policy(folder, run.policy, self.engine.model, optimizer=optimizer)
+            load_policy(folder, run.loaded_policy, self.engine.model, optimizer=optimizer)
         except ValueError as error:
             raise UserError(str(error).replace(str(folder), path)) from error
 
@@ -191,7 +188,6 @@ class RunWork:
         """Write a named checkpoint, unless this same request did so before a restart; returns its size."""
         from rlvr.engine.checkpoint import save_policy
 
-        assert run.policy is not None
         row = self._checkpoints.find_row(path)
         if row is not None and row["seq"] >= seq:  # a later request may have taken the name since
             return row["size"]
@@ -200,13 +196,10 @@ class RunWork:
         validate_ttl(ttl)
         freed = row["size"] if row is not None and self._checkpoints.is_alive(row) else 0
         with new_folder(self._checkpoints.folder(path, seq)) as folder:
-            save_policy(folder, run.policy, self.engine.model, optimizer=path.kind == "weights")
+            save_policy(folder, run.loaded_policy, self.engine.model, optimizer=path.kind == "weights")
             encrypt_files(folder, list(recipients))
             self._disk.check_quota(run.owner, str(path), folder_size(folder), freed)
-        self._checkpoints.register(path, run.owner, seq, ttl, metadata)
-        saved = self._checkpoints.find_row(path)
-        assert saved is not None
-        return saved["size"]
+        return self._checkpoints.register(path, run.owner, seq, ttl, metadata)
 
     def save_ephemeral(self, run: RunQueue, seq: int, kind: str, session_seq: int | None) -> str:
         """Keep the weights for one sampling session of the session that trains; returns its id."""
@@ -219,7 +212,6 @@ class RunWork:
                 f"sampling_session_seq_id={session_seq}; give a path, or that id and "
                 f"kind {' or '.join(KINDS)}"
             )
-        assert run.policy is not None
         session = run.model.rsplit(":train:", 1)[0]
         sampler = f"{session}:sample:{session_seq}"
         row = self._sampling_sessions.find(sampler)
@@ -227,11 +219,11 @@ class RunWork:
             raise UserError(f"sampling_session_seq_id {session_seq} of this session is taken already")
         if row is None:
             with new_folder(folder) as new:
-                write_adapter(new, run.policy, self.engine.model)
+                write_adapter(new, run.loaded_policy, self.engine.model)
                 freed = self._sampling_sessions.measure_replaced(run.model)
                 self._disk.check_quota(run.owner, "this unnamed save for a sampler", folder_size(new), freed)
             self._sampling_sessions.create_from_run(
-                sampler, run.model, seq, folder, kind, self.engine.snapshot(run.policy)
+                sampler, run.model, seq, folder, kind, self.engine.snapshot(run.loaded_policy)
             )
             self._disk.refresh(run.model)
         return sampler
