@@ -419,7 +419,8 @@ class Source(Protocol):
     overview's curves begin. `filters` and `sorts` are those of a `Query` that the source can apply to answers,
     `can_group` says whether it has `groups`, `has_suspicions` whether it looks for hacks, `has_machines` whether it
     knows what works.
-    `answer_noun` names an answer. `revision` is cheap and changes when there is something new.
+    `answer_noun` names an answer; `has_answers` is false where none is ever stored.
+    `revision` is cheap and changes when there is something new.
     """
 
     noun: ClassVar[str]
@@ -433,6 +434,7 @@ class Source(Protocol):
     can_group: ClassVar[bool] = False
     has_suspicions: ClassVar[bool] = False
     has_machines: ClassVar[bool] = True
+    has_answers: ClassVar[bool] = True
     answer_noun: ClassVar[str] = "rollout"
     answer_nouns: ClassVar[str] = "rollouts"
     title: str
