@@ -143,16 +143,16 @@ class Blend:
 
         async def ask(reward: Reward) -> list[Score]:
             began = time.perf_counter()
-            return self._measured(reward, began, await reward.await_all(cases))
+            return self._report(reward, began, await reward.await_all(cases))
 
         asked = {one.label: ask(one.reward) for one in self._verifiers if one.reward.spec.is_awaited}
         return dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
 
     def _judge_by(self, reward: Reward, cases: Sequence[Case]) -> list[Score]:
         began = time.perf_counter()
-        return self._measured(reward, began, reward.judge_all(cases))
+        return self._report(reward, began, reward.judge_all(cases))
 
-    def _measured(self, reward: Reward, began: float, scores: list[Score]) -> list[Score]:
+    def _report(self, reward: Reward, began: float, scores: list[Score]) -> list[Score]:
         if self.observe is not None:
             self.observe(reward.name, time.perf_counter() - began, scores)
         return scores
