@@ -109,9 +109,6 @@ class RecordingSource(Source):
         group = self._index.group_of(rollout, 0, int(number), SIBLINGS)
         return answer_detail(key, answer_row(rollout, None, key, rows[key]), rows, self._decode, group)
 
-    def at_step(self, work: str, step: int) -> dict[str, float]:
-        return {}
-
     def _rows_of(self, rollout: str) -> Rows:
         found = self._refresh().get(rollout)
         return found.rows if found else {}

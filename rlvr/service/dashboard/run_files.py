@@ -172,8 +172,13 @@ def answer_row(work: str, step: int | None, key: str, row: dict[str, Any]) -> An
 
 def numbers(value: Any) -> list[float]:
     """A list of finite numbers; [] if any item is something else, since the others would lose their places."""
-    items = [finite_number(item) for item in value] if isinstance(value, list) else []
-    return [] if None in items else [item for item in items if item is not None]
+    if not isinstance(value, list) or not {*map(type, value)} <= {int, float}:
+        return []
+    try:
+        found = list(map(float, value))
+    except OverflowError:
+        return []
+    return found if all(map(math.isfinite, found)) and max(map(abs, found), default=0.0) < 1e300 else []
 
 
 def is_run_locked(lock: Path) -> bool:

@@ -50,7 +50,7 @@ class RolloutReader:
     def refresh(self, folders: Mapping[str, Path], first: File | None = None) -> None:
         """Read what is new, as far as the budget allows, and `first` in any case; a thread reads the rest."""
         busy = self._thread.is_alive()
-        if busy and (first is None or first == self._current or first in self._known):
+        if busy and (first is None or first in self._known):
             return
         with self._lock:
             self._folders = dict(folders)

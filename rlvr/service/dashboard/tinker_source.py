@@ -17,12 +17,8 @@ from typing import Any
 
 from rlvr.service.dashboard.dashboard_data import (
     PAGE,
-    AnswerDetail,
-    AnswerPage,
     Chart,
-    Choices,
     Curve,
-    Query,
     Source,
     Work,
     as_mapping,
@@ -110,18 +106,6 @@ class TinkerSource(Source):
         hint = "of the requests whose results the server keeps"
         return [Chart(name, [Curve("", thin_points(found))], x="request", hint=hint, unit=name)
                 for name, found in list(points.items())[:MOST_CHARTS]]  # fmt: skip
-
-    def choices(self, work: str) -> Choices:
-        return Choices()
-
-    def answers(self, query: Query) -> AnswerPage:
-        return AnswerPage([], 0)
-
-    def detail(self, key: str) -> AnswerDetail | None:
-        return None
-
-    def at_step(self, work: str, step: int) -> dict[str, float]:
-        return {}
 
     def _fetch(self, query: str, *values: Any) -> list[sqlite3.Row]:
         with closing(sqlite3.connect(f"{self._file.absolute().as_uri()}?mode=ro", uri=True)) as db:
