@@ -59,6 +59,7 @@ FAULTS = {
     "leak": "details tell the reference",
 }
 MAX_TASKS = 20  # whose probes are tried
+ROUNDED = 0.001  # of a number's value: what differs by less may be accepted as the same number, rounded
 MAX_DIGITS = 300  # of a reference that is a number: longer ones may be no float
 ORDERED = 200  # verdicts in shuffled orders, at most 20 orders and at least one
 MAX_HEAVY = 2  # of these with heavy probes
@@ -346,10 +347,11 @@ def _make_pairs(row: dict[str, Any], references: Sequence[str]) -> list[tuple[st
 
 def _other_answers(final: str, references: Sequence[str]) -> list[str]:
     if _is_number(final):
-        others = [f"{float(final) + more:g}" for more in (1, 2)]
-    else:  # a part of the reference beside it may be the same answer
-        others = [other for other in references if other and other not in final and final not in other][:2]
-    return [other for other in others if other != final]
+        value = float(final)
+        step = max(1, round(abs(value) * 0.01))  # more than a scorer may round
+        return [f"{value + step:.15g}", f"{value + 2 * step:.15g}"]
+    # A part of the reference beside it may be the same answer.
+    return [other for other in references if other and other not in final and final not in other][:2]
 
 
 def exclude_each_other(one: str, two: str) -> bool:
@@ -373,18 +375,26 @@ def _alter(final: str) -> list[tuple[str, str]]:
             kinds += [("cut", final[:-1])] * (len(final) > 3)
         return kinds
     value, digits = float(final), final.lstrip("-")
-    near = [f"{value * factor:.6g}" for factor in (1.001, 1.01, 1.1)]
+    near = [f"{value * factor:.15g}" for factor in (1 + ROUNDED, 1.01, 1.1)]
     kinds = [("near", number) for number in near if abs(float(number) - value) > 1e-9]
     others = [("begins", f"{final}7" if "." not in final else f"7{digits}"), ("begins", f"{final}00")]
-    others += [("cut", final[:-1].rstrip("."))] * (len(digits) > 1)
+    others += [("cut", _cut_number(final))] * (len(digits) > 1)
     if "." in final:
         others.append(("separators", final.replace(".", "")))
     elif abs(value) >= 1000:
         others.append(("separators", f"{int(value):,}".replace(",", ".")))
     kinds += [(name, number) for name, number in others if number.count(".") > 1 or float(number) != value]
     if value:
-        kinds.append(("sign", f"{-value:g}"))
+        kinds.append(("sign", f"{-value:.15g}"))
     return [*kinds, ("junk", "nan"), ("junk", "inf")]
+
+
+def _cut_number(final: str) -> str:
+    """The number with as few digits less as change it by more than a thousandth: what a scorer rounds is no fault."""
+    value, digits = float(final), final[:-1]
+    while len(digits.lstrip("-")) > 1 and abs(float(digits) - value) <= abs(value) * ROUNDED:
+        digits = digits[:-1]
+    return digits.rstrip(".")
 
 
 def _holds(text: str, final: str) -> bool:

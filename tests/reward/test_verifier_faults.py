@@ -332,3 +332,24 @@ def test_a_verifier_that_never_returns_or_ends_its_process_is_named_and_the_sear
         search = find_faults(ROWS, resolve_reward(reward), trial=trial)
     assert any("9**9**9" in seen for seen in search.evidence["slow"])
     assert "refuses_long" in search.tried_faults, "the probes after it were tried too"
+
+
+@pytest.mark.parametrize("reference", ["425492.94172323996", "0.109375", "3.125194", "40619700", "-61054.42"])
+def test_a_scorer_that_rounds_numbers_has_no_fault(reference: str):
+    """It takes the last number of a text, to a ten-thousandth: no probe may be nearer than that, or the same number."""
+    other = f"{float(reference) + 5000:.15g}"
+    rows = [
+        {"prompt": f"Task {i}", "answer": gold, "response": f"result: {text}", "label": gold == text}
+        for i, gold in enumerate((reference, other))
+        for text in (reference, other)
+    ]
+
+    def rounds(prompt: str, response: str, meta: dict[str, Any]) -> float:
+        found = re.findall(r"result: (-?[\d.]+(?:e[+-]?\d+)?)(?!\S)", response)
+        try:
+            value = float(found[-1])
+        except (IndexError, ValueError):
+            return 0.0
+        return float(abs(value - float(meta["answer"])) <= 1e-4 * abs(float(meta["answer"])))
+
+    assert find_faults(rows, resolve_reward(rounds)).evidence == {}
