@@ -72,7 +72,11 @@ def doctor(
 
 def view(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A run folder, a folder of runs, or a recording of `rlvr record`.")
+        Path,
+        typer.Argument(
+            metavar="PATH",
+            help="A run folder, a folder of runs, a recording of `rlvr record`, or a Tinker server's state folder.",
+        ),
     ],
     port: Annotated[int, typer.Option("--port", help="The port; 0 takes any free one.")] = 3036,
     host: Annotated[
@@ -80,10 +84,11 @@ def view(
     ] = "127.0.0.1",
 ) -> None:
     """Show a run in the browser: curves, stored completions with their verdicts, steps side by side; or the
-    conversations of a recording. Read-only.
+    conversations of a recording; or the runs of a Tinker server. Read-only.
 
     rlvr view runs/arithmetic
     rlvr view traffic.jsonl
+    rlvr view runs/server
     """
     with name_missing_extra("the dashboard", "serve"):
         import jinja2  # noqa: F401 - the first page imports it

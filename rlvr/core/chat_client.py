@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from enum import Enum
+from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -189,7 +190,7 @@ class ChatClient:
             follow_redirects=False,
             timeout=patience,
             limits=limits,
-            verify=_needs_tls(endpoint.base_url),
+            verify=_load_certificates() if _needs_tls(endpoint.base_url) else False,
         )
 
     @property
@@ -329,6 +330,14 @@ class ChatClient:
 def _needs_tls(url: str) -> bool:
     """Whether a connection can be encrypted: loading the certificates takes 5 MB and more time than most requests."""
     return any(address.startswith("https:") for address in (url.lower(), *getproxies().values()))
+
+
+@cache
+def _load_certificates() -> Any:
+    """The certificates of all clients of this process: each would take 20 ms of its event loop to load them."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
 
 
 def _text_of(message: Any, dialect: Dialect) -> tuple[Any, Any]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from rlvr.core.fair_queue import become_owner
-from rlvr.core.types import Outcome, StopReason, Task
+from rlvr.core.types import Outcome, Score, StopReason, Task
 from rlvr.reward.blend import Blend, session_reward
 from rlvr.reward.code import CodeProblem, extract
 from rlvr.reward.code.code_reward import get_sandbox, sandbox_job
@@ -85,9 +86,10 @@ _Waiting = tuple[Attempt, int, asyncio.Future[Feedback]]
 class BlendJudge:
     """Judges attempts by a blend of verifiers. Attempts of one pass of the event loop (one turn) share one call.
 
-    Verifiers may block (a sandbox, a judge's endpoint), so they run in a thread beside the loop (of `threads`, or the
-    loop's own), for `owner`: programs of different owners take turns in the sandbox. The same thread then passes the
-    attempts to `record`, which may block too, before any of them gets its feedback; what it raises, each of them gets.
+    Judges are awaited. The other verifiers may block (a sandbox), so they run in a thread beside the loop (of
+    `threads`, or the loop's own), for `owner`: programs of different owners take turns in the sandbox. The same thread
+    then passes the attempts to `record`, which may block too, before any of them gets its feedback; what it raises,
+    each of them gets.
     """
 
     def __init__(
@@ -113,10 +115,11 @@ class BlendJudge:
 
     async def _judge(self, loop: asyncio.AbstractEventLoop, batch: list[_Waiting]) -> None:
         become_owner(self._owner)  # of this task and of its call
-        context = contextvars.copy_context()
+        awaited = await self.blend.await_judges([_case(attempt) for attempt, _, _ in batch])
+        context, work = contextvars.copy_context(), partial(self._judge_and_record, batch, awaited)
         results: list[tuple[asyncio.Future[Feedback], Feedback | Exception]]
         try:
-            results = await loop.run_in_executor(self._threads, lambda: context.run(self._judge_and_record, batch))
+            results = await loop.run_in_executor(self._threads, lambda: context.run(work))
         except Exception as error:  # of `record`: verifiers raise nothing
             results = [(future, error) for _, _, future in batch]
         for future, result in results:
@@ -127,10 +130,14 @@ class BlendJudge:
             else:
                 future.set_result(result)
 
-    def _judge_and_record(self, batch: list[_Waiting]) -> list[tuple[asyncio.Future[Feedback], Feedback | Exception]]:
+    def _judge_and_record(
+        self, batch: list[_Waiting], awaited: Mapping[str, Sequence[Score]]
+    ) -> list[tuple[asyncio.Future[Feedback], Feedback | Exception]]:
         """Judge and record the attempts whose episodes were not cancelled, before this call had a thread or after."""
-        batch = [(attempt, sample, future) for attempt, sample, future in batch if not future.done()]
-        feedbacks = self.blend.judge_many([_case(attempt) for attempt, _, _ in batch])
+        kept = [place for place, (_, _, future) in enumerate(batch) if not future.done()]
+        batch = [batch[place] for place in kept]
+        scores = {label: [column[place] for place in kept] for label, column in awaited.items()}
+        feedbacks = self.blend.judge_many([_case(attempt) for attempt, _, _ in batch], scores)
         judged = list(zip(batch, feedbacks, strict=True))
         if self._record is not None:
             to_record = [

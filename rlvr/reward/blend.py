@@ -23,6 +23,7 @@ one that does (a failed hidden test, a judge that was shown a reference) could g
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -130,14 +131,28 @@ class Blend:
         """The feedback on one answer; never raises for a verifier."""
         return self.judge_many([Case(prompt, answer, meta)])[0]
 
-    def judge_many(self, cases: Sequence[Case]) -> list[Feedback]:
-        """The feedback on each of many answers, all at once where a verifier takes lists."""
-        columns = [self._judge_by(one.reward, cases) for one in self._verifiers]
+    def judge_many(self, cases: Sequence[Case], awaited: Mapping[str, Sequence[Score]] | None = None) -> list[Feedback]:
+        """The feedback on each of many answers, all at once where a verifier takes lists. `awaited` has the scores that
+        `await_judges` returned."""
+        known = awaited or {}
+        columns = [known.get(one.label) or self._judge_by(one.reward, cases) for one in self._verifiers]
         return [self._feedback(case, row) for case, row in zip(cases, zip(*columns, strict=True), strict=True)]
+
+    async def await_judges(self, cases: Sequence[Case]) -> dict[str, list[Score]]:
+        """The scores of the verifiers that need no thread, by their labels."""
+
+        async def ask(reward: Reward) -> list[Score]:
+            began = time.perf_counter()
+            return self._report(reward, began, await reward.await_all(cases))
+
+        asked = {one.label: ask(one.reward) for one in self._verifiers if one.reward.spec.is_awaited}
+        return dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
 
     def _judge_by(self, reward: Reward, cases: Sequence[Case]) -> list[Score]:
         began = time.perf_counter()
-        scores = reward.judge_all(cases)
+        return self._report(reward, began, reward.judge_all(cases))
+
+    def _report(self, reward: Reward, began: float, scores: list[Score]) -> list[Score]:
         if self.observe is not None:
             self.observe(reward.name, time.perf_counter() - began, scores)
         return scores

@@ -47,6 +47,7 @@ class RewardSpec:
     - `waits_for`: what it spends its time on outside this process: `processes` that it runs, or the `network`. The
       loops call such a reward from several threads at once, a group a call, while other groups are still sampled, so
       a verdict must depend on its own answer alone.
+    - `is_awaited`: a coroutine of cases that never blocks and returns scores: services await it on their event loop.
     - `weights`: with which weights its value is the sum of the `parts` of a score, by the part's name.
     - `reward_range`: the least and the most that it gives, where that is known.
     """
@@ -61,6 +62,7 @@ class RewardSpec:
     start: Callable[[Any], object] | None = None
     verifiable: bool = False
     waits_for: WaitsFor | Callable[[Any], WaitsFor] = ""
+    is_awaited: bool = False
     weights: Callable[[Any], dict[str, float]] | None = None
     reward_range: tuple[float, float] | Callable[[Any], tuple[float, float]] | None = None
 
@@ -271,6 +273,13 @@ class Reward:
         if failure.outcome is Outcome.ERROR:
             return [failure] * len(cases)
         return [self._try_score(lambda value=value: value) for value in values]
+
+    async def await_all(self, cases: Sequence[Case]) -> list[Score]:
+        """`judge_all` of a reward that `is_awaited`, on the event loop of the caller."""
+        try:
+            return await self.spec.function(cases, self._options)
+        except Exception:
+            return [Score(None, Outcome.ERROR, "exception", detail=traceback.format_exc()[-8000:])] * len(cases)
 
     def _with_copied_meta(self, case: Case) -> Case:
         """The case for a function of the user's with a copy of its task's meta: it may change it."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from rlvr.training.metric_values import Rows, is_given, select_rl_rows
 STORED_STEPS = 40  # newest files of completions that are grouped: one file has few tasks
 UNCLEAR = 0.1  # a gain that the interval of a change may still hold: then the tasks were too few
 SIGNIFICANT = 0.05  # p-value below which the change of a run is taken for real
-MAX_FILE_BYTES = 16 << 20  # bytes of such a file; a larger one is left out
+STORED_BYTES = 16 << 20  # bytes of such files together; what is larger is left out
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def _remedy_of_few(evaluated: int, is_exhausted: bool) -> str:
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The JSON objects of a file that may be damaged, and the number of whole lines without one."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().split(b"\n") if path.is_file() else []  # a device or a pipe would be read for ever
     except OSError:
         return [], 0
     rows, broken = list[dict[str, Any]](), 0
@@ -211,7 +212,7 @@ def _stored_outcomes(folder: Path, step: int | None = None) -> list[TaskOutcome]
     chosen = [file for file in files if step is None or file.stem <= f"rl-{step:06d}"][-STORED_STEPS:]
     by_task: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     words, features = dict[str, frozenset[str]](), dict[str, dict[str, str]]()
-    for number, row in ((n, row) for n, file in enumerate(chosen) for row in _small_file(file)):
+    for number, row in _read_newest(chosen):
         task = f"{row.get('level')}/{row.get('task_id')}"
         # What a rewritten history adds to a prompt is not the task's: only words of every prompt count.
         seen = split_words(str(row.get("prompt")))
@@ -226,12 +227,17 @@ def _stored_outcomes(folder: Path, step: int | None = None) -> list[TaskOutcome]
     return outcomes
 
 
-def _small_file(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES:
-            yield from read_rows(path)[0]
-    except OSError:
-        return
+def _read_newest(files: Sequence[Path]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of the last files that have `STORED_BYTES` together, the oldest first, each with its file's number."""
+    left, chosen = STORED_BYTES, list[Path]()
+    for file in reversed(files):
+        with suppress(OSError):
+            left -= file.stat().st_size
+            chosen.append(file)
+        if left < 0:
+            break
+    used = chosen if left >= 0 else chosen[:-1]
+    yield from ((number, row) for number, file in enumerate(reversed(used)) for row in read_rows(file)[0])
 
 
 def _verdict_value(row: Mapping[str, Any]) -> float | None:

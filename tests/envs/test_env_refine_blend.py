@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
+from rlvr.core.chat_client import ChatReply, Cost
 from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import StepResult
 from rlvr.core.types import Outcome, Score, StopReason, Task
@@ -19,6 +22,8 @@ from rlvr.envs.refine import RefineEnv
 from rlvr.envs.reviewers import Attempt, BlendJudge, BlendReviewer, JudgedAttempt, Review
 from rlvr.reward import register_reward, resolve_reward
 from rlvr.reward.blend import Blend
+from rlvr.reward.feedback import Feedback
+from rlvr.reward.judge import judge_with
 from rlvr.rollout import Group, Trajectory, rollout, score
 from tests.kit.code_rows import chat_tokenizer
 
@@ -185,6 +190,45 @@ def test_an_attempt_cancelled_while_it_waits_for_a_thread_is_not_judged() -> Non
 
     assert asyncio.run(run()) == [0.3]
     assert (SIZES, recorded) == ([1], ["3"])
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_judge_is_awaited_and_holds_no_thread(breaks: bool) -> None:
+    """The only thread is free until the judge has answered; then it judges the rest, and records."""
+    recorded = list[JudgedAttempt]()
+
+    class Model:
+        where = "a model"
+
+        async def ask(self, request: Mapping[str, Any], cost: Cost) -> ChatReply:
+            asked.set()
+            await answered.wait()
+            if breaks:
+                raise RuntimeError("broken")
+            [word] = re.findall(r'\{"id": "([0-9a-f]{8})"', str(request["messages"]))
+            return ChatReply(json.dumps({"id": word, "reason": "right", "score": 10}))
+
+    async def run() -> Feedback:
+        nonlocal asked, answered
+        asked, answered = asyncio.Event(), asyncio.Event()
+        with ThreadPoolExecutor(1) as threads:
+            blend = Blend([(resolve_reward("share_of_ten_in_test"), 0.5), (judge_with(Model()), 0.5)])
+            seconds = list[tuple[str, int]]()
+            blend.observe = lambda name, spent, scores: seconds.append((name, len(scores)))
+            judge = BlendJudge(blend, record=recorded.extend, threads=threads)
+            judging = asyncio.create_task(judge.judge(attempt("3")))
+            await asked.wait()
+            assert await asyncio.wrap_future(threads.submit(lambda: "free")) == "free" and not recorded
+            answered.set()
+            feedback = await judging
+            assert seconds == [("judge", 1), ("share_of_ten_in_test", 1)]
+            return feedback
+
+    asked = answered = asyncio.Event()
+    feedback = asyncio.run(run())
+    assert [one.feedback for one in recorded] == [feedback]
+    assert feedback.scores["judge"].reason == ("exception" if breaks else "")
+    assert feedback.confidence == pytest.approx(0.3 if breaks else 0.65)
 
 
 def compose(task: Task, answers: Sequence[str], feedback: str) -> str:

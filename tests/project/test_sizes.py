@@ -59,6 +59,7 @@ PARAMETERS = {
 }
 FIELDS = {
     "TaskSource": "what an environment may say of itself, each with a default",
+    "RewardSpec": "what a reward may say of itself, each with a default",
     "RunConfig": "the sections of a config",
     "TrainArguments": "the arguments of `rlvr.train`, which an editor completes",
     "ServeArguments": "the arguments of `rlvr.serve`, which an editor completes",

@@ -244,6 +244,18 @@ def test_a_link_to_a_rollout_that_is_not_read_yet_is_served(run: Path):
     assert detail is not None and detail.row.task == "sum-0" and len(detail.siblings) == 4
 
 
+def test_a_link_to_a_rollout_whose_file_is_being_read_waits_for_it(run: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rlvr.service.dashboard.run_rollouts.BATCH", 1)
+    monkeypatch.setattr("rlvr.service.dashboard.run_rollouts.PAUSE_S", 0.05)
+    source = RunSource(run, budget=1)
+    source.answers(Query())
+    reader = source._reader  # type: ignore[reportPrivateUsage]
+    while (file := reader._current) is None:  # type: ignore[reportPrivateUsage]
+        assert reader._thread.is_alive()  # type: ignore[reportPrivateUsage]
+    detail = source.detail(f"run:{file[1]}:7")
+    assert detail is not None and detail.row.step == file[1]
+
+
 def test_only_the_newest_rollouts_of_a_very_large_run_are_in_the_table(run: Path):
     source = RunSource(run)
     source._reader = RolloutReader(source._index, rows=9)  # type: ignore[reportPrivateUsage]

@@ -239,7 +239,7 @@ def test_a_page_whose_table_is_locked_says_so_before_the_server_gives_up(
             return [locked, await maker.wait(overview, {})]
 
         (locked, status), (_, later) = asyncio.run(look())
-    assert status == 503 and "the database is locked, or does not answer" in locked
+    assert status == 503 and "the database or the disk does not answer" in locked
     assert later == 200
 
 

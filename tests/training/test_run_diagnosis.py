@@ -166,6 +166,16 @@ def test_stored_completions_are_counted_by_task_up_to_a_step(tmp_path: Path):
     assert (found.name, found.tasks, found.rate, found.rate_of_others) == ('"turn" in the prompt', 10, 0.0, 1.0)
 
 
+def test_of_large_files_only_the_newest_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A page of the dashboard waits for them."""
+    for step in range(3):
+        write_rollouts(tmp_path, step, [rollout_row(f"{step}/{i}", "passed") for i in range(10 * (step + 1))])
+    sizes = [(tmp_path / "rollouts" / f"rl-{step:06d}.jsonl").stat().st_size for step in range(3)]
+    for limit, tasks in ((sum(sizes), 60), (sum(sizes) - 1, 50), (sizes[2], 30), (sizes[2] - 1, 0)):
+        monkeypatch.setattr("rlvr.training.run_diagnosis.STORED_BYTES", limit)
+        assert diagnose_run(tmp_path).basis == (f"{tasks} tasks with stored completions" if tasks else "")
+
+
 def test_only_words_of_every_prompt_of_a_task_count(tmp_path: Path):
     """A rewritten history puts the feedback into the prompt of those that failed, which explains nothing."""
     rows: list[dict[str, Any]] = []

@@ -120,7 +120,15 @@ class EndpointJudgeOptions(JudgeOptions):
         return Endpoint(self.base_url, self.model, self.api_key_env, dict(self.extra_body or {}), *patience)
 
 
-@register_reward("judge", batched=True, options=EndpointJudgeOptions, caution=CAUTION, gold=GOLD, waits_for="network")
+@register_reward(
+    "judge",
+    batched=True,
+    options=EndpointJudgeOptions,
+    caution=CAUTION,
+    gold=GOLD,
+    waits_for="network",
+    is_awaited=True,
+)
 async def judge(cases: Sequence[Case], options: EndpointJudgeOptions) -> list[Score]:
     """A model's score for an answer, from 0 to `scale`, divided by `scale`; passed from `passed_at` on.
 
@@ -148,7 +156,7 @@ def judge_with(model: JudgeModel, **options: Any) -> Reward:
     async def judge(cases: Sequence[Case], options: JudgeOptions) -> list[Score]:
         return await _Judge(options, model).score_all(cases)
 
-    spec = RewardSpec(judge, batched=True, options=JudgeOptions, caution=CAUTION, gold=GOLD)
+    spec = RewardSpec(judge, batched=True, options=JudgeOptions, caution=CAUTION, gold=GOLD, is_awaited=True)
     return Reward("judge", spec, options)
 
 

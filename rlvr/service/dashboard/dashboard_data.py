@@ -419,7 +419,8 @@ class Source(Protocol):
     overview's curves begin. `filters` and `sorts` are those of a `Query` that the source can apply to answers,
     `can_group` says whether it has `groups`, `has_suspicions` whether it looks for hacks, `has_machines` whether it
     knows what works.
-    `answer_noun` names an answer. `revision` is cheap and changes when there is something new.
+    `answer_noun` names an answer; `has_answers` is false where none is ever stored.
+    `revision` is cheap and changes when there is something new.
     """
 
     noun: ClassVar[str]
@@ -433,6 +434,7 @@ class Source(Protocol):
     can_group: ClassVar[bool] = False
     has_suspicions: ClassVar[bool] = False
     has_machines: ClassVar[bool] = True
+    has_answers: ClassVar[bool] = True
     answer_noun: ClassVar[str] = "rollout"
     answer_nouns: ClassVar[str] = "rollouts"
     title: str
@@ -441,10 +443,18 @@ class Source(Protocol):
     def works(self, offset: int = 0, limit: int = PAGE) -> tuple[list[Work], int]: ...
     def work(self, work: str) -> Work | None: ...
     def charts(self, work: str = "") -> list[Chart]: ...
-    def choices(self, work: str) -> Choices: ...
-    def answers(self, query: Query) -> AnswerPage: ...
-    def detail(self, key: str) -> AnswerDetail | None: ...
-    def at_step(self, work: str, step: int) -> dict[str, float]: ...
+
+    def choices(self, work: str) -> Choices:
+        return Choices()
+
+    def answers(self, query: Query) -> AnswerPage:
+        return AnswerPage([], 0)
+
+    def detail(self, key: str) -> AnswerDetail | None:
+        return None
+
+    def at_step(self, work: str, step: int) -> dict[str, float]:
+        return {}
 
     def names(self) -> dict[str, str]:
         """{id: label} of the newest works: a session's task and the start of its id."""

@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from rlvr.service.dashboard.dashboard_data import OWNER, Source
+from rlvr.service.dashboard.dashboard_data import OWNER, Source, visible_text
 from rlvr.service.dashboard.page_changes import PageChanges
 from rlvr.service.dashboard.page_templates import render_page
 from rlvr.service.dashboard.pages.compare_page import compare_page
@@ -88,7 +88,7 @@ class PageMaker:
         try:
             return await asyncio.wait_for(asyncio.to_thread(self.make, view, parameters), DATA_S)
         except TimeoutError:
-            return self._say_why(f"(no data within {DATA_S:g} s); the database is locked, or does not answer")
+            return self._say_why(f"(no data within {DATA_S:g} s); the database or the disk does not answer")
 
     def _say_why(self, why: str) -> tuple[str, int]:
         text = f"This page cannot be shown now {why}. It retries by itself."
@@ -140,7 +140,8 @@ def create_pages(source: Source, changes: PageChanges) -> Starlette:
 
 
 def read_parameters(given: Mapping[str, str]) -> dict[str, str]:
-    return {name: value[:LONGEST] for name, value in given.items()}
+    """The parameters of an address, which pages show again."""
+    return {name: visible_text(value[:LONGEST], LONGEST) for name, value in given.items()}
 
 
 def store_rating(source: Source, parameters: Mapping[str, str], owner: str, value: object) -> str:

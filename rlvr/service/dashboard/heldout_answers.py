@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.service.dashboard.heldout_changes import name_task
-from rlvr.service.dashboard.run_files import parse_row, size_and_mtime
+from rlvr.service.dashboard.run_files import open_file, parse_row, size_and_mtime
 
 _ID = re.compile(rb'"task_id": ("(?:[^"\\]|\\.)*")')
 HEAD = 2000  # bytes of a line in which its writer puts the id of the task
@@ -32,7 +32,7 @@ class HeldoutAnswers:
         self._refresh()
         found = list[dict[str, Any]]()
         try:
-            with open(self.path, "rb") as file:
+            with open_file(self.path) as file:
                 for place in self._places.get(task, ())[:most]:
                     file.seek(place)
                     row = parse_row(file.readline())
@@ -47,7 +47,7 @@ class HeldoutAnswers:
             return
         self._stamp, self._places = now, {}
         try:
-            with open(self.path, "rb") as file:
+            with open_file(self.path) as file:
                 place = 0
                 for line in file:
                     if (task := _read_task(line)) is not None:

@@ -109,9 +109,6 @@ class RecordingSource(Source):
         group = self._index.group_of(rollout, 0, int(number), SIBLINGS)
         return answer_detail(key, answer_row(rollout, None, key, rows[key]), rows, self._decode, group)
 
-    def at_step(self, work: str, step: int) -> dict[str, float]:
-        return {}
-
     def _rows_of(self, rollout: str) -> Rows:
         found = self._refresh().get(rollout)
         return found.rows if found else {}
@@ -123,7 +120,8 @@ class RecordingSource(Source):
                 recording = load_recording(self.file)
                 if self._decode is None and recording.model:
                     self._decode = load_decode(Path(recording.model) / "tokenizer.json")
-                self._rollouts = {one.id: self._read(one) for one in reversed(recording.rollouts)}
+                read = [self._read(one) for one in reversed(recording.rollouts)]
+                self._rollouts = {one.work.id: one for one in read}
                 index = _make_index()
                 index.rank(list(self._rollouts))
                 for work, one in self._rollouts.items():
@@ -132,10 +130,10 @@ class RecordingSource(Source):
             return self._rollouts
 
     def _read(self, rollout: RecordedRollout) -> _Rollout:
-        rows, problem = Rows(), ""
+        rows, problem, id = Rows(), "", visible_text(rollout.id, 200)
         try:
             for number, row in enumerate(make_rows(rollout, _Texts(self._decode) if self._decode else None)):
-                rows[f"{rollout.id}:{number}"] = {**json.loads(trajectory_row(row)), "task_id": rollout.group}
+                rows[f"{id}:{number}"] = {**json.loads(trajectory_row(row)), "task_id": rollout.group}
         except ValueError as error:  # such as calls of several temperatures
             problem = visible_text(f"{error}; it cannot be trained", 1000)
         ended = rollout.calls[-1].ended if rollout.calls else None
@@ -144,7 +142,7 @@ class RecordingSource(Source):
         if rollout.reward is not None:
             figures["reward"] = f"{rollout.reward:g}"
         about = f"{calls:,} call{'' if calls == 1 else 's'}" + (f" of {rollout.group}" if rollout.group else "")
-        work = Work(rollout.id, visible_text(rollout.id, 200), "recorded", about=one_line(about), changed=ended or None,
+        work = Work(id, id, "recorded", about=one_line(about), changed=ended or None,
                     figures=figures)  # fmt: skip
         return _Rollout(work, rows, problem)
 

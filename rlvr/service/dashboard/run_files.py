@@ -12,7 +12,7 @@ import os
 from array import array
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -31,14 +31,28 @@ FIRST_ROWS, LAST_ROWS = 500, 5_000  # rows of metrics that are kept whole, of ea
 MOST_METRICS = 2_000
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Open an ordinary file; OSError for a device or a pipe, which would be read for ever."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing or not an ordinary file")
+    return open(path, "rb")
+
+
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; None if it is missing, damaged or too large."""
+    """The content of a JSON file; None if it is missing, damaged, too large or too deep."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             content = file.read(SMALL + 1)
-        return json.loads(content) if len(content) <= SMALL else None
+        value = json.loads(content) if len(content) <= SMALL else None
     except (OSError, ValueError, RecursionError):
         return None
+    return value if is_shallow(value) else None
+
+
+def is_shallow(value: Any, levels: int = 50) -> bool:
+    """Whether a value can be walked through and written without a RecursionError."""
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(is_shallow(child, levels - 1) for child in children)
 
 
 def parse_row(text: bytes) -> dict[str, Any] | None:
@@ -74,7 +88,7 @@ class PhaseMetrics:
                 continue
             column = columns.get(name)
             if column is None:
-                if len(columns) >= MOST_METRICS:
+                if len(columns) >= MOST_METRICS or one_line(name) != name:  # pages and addresses name it as it is
                     continue
                 column = columns[name] = array("d")
             if len(column) < place:
@@ -104,7 +118,7 @@ class MetricsFile:
 
     def refresh(self) -> None:
         try:
-            with open(self.path, "rb") as file:
+            with open_file(self.path) as file:
                 stat = os.fstat(file.fileno())
                 inode, read = self._place
                 file.seek(max(0, read - len(self._last)))
@@ -158,8 +172,13 @@ def answer_row(work: str, step: int | None, key: str, row: dict[str, Any]) -> An
 
 def numbers(value: Any) -> list[float]:
     """A list of finite numbers; [] if any item is something else, since the others would lose their places."""
-    items = [finite_number(item) for item in value] if isinstance(value, list) else []
-    return [] if None in items else [item for item in items if item is not None]
+    if not isinstance(value, list) or not {*map(type, value)} <= {int, float}:
+        return []
+    try:
+        found = list(map(float, value))
+    except OverflowError:
+        return []
+    return found if all(map(math.isfinite, found)) and max(map(abs, found), default=0.0) < 1e300 else []
 
 
 def is_run_locked(lock: Path) -> bool:

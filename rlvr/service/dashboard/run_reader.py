@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from rlvr.chat.token_texts import Decode
 from rlvr.service.dashboard.curve_view import Series
@@ -30,6 +29,8 @@ from rlvr.service.dashboard.run_files import (
     MetricsFile,
     PhaseMetrics,
     is_run_locked,
+    is_shallow,
+    open_file,
     parse_row,
     read_json,
     size_and_mtime,
@@ -40,6 +41,7 @@ from rlvr.training.evaluate import Evaluation, stored_evaluation
 from rlvr.training.run_diagnosis import RunDiagnosis, diagnose_run
 
 RECENT_S = 60.0
+NAME = 200  # characters of the name of a run
 FIGURES = {"pass rate": "pass rate, training", "held-out": "pass rate, held-out, interim"}  # beside held-out pass@1
 MARKS = ("metrics.jsonl", "resolved.yaml", "journal.jsonl")  # a folder with one of these is a run's
 
@@ -52,7 +54,7 @@ class RunReader:
     """One run folder; thread-safe."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.folder = visible_text(name, 200), folder
+        self.name, self.folder = name, folder
         self._lock = threading.RLock()
         self._metrics = MetricsFile(folder / "metrics.jsonl")
         self._heldout = {stage: HeldoutAnswers(self._evaluation_file(stage).with_suffix(".jsonl")) for stage in STAGES}
@@ -87,10 +89,11 @@ class RunReader:
         path = self.folder / "resolved.yaml"
 
         def load() -> dict[str, Any]:
+            from rlvr.config import read  # limits what aliases expand to; the service's pages do without it
+
             try:
-                text = path.read_bytes() if path.stat().st_size < SMALL // 16 else b""
-                return dict(as_mapping(yaml.safe_load(text)))
-            except (OSError, yaml.YAMLError, RecursionError, ValueError):
+                return read(path) if path.is_file() and path.stat().st_size < SMALL // 16 else {}
+            except (OSError, ValueError):
                 return {}
 
         return self._cache("config", size_and_mtime(path), load)
@@ -105,11 +108,11 @@ class RunReader:
 
         def load() -> Mapping[str, Any]:
             try:
-                with open(path, "rb") as file:
+                with open_file(path) as file:
                     rows = [parse_row(line) for line in file.read(SMALL).splitlines() if b'"run"' in line]
             except OSError:
                 return {}
-            attempts = [row for row in rows if row is not None and row.get("event") == "run"]
+            attempts = [row for row in rows if row and row.get("event") == "run" and is_shallow(row)]
             return {key: value for key, value in attempts[-1].items() if key != "event"} if attempts else {}
 
         return as_mapping(self.summary().get("machine")) or self._cache("machine", size_and_mtime(path), load)

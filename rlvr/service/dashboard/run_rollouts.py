@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.service.dashboard.rollout_index import GivenRow, RolloutIndex
-from rlvr.service.dashboard.run_files import parse_row
+from rlvr.service.dashboard.run_files import open_file, parse_row
 
 BUDGET = 4 << 20  # bytes that a refresh reads itself; a thread reads the rest
 ROWS = 300_000  # rollouts in the table; older ones are left out
@@ -50,7 +50,7 @@ class RolloutReader:
     def refresh(self, folders: Mapping[str, Path], first: File | None = None) -> None:
         """Read what is new, as far as the budget allows, and `first` in any case; a thread reads the rest."""
         busy = self._thread.is_alive()
-        if busy and (first is None or first == self._current or first in self._known):
+        if busy and (first is None or first in self._known):
             return
         with self._lock:
             self._folders = dict(folders)
@@ -72,7 +72,7 @@ class RolloutReader:
         """Rows of a file by their places, given the bytes where they begin; those that are gone are left out."""
         found: dict[int, dict[str, Any]] = {}
         try:
-            with open(_path(self._folders[file[0]], file[1]), "rb") as opened:
+            with open_file(_path(self._folders[file[0]], file[1])) as opened:
                 for place, at in offsets.items():
                     opened.seek(at)
                     if (row := parse_row(opened.readline())) is not None:
@@ -160,7 +160,7 @@ def _scan(folder: Path) -> Iterable[tuple[int, Stamp]]:
 def _read_rows(path: Path) -> Iterator[tuple[int, int, int, dict[str, Any] | None]]:
     """(place, offset, length, row) of each line; None for one that is no row."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             at = 0
             for place, text in enumerate(file):
                 yield place, at, len(text), parse_row(text)

@@ -38,7 +38,7 @@ from rlvr.service.dashboard.row_details import answer_detail
 from rlvr.service.dashboard.run_charts import draw_charts, metric_chart
 from rlvr.service.dashboard.run_files import answer_row
 from rlvr.service.dashboard.run_machines import run_machines
-from rlvr.service.dashboard.run_reader import MARKS, RunReader, is_run
+from rlvr.service.dashboard.run_reader import MARKS, NAME, RunReader, is_run
 from rlvr.service.dashboard.run_rollouts import BUDGET, RolloutReader
 from rlvr.service.dashboard.study_reader import StudyReader, is_study
 from rlvr.service.dashboard.suspicions import find_cautions, find_suspicions
@@ -69,14 +69,14 @@ class RunSource(Source):
         self.title = visible_text(folder.resolve().name, 100)
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder; expected a run folder of `rlvr train`, or a folder of runs")
-        if not self._refresh():
+        if not self.runs():
             raise ValueError(
                 f"{folder} holds no run: neither it nor a folder in it has {' or '.join(MARKS)}; "
                 "give the folder that `rlvr train` named at its end, or the one above it"
             )
 
     def revision(self) -> object:
-        runs = self._refresh()
+        runs = self.runs()
         return (
             self._index.revision,
             self._reader.share,
@@ -94,7 +94,7 @@ class RunSource(Source):
 
     def studies(self) -> list[StudyReader]:
         """The studies in the folder, or the folder itself if it is one."""
-        self._refresh()
+        self.runs()
         return list(self._studies.values())
 
     def study(self, name: str) -> StudyReader | None:
@@ -148,10 +148,11 @@ class RunSource(Source):
 
     def run_series(self, metric: str, runs: Sequence[str]) -> list[Series]:
         """A metric of several runs; a run has the same colour in every chart, also in those that lack another one."""
+        known = self.runs()
         return [
             replace(series, colour=number)
             for number, name in enumerate(runs)
-            if (run := self.run(name)) and (series := run.series(metric)) is not None
+            if (run := known.get(name)) and (series := run.series(metric)) is not None
         ]
 
     def choices(self, work: str) -> Choices:
@@ -205,9 +206,11 @@ class RunSource(Source):
         chosen = [run for run in newest if run.name == work] + [run for run in newest[:RUNS] if run.name != work]
         self._reader.refresh({run.name: run.folder / "rollouts" for run in chosen}, file)
 
-    def _refresh(self) -> dict[str, RunReader]:
+    def runs(self) -> dict[str, RunReader]:
+        """The runs by their names. It looks for new ones: a page that reads many asks once."""
         with self._lock:
-            names, studies = self._find_runs()
+            found, studies = self._find_runs()
+            names = {visible_text(name, NAME): folder for name, folder in found.items()}  # as addresses have them
             self._studies = {
                 name: self._studies.get(name) or StudyReader(name, folder, prefix)
                 for name, (folder, prefix) in studies.items()
@@ -236,7 +239,7 @@ class RunSource(Source):
         return runs, studies
 
     def run(self, name: str) -> RunReader | None:
-        return self._refresh().get(name) if name else None
+        return self.runs().get(name) if name else None
 
     def _select(self, name: str) -> list[RunReader]:
         if name:
@@ -245,7 +248,7 @@ class RunSource(Source):
         return self._newest(RUNS)
 
     def _newest(self, most: int | None) -> list[RunReader]:
-        return sorted(self._refresh().values(), key=lambda run: -(run.last_change() or 0))[:most]
+        return sorted(self.runs().values(), key=lambda run: -(run.last_change() or 0))[:most]
 
 
 def list_folders(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from rlvr.service.dashboard.run_files import read_json, size_and_mtime
 from rlvr.studies import SPECIFICATION
 from rlvr.studies.seed_statistics import summarize_steps
 
-MOST_SEEDS_SHOWN = 200
+MOST_SEEDS, MOST_RUNS = 200, 1000  # that are shown
 
 
 def is_study(folder: Path) -> bool:
@@ -48,9 +48,9 @@ class StudyReader:
     def variants(self) -> list[SeedRuns]:
         """As the specification has them; [] if it is damaged."""
         stored = as_mapping(read_json(self.folder / SPECIFICATION))
-        seeds = [seed for seed in as_list(stored.get("seeds")) if isinstance(seed, int)][:MOST_SEEDS_SHOWN]
+        seeds = [seed for seed in as_list(stored.get("seeds")) if isinstance(seed, int)][:MOST_SEEDS]
         found: list[SeedRuns] = []
-        for variant in map(as_mapping, as_list(stored.get("variants"))):
+        for variant in map(as_mapping, as_list(stored.get("variants"))[: MOST_RUNS // max(1, len(seeds))]):
             name, start = visible_text(variant.get("name"), 300), variant.get("folder")
             if isinstance(start, str):
                 runs = {seed: visible_text(f"{self.prefix}{start}seed-{seed}", 200) for seed in seeds}

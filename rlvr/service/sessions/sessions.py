@@ -71,7 +71,7 @@ log = get_logger("rlvr.service.sessions.sessions")
 
 class Sessions:
     """The sessions of this process. All public methods but `verifier_accuracy` belong to its event loop. `threads` run
-    what blocks, of the whole service: a verifier may hold one for as long as a judge takes to answer."""
+    what blocks, of the whole service: a verifier may hold one for as long as programs run."""
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ from rlvr.tinker_server.backend.storage.disk_usage import DiskAccounts
 from rlvr.tinker_server.backend.storage.pending_samples import PendingSamples
 from rlvr.tinker_server.backend.storage.queries import ServerQueries
 from rlvr.tinker_server.backend.storage.sampling_sessions import SamplingSessions
-from rlvr.tinker_server.backend.storage.server_store import ServerStore
+from rlvr.tinker_server.backend.storage.server_store import RECORDS, ServerStore
 from rlvr.tinker_server.backend.storage.session_search import SessionSearch
 from rlvr.tinker_server.backend.storage.weight_copies import WeightCopies
 from rlvr.tinker_server.protocol.server_limits import ServerLimits
@@ -91,7 +91,7 @@ class TinkerBackend:
             raise ValueError(f"{state} is in use by another server; give this one a folder of its own (--state)")
         self._lock = lock
         try:
-            self._store = store = ServerStore(state / "records.db")
+            self._store = store = ServerStore(state / RECORDS)
         except BaseException:
             lock.close()
             raise

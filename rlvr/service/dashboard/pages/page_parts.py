@@ -63,7 +63,8 @@ def answer_address(key: str, **query: object) -> str:
 
 def list_menu(source: Source) -> list[tuple[str, str]]:
     """The entries of the menu with their addresses."""
-    menu = [("Overview", "/"), (source.answer_nouns.capitalize(), "/ui/trajectories")]
+    menu = [("Overview", "/")]
+    menu += [(source.answer_nouns.capitalize(), "/ui/trajectories")] if source.has_answers else []
     menu += [("Hacks", "/ui/hacks")] if source.has_suspicions else []
     menu += [("Sessions", "/ui/sessions"), ("Strategies", "/ui/strategies")] if source.noun == "session" else []
     menu += [("Compare", "/ui/compare")] if source.can_compare else []

@@ -60,8 +60,8 @@ def _describe(source: RunSource, study: StudyReader) -> str:
     variants = study.variants()
     if not variants:
         return "its study.json cannot be read"
-    runs = [name for variant in variants for name in variant.runs.values()]
-    finished = sum(run.status() == "finished" for name in runs if (run := source.run(name)))
+    runs, known = [name for variant in variants for name in variant.runs.values()], source.runs()
+    finished = sum(run.status() == "finished" for name in runs if (run := known.get(name)))
     seeds = len(variants[0].runs)
     kinds = f"{len(variants):,} variant{'s' if len(variants) > 1 else ''} x {seeds:,} seed{'s' if seeds != 1 else ''}"
     return f"{kinds}, {finished:,} of {len(runs):,} runs finished"
@@ -111,12 +111,12 @@ def seed_series(study: StudyReader) -> list[tuple[Chart, list[Series]]]:
 
 def _runs(source: RunSource, study: StudyReader) -> Table | None:
     """Every run as a link, with its result."""
-    results = study.results()
+    results, known = study.results(), source.runs()
     rows: list[list[Cell | str]] = []
     for variant in study.variants():
         start, first = next(iter(variant.runs.items()), (0, ""))
         for seed, name in variant.runs.items():
-            result, run = results.get(name, {}), source.run(name)
+            result, run = results.get(name, {}), known.get(name)
             work = run.work() if run else None
             link = Cell(f"seed {seed}", parts.work_address(source, name)) if run else f"seed {seed}"
             state = Cell(badge=work.status, is_live=work.live) if work else Cell("not begun", badge="")

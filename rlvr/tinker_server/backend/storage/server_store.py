@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from rlvr.tinker_server.backend.request_futures import JsonResult, Outcome, ProtoResult, RequestFailure
 from rlvr.tinker_server.protocol.errors import ServerError
 
+RECORDS = "records.db"  # the file in a server's state folder
 VERSION = 1
 TABLES = """
 CREATE TABLE IF NOT EXISTS sessions (
