@@ -425,3 +425,8 @@ def test_an_episode_is_rewarded_by_its_improvements_and_repeated_prompts_by_each
     assert session_advantages(made, rewards.keys()) == pytest.approx(
         {(0, 1): 0.5 + DISCOUNT - centre, (0, 2): 0.5 + DISCOUNT - centre, (1, 1): -centre, (1, 2): 1.5 - centre}
     )
+
+
+def test_an_answer_without_a_verdict_counts_in_no_mean_of_its_session():
+    answers = group("session", [1.0, None, 0.0])
+    assert session_advantages(answers, [(0, 1), (1, 1), (2, 1)]) == {(0, 1): 0.5, (2, 1): -0.5}

@@ -81,6 +81,7 @@ def test_an_owner_cannot_reach_anything_of_another(backend: TinkerBackend, anna:
         lambda: backend.sampling.create_sampler("bob", backend.sessions.create("bob"), 2, model_path=first),
         lambda: backend.sampling.describe("bob", base),
         lambda: backend.sampling.sample("bob", base, 2, ModelInput([1]), 1, asked),
+        lambda: backend.sampling.find_model("bob", anna.run),
         lambda: asyncio.run(backend.result("bob", f"{anna.run}:1", 0)),
         lambda: asyncio.run(backend.result("bob", request, 0)),
         lambda: asyncio.run(backend.sampling.wait_for_any("bob", base, 0, 0, [], 0)),
@@ -246,12 +247,34 @@ def test_a_replayed_log_does_not_restore_deleted_weights(tmp_path: Path) -> None
     client.do(1, forward_backward(client.run, 1, data()))
     client.save_weights(2, "gone")
     backend.checkpoints.delete("anna", path(client, name="gone"))
-    for engine_thread, adapters in zip(backend._engine_threads.values(), backend._adapters.values(), strict=True):
-        engine_thread.stop()  # and no snapshot: as after a kill
-        adapters.close = lambda: None
-    backend.close()
+    close_without_snapshots(backend)
     client.backend = backend = TinkerBackend({MODEL: tiny_engine()}, tmp_path)
     assert isinstance(client.wait(f"{client.run}:2"), JsonResult)
     assert backend.queries.checkpoints("anna")["checkpoints"] == []
     assert not (tmp_path / "runs" / client.run.replace(":", ".") / "weights" / "gone").exists()
+    backend.close()
+
+
+def test_a_request_that_failed_is_not_made_again_by_a_replayed_log(tmp_path: Path) -> None:
+    """What it missed is there at the restart: the client was told that nothing was loaded, and trained on."""
+    backend = TinkerBackend({MODEL: tiny_engine()}, tmp_path)
+    client = BackendClient(backend)
+    client.make()
+    assert isinstance(client.do(1, LoadWeights(path(client, name="later"), True)), RequestFailure)
+    client.gradients(2)
+    client.wait(client.step(3))
+    client.save_weights(4, "later")
+    close_without_snapshots(backend)
+    client.backend = backend = TinkerBackend({MODEL: tiny_engine()}, tmp_path)
+    client.save_weights(5, "after")
+    backend.close()
+    first, second = (counters(tmp_path, client.run, name) for name in ("later", "after"))
+    assert first["weights_sha256"] == second["weights_sha256"] and first["version"] == second["version"] == 1
+
+
+def close_without_snapshots(backend: TinkerBackend) -> None:
+    """Leave what a kill leaves: the log alone."""
+    for engine_thread, adapters in zip(backend._engine_threads.values(), backend._adapters.values(), strict=True):
+        engine_thread.stop()
+        adapters.close = lambda: None
     backend.close()
