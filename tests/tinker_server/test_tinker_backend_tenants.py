@@ -65,6 +65,7 @@ def path(client: BackendClient, kind: str = "weights", name: str = "first") -> s
 
 def test_an_owner_cannot_reach_anything_of_another(backend: TinkerBackend, anna: BackendClient) -> None:
     """Every call with anna's ids under bob's key: not found, as if they were not there."""
+    anna.do(7, SaveForSampler(None, 0))  # the newest weights of the run have no path whose owner is looked up
     base = backend.sampling.create_sampler("anna", anna.session, 1, MODEL)
     asked = SamplingParams(max_tokens=2, stop=[])
     request, _ = backend.sampling.sample("anna", base, 1, ModelInput([1]), 1, asked)
@@ -74,9 +75,9 @@ def test_an_owner_cannot_reach_anything_of_another(backend: TinkerBackend, anna:
         lambda: backend.sessions.heartbeat("bob", anna.session),
         lambda: backend.finish_session("bob", anna.session, "success"),
         lambda: backend.runs.create_model("bob", anna.session, 1, MODEL, {"rank": 4}),
-        lambda: backend.runs.submit("bob", anna.run, 7, OptimStep(ADAM)),
+        lambda: backend.runs.submit("bob", anna.run, 8, OptimStep(ADAM)),
         lambda: backend.runs.load_weights("bob", path=first, optimizer=False, session_id=anna.session, model_seq_id=9),
-        lambda: backend.runs.load_weights("bob", path=first, optimizer=False, model_id=anna.run, seq_id=7),
+        lambda: backend.runs.load_weights("bob", path=first, optimizer=False, model_id=anna.run, seq_id=8),
         lambda: backend.sampling.create_sampler("bob", anna.session, 2, MODEL),
         lambda: backend.sampling.create_sampler("bob", backend.sessions.create("bob"), 2, model_path=first),
         lambda: backend.sampling.describe("bob", base),
