@@ -24,7 +24,15 @@ from rlvr.tinker_server.backend.runs.run_operations import (
 from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 from rlvr.tinker_server.protocol.errors import GoneError, NotFound, UserError
 from rlvr.web.auth import LOCAL_OWNER, ApiKeys, owner_of
-from tests.kit.tinker_backend import ADAM, MODEL, BackendClient, counters, forward_backward, tiny_engine
+from tests.kit.tinker_backend import (
+    ADAM,
+    MODEL,
+    BackendClient,
+    assert_failed,
+    counters,
+    forward_backward,
+    tiny_engine,
+)
 from tests.kit.tiny import data
 
 
@@ -257,7 +265,8 @@ def test_a_replayed_log_does_not_restore_deleted_weights(tmp_path: Path) -> None
 
 
 def test_a_request_that_failed_is_not_made_again_by_a_replayed_log(tmp_path: Path) -> None:
-    """What it missed is there at the restart: the client was told that nothing was loaded, and trained on."""
+    """What it missed is there at the restart: the client was told that nothing was loaded, and trained on. An error
+    within the engine drops the adapter, whose log is then replayed in the same process."""
     backend = TinkerBackend({MODEL: tiny_engine()}, tmp_path)
     client = BackendClient(backend)
     client.make()
@@ -266,11 +275,17 @@ def test_a_request_that_failed_is_not_made_again_by_a_replayed_log(tmp_path: Pat
     client.wait(client.step(3))
     client.save_weights(4, "later")
     close_without_snapshots(backend)
-    client.backend = backend = TinkerBackend({MODEL: tiny_engine()}, tmp_path)
-    client.save_weights(5, "after")
+    engine = tiny_engine()
+    client.backend = backend = TinkerBackend({MODEL: engine}, tmp_path)
+    client.save_weights(5, "restarted")
+    client.gradients(6)
+    step, engine.optim_step = engine.optim_step, lambda *_: 1 / 0  # pyright: ignore[reportAttributeAccessIssue]
+    assert_failed(client.wait(client.step(7)), category="server")
+    engine.optim_step = step
+    client.save_weights(8, "restored")
     backend.close()
-    first, second = (counters(tmp_path, client.run, name) for name in ("later", "after"))
-    assert first["weights_sha256"] == second["weights_sha256"] and first["version"] == second["version"] == 1
+    saved = [counters(tmp_path, client.run, name) for name in ("later", "restarted", "restored")]
+    assert [one["version"] for one in saved] == [1, 1, 1] and len({one["weights_sha256"] for one in saved}) == 1
 
 
 def close_without_snapshots(backend: TinkerBackend) -> None:
