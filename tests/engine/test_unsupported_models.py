@@ -125,23 +125,42 @@ def test_a_config_of_another_kind_is_refused(config: dict[str, Any], message: st
 
 
 @pytest.mark.slow
-def test_code_of_a_models_folder_is_never_run_nor_asked_for(tokenizer: Any, tmp_path: Path) -> None:
-    """transformers would ask on the terminal; the answer here is yes."""
-    folder = Path(save(transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT)), tokenizer, tmp_path))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps({**config, "model_type": "own", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}})
-    )
-    (folder / "configuration_own.py").write_text(
-        "from pathlib import Path\nfrom transformers import PretrainedConfig\n"
-        f"Path({str(tmp_path / 'ran')!r}).touch()\nclass OwnConfig(PretrainedConfig):\n    model_type = 'own'\n"
-    )
+def test_code_of_a_models_folder_is_not_run_by_a_process_whose_terminal_says_yes(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    """transformers would ask on the terminal."""
+    folder = save_with_code(tokenizer, tmp_path)
     code = (
         "from rlvr.engine.model_loading import load_model\nfrom rlvr.engine.tokenizer import load_tokenizer\n"
         f"load_model({str(folder)!r}, load_tokenizer({str(folder)!r}), device='cpu', dtype='float32')"
     )
     done = subprocess.run([sys.executable, "-c", code], input="y\ny\n", capture_output=True, text=True, timeout=120)
     assert done.returncode != 0 and not (tmp_path / "ran").exists() and "[y/N]" not in done.stdout + done.stderr
+
+
+def test_code_of_a_models_folder_is_never_run_nor_asked_for(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[Any]()
+    monkeypatch.setattr("builtins.input", lambda *words: asked.append(words) or "y")
+    folder = save_with_code(tokenizer, tmp_path)
+    with pytest.raises(ValueError, match="config"):
+        load_model(str(folder), tokenizer, device="cpu", dtype="float32")
+    assert asked == [] and not (tmp_path / "ran").exists()
+
+
+def save_with_code(tokenizer: Any, folder: Path) -> Path:
+    """A model's folder whose own class of configuration leaves the file `ran` when it is imported."""
+    save(transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT)), tokenizer, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**config, "model_type": "own", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}})
+    )
+    (folder / "configuration_own.py").write_text(
+        "from pathlib import Path\nfrom transformers import PretrainedConfig\n"
+        f"Path({str(folder / 'ran')!r}).touch()\nclass OwnConfig(PretrainedConfig):\n    model_type = 'own'\n"
+    )
+    return folder
 
 
 def test_quantized_weights_are_refused(tokenizer: Any, tmp_path: Path) -> None:

@@ -45,11 +45,11 @@ class RunKilled(KeyboardInterrupt):
 
 
 class KillingConsole(RunConsole):
-    """Ends the attempt in the middle of the RL phase, after `step` steps of it: nothing is saved at that moment."""
+    """Ends the attempt in the middle of a phase, after `step` steps of it: nothing is saved at that moment."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, phase: str = "rl") -> None:
         super().__init__()
-        self._last, self._name = step, ""
+        self._last, self._phase, self._name = step, phase, ""
 
     def phase(self, name: str, *arguments: Any, **named: Any) -> None:
         self._name = name
@@ -57,12 +57,12 @@ class KillingConsole(RunConsole):
 
     def step(self, metrics: dict[str, float], done: int) -> None:
         super().step(metrics, done)
-        if self._name == "rl" and done == self._last:
+        if self._name == self._phase and done == self._last:
             raise RunKilled
 
 
-def attempt(file: str, *words: str, killed_at: int = 0) -> dict[str, Any]:
-    """The summary; raises `RunKilled` after step `killed_at` of RL, unless that is 0."""
+def attempt(file: str, *words: str, killed_at: int = 0, phase: str = "rl") -> dict[str, Any]:
+    """The summary; raises `RunKilled` after step `killed_at` of `phase`, unless that is 0."""
     composed = load(None, file, words)
     config = build_config(composed)
     assembly = assemble(config)
@@ -70,7 +70,7 @@ def attempt(file: str, *words: str, killed_at: int = 0) -> dict[str, Any]:
     assembly = replace(assembly, config=config)
     assembly.start_rewards()
     folder, _ = open_run(composed, config)
-    with KillingConsole(killed_at) as console, Journal(folder) as journal:
+    with KillingConsole(killed_at, phase) as console, Journal(folder) as journal:
         job = build_job(assembly, folder, console.note, console.warn)
         journal.attempt(job.describe_environment(), console.warn)
         try:

@@ -204,6 +204,16 @@ def test_what_a_user_or_a_model_wrote_is_escaped() -> None:
 # ---- without the library that draws
 
 
+def test_without_matplotlib_a_picture_names_its_extra_and_a_notebook_shows_the_results(
+    run: rlvr.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for draw in (run.plot, run.plot_lengths, lambda: rlvr.plot_seeds([run])):
+        with pytest.raises(ValueError, match=r"pip install 'rlvr\[plots\]'"):
+            draw()
+    assert "<img" not in run._repr_html_() and "pass@1" in run._repr_html_()
+
+
 @pytest.mark.slow
 def test_a_base_install_trains_compares_seeds_and_names_the_extra_of_pictures(tmp_path: Path) -> None:
     """A process without matplotlib, scipy and torch, which the base does not install."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +181,51 @@ def test_a_session_that_cannot_be_played_fails_only_itself(tmp_path: Path):
         assert [one.status for one in ended] == [Status.DONE, Status.FAILED, Status.DONE]
         assert ended[1].error is not None and ended[1].error["code"] == "generator_failed"
         assert "empty prompt" in ended[1].error["message"]
+
+    asyncio.run(run())
+
+
+def test_answers_that_are_played_again_after_a_failure_are_stored_once(tmp_path: Path):
+    """The second turn of two sessions fails once. Each is then played alone from its first turn on, with the same
+    draws, and its first answers were stored before."""
+
+    class FailingOnce:
+        def __init__(self, sampler: Any) -> None:
+            self.sampler, self.fingerprint, self.calls = sampler, sampler.fingerprint, 0
+
+        def get_tokenizer(self) -> Any:
+            return self.sampler.get_tokenizer()
+
+        def sample(self, *args: Any) -> Any:
+            self.calls += 1
+            if self.calls == 3:  # one call a session and turn
+                raise RuntimeError("the server does not answer")
+            return self.sampler.sample(*args)
+
+    client = table(tmp_path / "policy")
+    sampler = FailingOnce(client.save_weights_and_get_sampling_client())
+    client.save_weights_and_get_sampling_client = lambda: sampler  # pyright: ignore[reportAttributeAccessIssue]
+    both_wait = threading.Event()
+
+    def opener(folder: Path, say: Any) -> ServedModel:
+        both_wait.wait(10)
+        return ServedModel(client, "table", "local")
+
+    async def run() -> None:
+        options = EngineOptions(samples=1, max_tokens=1)
+        generator = EngineGenerator(opener, tmp_path / "policy", options)
+        async with open_sessions(settings_of(tmp_path), generator=generator) as sessions:
+            request = SessionRequest("yes", "perhaps yes", answer="absent", max_iterations=2, learn=False)
+            begun = [await sessions.start(request, "me") for _ in range(2)]
+            while generator._queue.qsize() < 2:
+                await asyncio.sleep(0.01)
+            both_wait.set()
+            for one in begun:
+                answer = await sessions.answer(await sessions.wait(one.id))
+                assert answer["status"] == "done" and answer["iterations"] == 2
+                assert [row["iteration"] for row in answer["training_data"]] == [1, 2]
+                assert answer["metrics"]["verifier_checks"] == 2
+        assert sampler.calls == 7, "two first turns, the failure, two turns of each session alone"
 
     asyncio.run(run())
 
@@ -379,3 +425,8 @@ def test_an_episode_is_rewarded_by_its_improvements_and_repeated_prompts_by_each
     assert session_advantages(made, rewards.keys()) == pytest.approx(
         {(0, 1): 0.5 + DISCOUNT - centre, (0, 2): 0.5 + DISCOUNT - centre, (1, 1): -centre, (1, 2): 1.5 - centre}
     )
+
+
+def test_an_answer_without_a_verdict_counts_in_no_mean_of_its_session():
+    answers = group("session", [1.0, None, 0.0])
+    assert session_advantages(answers, [(0, 1), (1, 1), (2, 1)]) == {(0, 1): 0.5, (2, 1): -0.5}

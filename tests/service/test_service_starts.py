@@ -57,6 +57,24 @@ def test_without_a_generator_it_starts_and_train_names_the_remedy(tmp_path: Path
         assert service.post("/grade", {"answers": ["A good answer."]}).status_code == 200
 
 
+def test_the_start_script_becomes_the_installed_command_with_its_options(tmp_path: Path):
+    """A clone without an environment of its own; the command that it finds says what it was given, and as whom."""
+    script = tmp_path / "scripts" / "start-rlvr-service.sh"
+    script.parent.mkdir()
+    script.write_bytes((Path(__file__).parents[2] / "scripts" / script.name).read_bytes())
+    command = tmp_path / "bin" / "rlvr"
+    command.parent.mkdir()
+    command.write_text('#!/bin/sh\necho $$; printf "%s\\n" "$@"\n')
+    command.chmod(0o755)
+    for path, code in ((f"{command.parent}:/usr/bin:/bin", 0), ("/usr/bin:/bin", 127)):
+        words = ["bash", str(script), "--demo", "two words"]
+        started = subprocess.Popen(words, env={"PATH": path}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        said, complaint = started.communicate(timeout=60)
+        assert started.returncode == code
+        assert said.splitlines() == ([f"{started.pid}", "serve", "--demo", "two words"] if code == 0 else [])
+        assert ("make setup" in complaint) == (code != 0)
+
+
 @pytest.mark.slow
 def test_the_start_script_passes_signals_and_options_on(tmp_path: Path):
     script = Path(__file__).parents[2] / "scripts" / "start-rlvr-service.sh"

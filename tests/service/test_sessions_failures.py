@@ -21,7 +21,7 @@ from rlvr.service.sessions.live_session import LiveSession
 from rlvr.service.sessions.session_writer import SessionWriter
 from rlvr.service.sessions.verification import build_verifiable_task
 from rlvr.service.settings import Settings, TextEndpoint
-from rlvr.store import open_store
+from rlvr.store import StoreDown, open_store
 from rlvr.store.records import Session, Status
 from tests.kit.rlvr_service import RlvrService
 from tests.kit.session_fixtures import CODE, RIGHT, open_sessions, run_session, settings_of
@@ -187,6 +187,21 @@ def test_two_threads_write_what_is_pending_once(tmp_path: Path):
             assert [one.result(30) for one in both] == [None, None]
         after = store.session("late")
     assert after is not None and after.status is Status.FAILED
+
+
+def test_a_write_that_nobody_needs_any_more_is_not_repeated(tmp_path: Path):
+    """Patience is for sessions that go on: one that ended has its last row written elsewhere."""
+    calls = list[int]()
+
+    def write() -> None:
+        calls.append(len(calls))
+        raise StoreDown("connection refused")
+
+    with closing(open_store(tmp_path / "store.sqlite")) as store:
+        writer = SessionWriter(store, "here", patience_s=60.0)
+        with pytest.raises(StoreDown):
+            writer.write(write, is_needless=lambda: len(calls) == 2)
+    assert calls == [0, 1]
 
 
 def test_a_session_is_cancelled_while_verifiers_hold_all_threads_of_its_owner(tmp_path: Path):

@@ -97,6 +97,33 @@ def test_samples_come_from_the_weights_of_their_session(new_server: ServerFactor
     assert client.backend.sampling.describe("anna", sessions[1])["model_path"] == named.value["path"]
 
 
+def test_a_sample_that_is_over_leaves_its_place_to_the_owners_next_one(new_server: ServerFactory) -> None:
+    client = BackendClient(new_server(owner_samples=1))
+    base = client.backend.sampling.create_sampler("anna", client.session, 1, MODEL)
+    for seq in range(3):
+        assert len(sampled_tokens(client.wait(asks(client.backend, base, seq, tokens=2)))) == 4
+
+
+def test_the_weights_that_were_sampled_from_last_stay_in_memory(
+    new_server: ServerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two saves and room for one: each is read from its file when another was sampled from before it, else not."""
+    engine, read = tiny_engine(), list[str]()
+    load = engine.load_snapshot
+    monkeypatch.setattr(engine, "load_snapshot", lambda folder: read.append(Path(folder).name) or load(folder))
+    client = BackendClient(new_server(engine=engine, loaded_samplers=1))
+    client.make()
+    for number, seq in enumerate((1, 4)):
+        client.gradients(seq, seed=number), client.step(seq + 1)
+        client.do(seq + 2, SaveForSampler(None, number))
+    first, second = (f"{client.session}:sample:{number}" for number in range(2))
+    client.wait(asks(client.backend, first, 1, tokens=2))
+    read.clear()
+    for seq, sampler in enumerate((first, second, second, first, first)):
+        client.wait(asks(client.backend, sampler, seq + 2, tokens=2))
+    assert read == ["6", "3"]
+
+
 def test_weights_saved_again_under_their_name_are_the_ones_sampled_from(new_server: ServerFactory) -> None:
     """And a run whose adapter went to disk meanwhile leaves its samplers as they were."""
     client = BackendClient(new_server(live_policies=1))

@@ -24,7 +24,15 @@ from rlvr.tinker_server.backend.runs.run_operations import (
 from rlvr.tinker_server.backend.tinker_backend import TinkerBackend
 from rlvr.tinker_server.protocol.errors import GoneError, NotFound, UserError
 from rlvr.web.auth import LOCAL_OWNER, ApiKeys, owner_of
-from tests.kit.tinker_backend import ADAM, MODEL, BackendClient, counters, forward_backward, tiny_engine
+from tests.kit.tinker_backend import (
+    ADAM,
+    MODEL,
+    BackendClient,
+    assert_failed,
+    counters,
+    forward_backward,
+    tiny_engine,
+)
 from tests.kit.tiny import data
 
 
@@ -65,6 +73,7 @@ def path(client: BackendClient, kind: str = "weights", name: str = "first") -> s
 
 def test_an_owner_cannot_reach_anything_of_another(backend: TinkerBackend, anna: BackendClient) -> None:
     """Every call with anna's ids under bob's key: not found, as if they were not there."""
+    anna.do(7, SaveForSampler(None, 0))  # the newest weights of the run have no path whose owner is looked up
     base = backend.sampling.create_sampler("anna", anna.session, 1, MODEL)
     asked = SamplingParams(max_tokens=2, stop=[])
     request, _ = backend.sampling.sample("anna", base, 1, ModelInput([1]), 1, asked)
@@ -74,13 +83,14 @@ def test_an_owner_cannot_reach_anything_of_another(backend: TinkerBackend, anna:
         lambda: backend.sessions.heartbeat("bob", anna.session),
         lambda: backend.finish_session("bob", anna.session, "success"),
         lambda: backend.runs.create_model("bob", anna.session, 1, MODEL, {"rank": 4}),
-        lambda: backend.runs.submit("bob", anna.run, 7, OptimStep(ADAM)),
+        lambda: backend.runs.submit("bob", anna.run, 8, OptimStep(ADAM)),
         lambda: backend.runs.load_weights("bob", path=first, optimizer=False, session_id=anna.session, model_seq_id=9),
-        lambda: backend.runs.load_weights("bob", path=first, optimizer=False, model_id=anna.run, seq_id=7),
+        lambda: backend.runs.load_weights("bob", path=first, optimizer=False, model_id=anna.run, seq_id=8),
         lambda: backend.sampling.create_sampler("bob", anna.session, 2, MODEL),
         lambda: backend.sampling.create_sampler("bob", backend.sessions.create("bob"), 2, model_path=first),
         lambda: backend.sampling.describe("bob", base),
         lambda: backend.sampling.sample("bob", base, 2, ModelInput([1]), 1, asked),
+        lambda: backend.sampling.find_model("bob", anna.run),
         lambda: asyncio.run(backend.result("bob", f"{anna.run}:1", 0)),
         lambda: asyncio.run(backend.result("bob", request, 0)),
         lambda: asyncio.run(backend.sampling.wait_for_any("bob", base, 0, 0, [], 0)),
@@ -246,12 +256,41 @@ def test_a_replayed_log_does_not_restore_deleted_weights(tmp_path: Path) -> None
     client.do(1, forward_backward(client.run, 1, data()))
     client.save_weights(2, "gone")
     backend.checkpoints.delete("anna", path(client, name="gone"))
-    for engine_thread, adapters in zip(backend._engine_threads.values(), backend._adapters.values(), strict=True):
-        engine_thread.stop()  # and no snapshot: as after a kill
-        adapters.close = lambda: None
-    backend.close()
+    close_without_snapshots(backend)
     client.backend = backend = TinkerBackend({MODEL: tiny_engine()}, tmp_path)
     assert isinstance(client.wait(f"{client.run}:2"), JsonResult)
     assert backend.queries.checkpoints("anna")["checkpoints"] == []
     assert not (tmp_path / "runs" / client.run.replace(":", ".") / "weights" / "gone").exists()
+    backend.close()
+
+
+def test_a_request_that_failed_is_not_made_again_by_a_replayed_log(tmp_path: Path) -> None:
+    """What it missed is there at the restart: the client was told that nothing was loaded, and trained on. An error
+    within the engine drops the adapter, whose log is then replayed in the same process."""
+    backend = TinkerBackend({MODEL: tiny_engine()}, tmp_path)
+    client = BackendClient(backend)
+    client.make()
+    assert isinstance(client.do(1, LoadWeights(path(client, name="later"), True)), RequestFailure)
+    client.gradients(2)
+    client.wait(client.step(3))
+    client.save_weights(4, "later")
+    close_without_snapshots(backend)
+    engine = tiny_engine()
+    client.backend = backend = TinkerBackend({MODEL: engine}, tmp_path)
+    client.save_weights(5, "restarted")
+    client.gradients(6)
+    step, engine.optim_step = engine.optim_step, lambda *_: 1 / 0  # pyright: ignore[reportAttributeAccessIssue]
+    assert_failed(client.wait(client.step(7)), category="server")
+    engine.optim_step = step
+    client.save_weights(8, "restored")
+    backend.close()
+    saved = [counters(tmp_path, client.run, name) for name in ("later", "restarted", "restored")]
+    assert [one["version"] for one in saved] == [1, 1, 1] and len({one["weights_sha256"] for one in saved}) == 1
+
+
+def close_without_snapshots(backend: TinkerBackend) -> None:
+    """Leave what a kill leaves: the log alone."""
+    for engine_thread, adapters in zip(backend._engine_threads.values(), backend._adapters.values(), strict=True):
+        engine_thread.stop()
+        adapters.close = lambda: None
     backend.close()

@@ -120,7 +120,7 @@ def forward_backward(model: str, seq: int, tokens: list[int], targets: list[int]
 
 def test_a_key_is_required_and_never_logged(locked_port: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="rlvr"):
-        assert call(locked_port, "whoami")[0] == 401
+        assert call(locked_port, "whoami")[0] == call(locked_port, "healthz/whoami")[0] == 401
         status, answer, headers = call(locked_port, "whoami", X_API_Key="tml-another-key")
         assert status == 401 and "TINKER_API_KEY" in answer["detail"]
         assert headers["x-request-id"] == answer["request_id"]

@@ -275,6 +275,19 @@ def test_a_tracker_that_fails_is_warned_of_once_and_gets_its_rows_later(place: P
     assert len(place.warnings) == 1
 
 
+def test_a_tracker_that_fails_for_hours_is_asked_every_ten_minutes(place: Place):
+    """The pauses double up to ten minutes, so that a server that is back after a night gets its rows soon."""
+    blocker = place.folder / "tensorboard"
+    blocker.write_text("in the way")
+    with place.trackers(TENSORBOARD).running([]) as trackers:
+        for step in range(20):
+            trackers.log("rl", step, row(step))
+            place.clock.now += 601
+        blocker.unlink()
+        trackers.log("rl", 20, row(20))
+        assert [s for s, _ in tensorboard_scalars(place, "rl", "rl/reward")] == list(range(21)), "while it runs"
+
+
 def test_an_unreachable_server_gives_a_warning_and_lost_records_are_counted(place: Place):
     options = TrackingOptions(mlflow=True, mlflow_uri="http://127.0.0.1:9")
     place.attempt(options, range(3))

@@ -120,6 +120,15 @@ class Waits(Remote):
         return Sampler()
 
 
+@pytest.mark.parametrize("client", [MockTrainingClient, Remote])
+def test_nothing_is_sampled_beyond_the_last_step(tmp_path: Path, client: Any) -> None:
+    t, opened = fixed_lag_trainer(client(table()), max_steps_off_policy=3, steps=5), list[str]()
+    open_groups = t.collector.open_groups
+    t.collector.open_groups = lambda tasks, name: opened.append(name) or open_groups(tasks, name)
+    run_fixed_lag(t, tmp_path)
+    assert opened == [f"{number}/0" for number in range(5)]
+
+
 def test_the_next_batch_is_sampled_while_this_one_is_learned_from(tmp_path: Path) -> None:
     """Of 8 groups in flight the last 4 are answered only once the first 4 have been learned from."""
     rows = run_fixed_lag(fixed_lag_trainer(Waits(table(), 4), max_steps_off_policy=1, steps=3), tmp_path)

@@ -15,7 +15,7 @@ from rlvr.training.journal import describe_mismatch
 from rlvr.training.schedules.sync import Synchronous
 from rlvr.training.sft import SftOptions
 from tests.kit.table_trainer import Letters, fixed_lag_trainer, make_trainer, run_fixed_lag
-from tests.kit.tiny_run import TINY, attempt, stored_steps
+from tests.kit.tiny_run import TINY, RunKilled, attempt, stored_steps
 
 
 def curriculum(replay: float = 0.5) -> Curriculum:
@@ -111,6 +111,21 @@ def test_a_killed_run_with_replays_ends_with_the_same_bits(
     rows = stored_steps(tmp_path / "runs" / "whole")
     assert stored_steps(tmp_path / "runs" / "killed") == rows
     assert rows[-1]["curriculum/unsolved"] > 0
+
+
+def test_a_run_that_was_killed_in_fine_tuning_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next examples are those that it had not drawn, and no row of a step that is made again stays."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    words = ("sft.steps=4", "training.steps=1", "run.checkpoint_every=2")
+    calm = attempt("tiny.yaml", "run.name=calm", *words)
+    with pytest.raises(RunKilled):
+        attempt("tiny.yaml", "run.name=torn", *words, killed_at=3, phase="sft")
+    torn = attempt("tiny.yaml", "run.name=torn", *words)
+    assert torn["weights_sha256"] == calm["weights_sha256"]
+    assert stored_steps(Path("runs/torn")) == stored_steps(Path("runs/calm"))
 
 
 @pytest.mark.parametrize("stored", [3, [["", -1]], [[1, 1]], [["", 1, 2]], ["x"]])
