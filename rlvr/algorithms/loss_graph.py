@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 MAX_NODES, MAX_INPUTS, MAX_METRICS = 4_000, 16, 64
 MAX_NAME = 200  # characters of the name of a loss or of a node
@@ -194,7 +194,8 @@ def count_parts(argument: Any) -> int:
     """How many values an argument is made of, lists and tuples among them."""
     if isinstance(argument, slice):
         return 4
-    return 1 + (sum(map(count_parts, argument)) if isinstance(argument, (list, tuple)) else 0)
+    parts = cast("Sequence[Any]", argument if isinstance(argument, (list, tuple)) else ())
+    return 1 + sum(map(count_parts, parts))
 
 
 def _read_head(node: Any, place: int, known: Mapping[str, int]) -> tuple[str, str, str]:
