@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 MAX_NODES, MAX_INPUTS, MAX_METRICS = 4_000, 16, 64
 MAX_NAME = 200  # characters of the name of a loss or of a node
 MAX_DEPTH = 16  # of lists and tuples in an argument
+MAX_PARTS = 1 << 16  # of the arguments of all nodes: numbers, references, and the lists that hold them
 INSTEAD = "or pass the function itself to forward_backward_custom, which then runs it in the client"
 _INPUT_NAME, _METRIC = re.compile(r"[a-z_][a-z0-9_]{0,63}"), re.compile(r"custom/[a-z0-9_./-]{1,64}:(sum|mean)")
 _EQUATION = re.compile(r"[A-Za-z, ]+->[A-Za-z ]*")  # of einsum, without an ellipsis
@@ -76,7 +77,8 @@ MODULES = {
     "torch": "", "torch.functional": "", "torch.nn.functional": "", "torch._C._nn": "", "torch.special": "",
     "torch._C._special": "special_", "torch.linalg": "", "torch._C._linalg": "linalg_",
 }  # fmt: skip
-KEYWORDS_REFUSED = frozenset({"out", "generator", "requires_grad", "pin_memory", "names"})
+# torch does not check an `output_size` before it writes that many values.
+KEYWORDS_REFUSED = frozenset({"out", "generator", "requires_grad", "pin_memory", "names", "output_size"})
 WORDS = _names(  # texts that an operation may get: reductions, rounding and so on; never the name of a device
     """
     batchmean constant floor fro higher linear lower mean midpoint nearest none nuc replicate reflect sum tanh trunc
@@ -160,6 +162,7 @@ def _read_graph(name: str, inputs: tuple[tuple[str, int], ...], graph: Any) -> L
     known: dict[str, int] = {}
     placeholders: list[str] = []
     calls: list[LossNode] = []
+    parts = 0
     for place, node in enumerate(nodes):
         label, op, target = _read_head(node, place, known)
         if op == "output":
@@ -178,8 +181,21 @@ def _read_graph(name: str, inputs: tuple[tuple[str, int], ...], graph: Any) -> L
             placeholders.append(target)
         else:
             calls.append(_read_call(node, label, op, target, known))
+            parts += count_parts((calls[-1].args, tuple(calls[-1].kwargs.values())))
+            if parts > MAX_PARTS:
+                raise ValueError(
+                    f"the arguments have {parts:,} parts up to node {label!r}, expected {MAX_PARTS:,} at most"
+                )
         known[label] = place
     raise ValueError("the graph has no output node")
+
+
+def count_parts(argument: Any) -> int:
+    """How many values an argument is made of, lists and tuples among them."""
+    if isinstance(argument, slice):
+        return 4
+    parts = cast("Sequence[Any]", argument if isinstance(argument, (list, tuple)) else ())
+    return 1 + sum(map(count_parts, parts))
 
 
 def _read_head(node: Any, place: int, known: Mapping[str, int]) -> tuple[str, str, str]:

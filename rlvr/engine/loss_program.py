@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional
 from torch import Tensor
 
-from rlvr.algorithms.loss_graph import MODULES, LossGraph, LossNode, Ref, TorchConstant
+from rlvr.algorithms.loss_graph import MODULES, LossGraph, LossNode, Ref, TorchConstant, count_parts
 from rlvr.core.messages import Datum, ForwardBackwardOutput, NonFiniteError
 from rlvr.core.tensors import TensorData
 from rlvr.engine.engine import Engine
@@ -29,9 +29,17 @@ from rlvr.engine.policy import Policy
 MAX_ELEMENTS = 16 << 20  # of all values of one datum, kept for the gradient: 64 MiB in float32
 TENSOR_ELEMENTS = 256  # that a tensor counts at least: its object takes time and memory too
 MAX_EVALUATIONS = 4 << 20  # of nodes in one request: about a minute
-MAX_TUPLE, MAX_SPLIT, MAX_CACHED = 64, 1 << 16, 1 << 16
+MAX_TUPLE, MAX_SPLIT = 64, 1 << 16
+MAX_CACHED = 1 << 18  # of shapes and numbers in the keys of `LossProgram.elements`
+NODE_PARTS = 16  # that a node's arguments may have before it counts as several evaluations
 PAUSE_SECONDS = 0.05  # of computing, after which others get their turns
 META, CPU = torch.device("meta"), torch.device("cpu")
+PLACES: tuple[Any, ...] = (torch, torch.nn.functional, torch.special, torch.linalg)
+PLACE_OF_MODULE: dict[str, Any] = {  # where a name is looked for first: torch.linalg.norm is not torch.norm
+    "torch.nn.functional": torch.nn.functional, "torch._C._nn": torch.nn.functional,
+    "torch.special": torch.special, "torch._C._special": torch.special,
+    "torch.linalg": torch.linalg, "torch._C._linalg": torch.linalg,
+}  # fmt: skip
 SPLITS = frozenset(("chunk", "split", "unbind"))
 PRODUCTS = frozenset(("matmul", "mm", "bmm", "mv", "dot", "vdot", "outer"))
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError)
@@ -47,10 +55,18 @@ class CustomLossResult:
 
 @dataclass
 class LossProgram:
-    """A graph. `elements`: what each node takes for arguments of the shapes that it had before."""
+    """A graph. `elements`: what each node takes for arguments of the shapes that it had before, with `cached` parts of
+    arguments in all keys."""
 
     graph: LossGraph
     elements: dict[Any, int] = field(default_factory=dict[Any, int])
+    cached: int = 0
+
+    @functools.cached_property
+    def evaluations(self) -> int:
+        """How many a datum costs: one for each node, and more for one that has many arguments."""
+        parts = (count_parts((node.args, tuple(node.kwargs.values()))) for node in self.graph.nodes)
+        return max(1, sum(max(1, count // NODE_PARTS) for count in parts))
 
     def evaluate(
         self,
@@ -60,7 +76,7 @@ class LossProgram:
     ) -> CustomLossResult:
         """The loss summed over the datums, its gradients and its metrics; ValueError naming the datum at fault."""
         graph = self.graph
-        if (count := len(data) * max(1, len(graph.nodes))) > MAX_EVALUATIONS:
+        if (count := len(data) * self.evaluations) > MAX_EVALUATIONS:
             raise ValueError(
                 f"custom loss {graph.name!r}: {len(graph.nodes):,} nodes for {len(data):,} datums are {count:,} "
                 f"evaluations, expected at most {MAX_EVALUATIONS:,}; send fewer datums at a time"
@@ -137,8 +153,10 @@ class LossProgram:
             trial_args: list[Any] = _to_meta(args)
             result = _call(node, trial_args, dict(_to_meta(list(kwargs.items()))))
         taken = _count_elements(node, args, kwargs, result)
-        if len(self.elements) >= MAX_CACHED:
+        self.cached += count_parts(key)
+        if self.cached > MAX_CACHED:
             self.elements.clear()
+            self.cached = count_parts(key)
         self.elements[key] = taken
         return taken
 
@@ -250,10 +268,16 @@ def _list_tensors(argument: Any) -> list[Tensor]:
 
 
 def _check_call(node: LossNode, args: list[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse what would compute elsewhere (a number is a device too: a GPU), or make a million tensors."""
-    size = max((tensor.numel() for tensor in _list_tensors(args)), default=0)
-    if node.target.rpartition(".")[2] in SPLITS and size > MAX_SPLIT:
-        raise ValueError(f"a split of {size:,} elements, expected at most {MAX_SPLIT:,}")
+    """Refuse what would compute elsewhere (a number is a device too: a GPU), make a million tensors, or end the
+    process: the least integer divided by -1 is a fault of the processor."""
+    tensors = _list_tensors([*args, *kwargs.values()])
+    if node.target.rpartition(".")[2] in SPLITS:  # an empty side does not make the parts fewer
+        sizes = [math.prod(max(1, side) for side in tensor.shape) for tensor in tensors]
+        chunks = [one for one in (*args, *kwargs.values()) if isinstance(one, int) and "chunk" in node.target]
+        if (size := max([*sizes, *chunks], default=0)) > MAX_SPLIT:
+            raise ValueError(f"a split of {size:,} elements, or into as many, expected at most {MAX_SPLIT:,}")
+    if kwargs.get("rounding_mode") == "trunc" and not any(tensor.is_floating_point() for tensor in tensors):
+        raise TypeError("integers are not divided with rounding_mode='trunc'; convert them to float first")
     if kwargs.get("device", CPU) not in (CPU, None):
         raise TypeError("the argument `device` names another device than that of the log-probs; leave it out")
     if node.target == "to" and not all(
@@ -295,9 +319,7 @@ def find_function(op: str, target: str) -> Callable[..., Any]:
     else:
         name = name.removeprefix(MODULES[module])
         name = {"log_sigmoid": "logsigmoid"}.get(name, name)
-        places: list[Any] = [torch, torch.nn.functional, torch.special, torch.linalg]
-        if module in ("torch.nn.functional", "torch._C._nn"):
-            places.insert(0, torch.nn.functional)
+        places = sorted(PLACES, key=lambda place: place is not PLACE_OF_MODULE.get(module, torch))
         found = next((function for place in places if (function := getattr(place, name, None)) is not None), None)
     if found is None:
         raise ValueError(f"{target} does not exist in this server's torch {torch.__version__}")
@@ -339,23 +361,39 @@ def _compute_number(function: Callable[..., Any], args: list[Any]) -> Any:
 
 
 def _count_elements(node: LossNode, args: list[Any], kwargs: Mapping[str, Any], result: Any) -> int:
-    """The elements that a call takes: of its result, and of what it computes on the way there. A loss with a mean takes
-    those of its arguments together; products of matrices take time for each factor."""
+    """The elements that a call takes: of its result, of each argument, which its gradient may read, and of what it
+    computes on the way there. A loss with a mean takes those of its arguments together; products of matrices take time
+    for each factor, and singular values for each side of the matrix."""
     taken = sum(max(TENSOR_ELEMENTS, part.numel()) for part in _list_tensors(result)) or 1
-    name, tensors = node.target.rpartition(".")[2], _list_tensors([*args, *kwargs.values()])
+    tensors = _list_tensors([*args, *(kwargs[key] for key in sorted(kwargs))])  # `input` is before `mat2` and `other`
+    taken = max(taken, *(tensor.numel() for tensor in tensors), 0)
+    name = node.target.rpartition(".")[2]
     if name == "einsum":
-        return taken + _count_einsum(args)
-    if name in PRODUCTS and tensors:
-        return taken * max(1, tensors[0].shape[-1] if name != "outer" and tensors[0].ndim else 1)
+        return max(taken, _count_einsum(args))
+    if name in PRODUCTS and len(tensors) == 2:
+        return max(taken, _count_product(name, *(tensor.shape for tensor in tensors)))
+    if name in ("norm", "linalg_norm") and tensors and tensors[0].ndim > 1:
+        return taken * sorted(tensors[0].shape)[-2]
     try:
         return max(taken, math.prod(torch.broadcast_shapes(*(tensor.shape for tensor in tensors))))
     except RuntimeError:  # they are not the arguments of one elementwise computation
         return taken
 
 
+def _count_product(name: str, first: torch.Size, second: torch.Size) -> int:
+    """Multiplications. An empty side counts as one: the other factor is copied for it all the same."""
+    if name == "outer":
+        return math.prod(first) * math.prod(second)
+    batch = torch.broadcast_shapes(first[:-2], second[:-2])
+    return math.prod(max(1, side) for side in (*batch, *first[-2:], *(second[-1:] if len(second) > 1 else ())))
+
+
 def _count_einsum(args: list[Any]) -> int:
+    """The product of all sides. One of 1 is repeated to fit its letter, and one of 0 counts as 1: pairs of operands
+    are multiplied in turn, and the others may come before it."""
     operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
     sizes: dict[str, int] = {}
     for letters, operand in zip(str(args[0]).replace(" ", "").partition("->")[0].split(","), operands, strict=True):
-        sizes |= dict(zip(letters, operand.shape, strict=True))
+        for letter, side in zip(letters, operand.shape, strict=True):
+            sizes[letter] = max(sizes.get(letter, 1), side)
     return math.prod(sizes.values())

@@ -187,6 +187,50 @@ TOO_MUCH: dict[str, list[dict[str, Any]]] = {
         method("repeat", ref("logprobs"), 1_000_000, name="y"),
         node("torch.unbind", ref("y")),
     ],
+    "a split of a keyword": [
+        method("repeat", ref("logprobs"), 1_000_000, name="y"),
+        node("torch.functional.split", tensor=ref("y"), split_size_or_sections=1),
+    ],
+    "a split of empty rows": [node("torch.zeros", 10**9, 0, name="y"), node("torch.unbind", ref("y"))],
+    "empty chunks": [node("torch.zeros", 0, name="y"), node("torch.chunk", ref("y"), 1 << 31)],
+    "a product with an empty side": [
+        node("torch.ones", 60_000, 1, 1, 1, name="y"),
+        node("torch.ones", 1, 60_000, 1, 0, name="z"),
+        node("operator.matmul", ref("y"), ref("z")),
+    ],
+    "an einsum with an empty side": [
+        node("torch.ones", 60_000, name="y"),
+        node("torch.ones", 0, name="z"),
+        node("torch.functional.einsum", "a,b,c->abc", ref("y"), ref("y"), ref("z")),
+    ],
+    "an einsum with a side of 1": [
+        node("torch.ones", 60_000, name="y"),
+        node("torch.ones", 1, name="z"),
+        node("torch.functional.einsum", "a,b,a,b->", ref("y"), ref("y"), ref("z"), ref("z")),
+    ],
+    "a product by keywords": [
+        node("torch.ones", 3_000, 1_000, name="y"),
+        node("torch.ones", 1_000, 10, name="z"),
+        node("torch.mm", mat2=ref("z"), input=ref("y")),
+    ],
+    "what cross-entropies keep": [
+        node("torch.ones", 2_000, 2_000, name="y"),
+        node("torch.zeros", 2_000, dtype={"dtype": "int64"}, name="t"),
+        *(node("torch.nn.functional.cross_entropy", ref("y"), ref("t"), name=name) for name in "abcx"),
+    ],
+    "what elements of a tensor read": [
+        node("torch.ones", 1 << 22, name="y"),
+        node("torch.zeros", 3, dtype={"dtype": "int64"}, name="i"),
+        *(node("torch.gather", ref("y"), 0, ref("i"), name=name) for name in "abx"),
+    ],
+    "singular values": [
+        node("torch.ones", 1_000, 1_000, name="y"),
+        node("torch.functional.norm", ref("y"), "nuc"),
+    ],
+    "the least integer by -1": [  # SIGFPE
+        node("torch.full", {"tuple": [64]}, -(2**63), name="y"),
+        node("torch.div", ref("y"), -1, rounding_mode="trunc"),
+    ],
     "many tensors": [
         method("repeat", ref("logprobs"), 20_000, name="y"),
         node("torch.unbind", ref("y"), name="z"),
@@ -248,6 +292,54 @@ def test_evaluations_of_a_request_are_limited(monkeypatch: pytest.MonkeyPatch) -
     made.evaluate([row()] * 2, [P] * 2)
     with pytest.raises(ValueError, match=r"6 evaluations.*fewer datums"):
         made.evaluate([row()] * 3, [P] * 3)
+
+
+def test_many_arguments_count_as_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_program, "MAX_EVALUATIONS", 20)
+    made = program(node("torch.cat", [ref("logprobs")] * 200, name="y"), method("sum", ref("y")))
+    made.evaluate([row()], [P])
+    with pytest.raises(ValueError, match=r"26 evaluations.*fewer datums"):
+        made.evaluate([row()] * 2, [P] * 2)
+
+
+def test_arguments_of_a_graph_are_limited() -> None:
+    with pytest.raises(ValueError, match=r"65,5\d\d parts up to node 'x', expected 65,536"):
+        program(node("torch.cat", [ref("logprobs")] * (1 << 16)))
+
+
+def test_what_is_known_of_shapes_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_program, "MAX_CACHED", 3_000)
+    made = program(node("torch.cat", [ref("logprobs")] * 200, name="y"), method("sum", ref("y")))
+    for length in range(1, 9):
+        made.evaluate([row()], [np.zeros(length, np.float32)])
+        assert made.cached <= 3_000 and len(made.elements) <= 8
+
+
+def test_an_output_size_that_torch_does_not_check_is_refused() -> None:
+    """The third repetition would be refused after the first had written a billion integers behind three."""
+    with pytest.raises(ValueError, match="output_size"):
+        program(node("torch.repeat_interleave", ref("logprobs"), ref("i"), output_size=3), inputs={"i": 1})
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "value"),
+    [
+        ("torch._C._linalg.linalg_norm", (2,), 10.0),  # the singular values of [[6, 0], [0, 10]]
+        ("torch.functional.norm", (2,), math.sqrt(136.0)),
+    ],
+)
+def test_a_norm_is_that_of_its_module(target: str, args: tuple[Any, ...], value: float) -> None:
+    calls = [
+        node("operator.mul", ref("logprobs"), ref("a"), name="y"),
+        node(target, ref("y"), *args),
+    ]
+    given = [{"name": "logprobs", "rank": 2}, {"name": "a", "rank": 2}]
+    nodes = [*({"op": "placeholder", "name": one["name"], "target": one["name"]} for one in given), *calls,
+             node("output", {"tuple": [ref("x"), {"dict": {}}]}, name="output", op="output")]  # fmt: skip
+    made = LossProgram(read_loss_graph("mine", given, {"format": 1, "nodes": nodes}))
+    logprobs = np.array([[-3.0, -4.0], [-7.0, -5.0]], np.float32)
+    found = made.evaluate([row(a=np.array([[-2.0, 0.0], [0.0, -2.0]], np.float32))], [logprobs])
+    assert found.metrics["loss:sum"] == pytest.approx(value, rel=1e-6)
 
 
 def test_equal_shapes_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
