@@ -115,12 +115,13 @@ class BlendJudge:
 
     async def _judge(self, loop: asyncio.AbstractEventLoop, batch: list[_Waiting]) -> None:
         become_owner(self._owner)  # of this task and of its call
-        awaited = await self.blend.await_judges([_case(attempt) for attempt, _, _ in batch])
-        context, work = contextvars.copy_context(), partial(self._judge_and_record, batch, awaited)
+        batch = [one for one in batch if not one[2].done()]
         results: list[tuple[asyncio.Future[Feedback], Feedback | Exception]]
         try:
+            awaited = await self.blend.await_judges([_case(attempt) for attempt, _, _ in batch])
+            context, work = contextvars.copy_context(), partial(self._judge_and_record, batch, awaited)
             results = await loop.run_in_executor(self._threads, lambda: context.run(work))
-        except Exception as error:  # of `record`: verifiers raise nothing
+        except Exception as error:  # of `record` or `observe`: verifiers raise nothing
             results = [(future, error) for _, _, future in batch]
         for future, result in results:
             if future.done():  # the episode was cancelled meanwhile
