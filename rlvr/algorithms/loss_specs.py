@@ -9,6 +9,7 @@ import numpy as np
 
 from rlvr.algorithms.losses import LOSSES, TokenLossAttribute
 from rlvr.algorithms.losses.loss import CROSS_ENTROPY_INPUT, DUAL_CLIP, KL_INPUTS, LossSpec
+from rlvr.algorithms.losses.sapo import TEMPERATURES
 from rlvr.core.messages import Datum
 
 LOSS_SPECS: Mapping[str, LossSpec] = TokenLossAttribute("spec")
@@ -86,6 +87,10 @@ def _check_settings(loss_fn: str, settings: Mapping[str, float]) -> None:
         raise ValueError(f"{given}: kl_estimator {settings['kl_estimator']}, expected 1, 2 or 3 (k1, k2, k3)")
     if not 0 <= settings.get("beta", 0) < math.inf:
         raise ValueError(f"{given}: beta {settings['beta']}, expected a finite number, at least 0")
+    for name in ("positive_temperature", "negative_temperature"):
+        least, most = TEMPERATURES
+        if not least <= settings.get(name, 1) <= most:
+            raise ValueError(f"{given}: {name} {settings[name]}, expected {least:g} to {most:g} (1 is usual)")
     if not settings.get("value_clip", 1) > 0:
         raise ValueError(f"{given}: value_clip {settings['value_clip']}, expected above 0, or none for no clip")
     if "clip_low_threshold" in settings:

@@ -185,8 +185,17 @@ def test_the_options_of_sapo_are_those_of_a_config() -> None:
     words = ["env.name=toy", "client=mock", "rollout.max_tokens=4", "algorithm.loss=sapo"]
     built = build_config(load(None, None, [*words, "algorithm.loss.positive_temperature=2"]))
     assert built.algorithm.resolve().loss.config() == {"positive_temperature": 2.0, "negative_temperature": 1.05}
-    with pytest.raises(ValueError, match=r"negative_temperature=0\.0, expected a temperature above 0"):
+    with pytest.raises(ValueError, match=r"negative_temperature=0\.0, expected a temperature from 1e-06"):
         build_config(load(None, None, [*words, "algorithm.loss.negative_temperature=0"])).algorithm.resolve()
+    from rlvr.algorithms.loss_specs import check_batch
+    from rlvr.core.messages import Datum, ModelInput
+    from rlvr.core.tensors import TensorData
+
+    ones = {"target_tokens": TensorData(np.zeros(1, np.int64)), "logprobs": TensorData(np.zeros(1, np.float32))}
+    row = Datum(ModelInput([0]), {**ones, "advantages": TensorData(np.ones(1, np.float32))})
+    for wrong in (0.0, -1.0, 1e-310, 1e39, math.inf, math.nan):
+        with pytest.raises(ValueError, match=r"positive_temperature .*expected 1e-06 to 1e\+06"):
+            check_batch([row], "sapo", {"positive_temperature": wrong})
     with pytest.raises(ValueError, match=r"the loss sapo has no clip_low, an option of cispo, gspo, ppo"):
         build_config(load(None, None, [*words, "algorithm.clip_low=0.1"]))
     with pytest.raises(ValueError, match=r"did you mean algorithm\.loss.positive_temperature"):

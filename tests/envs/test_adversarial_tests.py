@@ -15,7 +15,7 @@ from rlvr.envs import resolve_environment
 from rlvr.envs.adversarial_tests.adversarial_env import Entry, Trial
 from rlvr.envs.adversarial_tests.planted_bugs import plant_bugs
 from rlvr.envs.adversarial_tests.trial import Judge, TrialError, rename_functions
-from rlvr.envs.adversarial_tests.written_tests import AssertForm, LineRefusal, WrittenTest, read_tests
+from rlvr.envs.adversarial_tests.written_tests import AssertForm, LineRefusal, WrittenTest, read_calls, read_tests
 from rlvr.reward import resolve_reward
 from rlvr.reward.code import CodeProblem
 from rlvr.rollout import open_groups, rollout, score
@@ -126,6 +126,12 @@ def test_a_program_that_reads_the_reference_finds_none() -> None:
 )
 def test_what_is_no_call_with_literals_and_its_literal_is_refused_and_never_runs(line: str) -> None:
     assert read_tests(line, AssertForm({"double"}, max_characters=1000)) == [LineRefusal.UNREADABLE]
+
+
+def test_an_integer_of_more_digits_than_python_writes_is_no_test() -> None:
+    assert read_calls(["assert double(1) == 0x" + "f" * 9_000, "assert double(2) == 4"], {"double"}) == [
+        WrittenTest("double(2)", "4")
+    ]
 
 
 def test_literals_of_all_kinds_are_read_and_written_anew() -> None:
@@ -315,6 +321,7 @@ def test_demonstrations_are_programs_and_hidden_tests_of_which_some_are_wrong() 
         ({"training_bugs": -1}, r"training_bugs=-1, expected"),
         ({"instruction": ""}, r"instruction='', expected a text"),
         ({"test_share": 2}, r"test_share=2, expected"),
+        ({"test_flaw": 0.5, "expected": "reference"}, r"test_flaw=0.5 has no effect with expected=reference"),
         ({"test_flaw": -1}, r"test_flaw=-1, expected"),
         ({"timeout_s": 0}, r"timeout_s=0, expected"),
         ({"sandbox": {"workers": 0}}, r"sandbox.workers=0"),

@@ -59,7 +59,9 @@ def test_no_heldout_rule_is_trained_on() -> None:
     assert all(sorted(task.meta["asked"][:5]) == list("abcde") for task in source.heldout(20))
 
 
-@pytest.mark.parametrize("options", [{"letters": 2}, {"letters": 9}, {"rounds": 1}, {"flaw": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{"letters": 2}, {"letters": 9}, {"rounds": 1}, {"flaw": 1.5}, {"flaw": "0.5"}, {"same_rule": "false"}]
+)
 def test_bad_options(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"hidden_rule: {next(iter(options))}"):
         HiddenRule(**options)  # type: ignore[arg-type]

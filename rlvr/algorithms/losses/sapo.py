@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,9 @@ import numpy as np
 from rlvr.algorithms.losses.loss import Inputs, Loss, LossSpec, Settings, exp_numpy, exp_torch
 from rlvr.core.variants import setting
 
-_ABOVE_0, _EXPECTED = math.ulp(0.0), "a temperature above 0"
+TEMPERATURES = (1e-6, 1e6)  # beyond these 4 / tau, or tau x 0, is no number in float32
+_LEAST, _MOST = TEMPERATURES
+_EXPECTED = f"a temperature from {_LEAST:g} to {_MOST:g} (1 is usual)"
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Sapo(Loss):
         config={"positive_temperature": 1.0, "negative_temperature": 1.05},
     )
 
-    positive_temperature: float = setting(1.0, low=_ABOVE_0, expected=_EXPECTED)
-    negative_temperature: float = setting(1.05, low=_ABOVE_0, expected=_EXPECTED)
+    positive_temperature: float = setting(1.0, low=_LEAST, high=_MOST, expected=_EXPECTED)
+    negative_temperature: float = setting(1.05, low=_LEAST, high=_MOST, expected=_EXPECTED)
 
     @staticmethod
     def torch_terms(p: Any, inputs: Inputs, config: Settings, row_N: Any) -> Any:

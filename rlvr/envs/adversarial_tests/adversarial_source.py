@@ -95,6 +95,11 @@ class AdversarialSource(NestedSource):
         check_number("adversarial_tests: timeout_s", timeout_s, 0, 60, above=True)
         if not isinstance(instruction, str) or not instruction.strip():
             raise ValueError(f"adversarial_tests: instruction={instruction!r:.80}, expected a text, such as '# test'")
+        if test_flaw and expected != TESTER:
+            raise ValueError(
+                f"adversarial_tests: test_flaw={test_flaw:g} has no effect with expected={expected}: a demonstrated "
+                f"test is a call alone, without a result to get wrong; leave it out, or use expected={TESTER}"
+            )
         CodeOptions(sandbox=sandbox)  # refuses wrong settings now
         super().__init__("adversarial_tests", inner, inner_kwargs)
         if self.inner.reward not in ("code", "code_strict") or self.inner.max_turns > 1:

@@ -92,8 +92,12 @@ def _read_line(line: str, form: AssertForm) -> WrittenTest | LineRefusal:
         return LineRefusal.SIZE
     try:
         [node] = parse_beside_threads(line.strip()).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _read_statement(node, form)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError also: an integer of too many digits
         return LineRefusal.UNREADABLE
+
+
+def _read_statement(node: ast.stmt, form: AssertForm) -> WrittenTest | LineRefusal:
     expected = ""
     if form.has_result:
         compared = node.test if isinstance(node, ast.Assert) and node.msg is None else None

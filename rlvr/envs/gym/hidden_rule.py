@@ -19,7 +19,7 @@ from rlvr.core.types import Task
 from rlvr.envs.gym.gym_env import GymEnv
 from rlvr.envs.gym.gym_session import GymSession, Observation
 from rlvr.envs.registry import register_environment
-from rlvr.reward.reward_options import check_integer
+from rlvr.reward.reward_options import check_integer, check_number
 
 LETTERS = "abcdefgh"
 HELDOUT_FRACTION = 0.2
@@ -42,9 +42,10 @@ class HiddenRule(TaskSource):
     def __init__(self, letters: int = 5, rounds: int = 2, same_rule: bool = False, flaw: float = 0.3) -> None:
         check_integer("hidden_rule: letters", letters, 3, len(LETTERS))
         check_integer("hidden_rule: rounds", rounds, 2)
-        if not 0 <= flaw <= 1:
-            raise ValueError(f"hidden_rule: flaw={flaw!r}, expected a probability, 0 to 1")
-        self.letters, self.rounds, self.same_rule, self.flaw = letters, rounds, bool(same_rule), flaw
+        check_number("hidden_rule: flaw", flaw, 0, 1)
+        if not isinstance(same_rule, bool):
+            raise ValueError(f"hidden_rule: same_rule={same_rule!r:.80}, expected true or false")
+        self.letters, self.rounds, self.same_rule, self.flaw = letters, rounds, same_rule, flaw
         self.max_turns = letters * rounds
         self.vocabulary = [*LETTERS[:letters], *self._numbers(), self.end_word, self.pad_word]
         self._common = next(rule for key in range(10_000) if not _is_heldout(rule := self._draw_rule(key)))

@@ -92,6 +92,12 @@ class VerdictSource(NestedSource):
                 "learned_verifier: truth_share=0 with opponent=self, so nothing would train the verifier, which pays "
                 "everything; give a truth_share above 0, or the path of a run as opponent"
             )
+        for name, value, default in (("verifier_weight", verifier_weight, 1.0), ("right_share", right_share, 0.5)):
+            if has_player and value != default:
+                raise ValueError(
+                    f"learned_verifier: {name}={value:g} has no effect with opponent={opponent!r:.80}: that verifier "
+                    f"is not trained, so its verdicts earn nothing; leave {name} out"
+                )
         super().__init__("learned_verifier", inner, inner_kwargs)
         self._judge = resolve_reward(self.inner.reward)
         if self._judge.waits_for:
