@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeGuard
 
 MAX_NODES, MAX_INPUTS, MAX_METRICS = 4_000, 16, 64
@@ -26,6 +27,10 @@ _EQUATION = re.compile(r"[A-Za-z, ]+->[A-Za-z ]*")  # of einsum, without an elli
 
 def _is_list(given: Any) -> TypeGuard[list[Any]]:
     return isinstance(given, list)
+
+
+def _is_tuple(given: Any) -> TypeGuard[tuple[Any, ...]]:
+    return isinstance(given, tuple)
 
 
 def _is_object(given: Any) -> TypeGuard[dict[str, Any]]:
@@ -71,6 +76,9 @@ METHODS = TENSOR_OPERATIONS | _names(
     repeat reshape_as size to type_as view view_as
     """
 )
+# Of torch.linalg, where functions have meanings of their own. Its `norm` may be a spectral or nuclear one, whose time
+# grows with the cube of a size; so texts name no nuclear norm either.
+LINALG = _names("diagonal matmul vector_norm")
 # Where torch.fx finds a function, and how its name begins there.
 MODULES = {
     "torch": "", "torch.functional": "", "torch.nn.functional": "", "torch._C._nn": "", "torch.special": "",
@@ -79,7 +87,7 @@ MODULES = {
 KEYWORDS_REFUSED = frozenset({"out", "generator", "requires_grad", "pin_memory", "names"})
 WORDS = _names(  # texts that an operation may get: reductions, rounding and so on; never the name of a device
     """
-    batchmean constant floor fro higher linear lower mean midpoint nearest none nuc replicate reflect sum tanh trunc
+    batchmean constant floor fro higher linear lower mean midpoint nearest none replicate reflect sum tanh trunc
     """
 )
 DTYPES = _names("bfloat16 bool double float float16 float32 float64 half int int32 int64 long uint8")
@@ -123,6 +131,11 @@ class LossGraph:
     nodes: tuple[LossNode, ...]
     loss: str
     metrics: Mapping[str, str]
+
+    @cached_property
+    def size(self) -> int:
+        """The nodes, and the entries of lists in their arguments: a list of thousands takes as long as many nodes."""
+        return sum(1 + sum(map(_count_entries, (*node.args, *node.kwargs.values()))) for node in self.nodes)
 
 
 def read_loss_graph(name: str, inputs: Any, graph: Any) -> LossGraph:
@@ -228,7 +241,8 @@ def is_function_known(target: str) -> bool:
         return True
     if module in ("operator", "math"):
         return name in (OPERATORS if module == "operator" else NUMBER_FUNCTIONS)
-    return module in MODULES and name.removeprefix(MODULES[module]) in FUNCTIONS
+    known = LINALG if module.endswith("linalg") else FUNCTIONS
+    return module in MODULES and name.removeprefix(MODULES[module]) in known
 
 
 def _read_argument(
@@ -306,6 +320,10 @@ def _read_output(args: Any, known: Mapping[str, int]) -> tuple[str, Mapping[str,
     if loss not in known:
         raise ValueError(f"the loss is {loss[:80]!r}, which is no node of the graph")
     return loss, found
+
+
+def _count_entries(argument: Any) -> int:
+    return sum(1 + _count_entries(part) for part in argument) if _is_list(argument) or _is_tuple(argument) else 0
 
 
 def _take_field(given: Any, name: str) -> Any:

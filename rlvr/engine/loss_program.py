@@ -28,7 +28,7 @@ from rlvr.engine.policy import Policy
 
 MAX_ELEMENTS = 16 << 20  # of all values of one datum, kept for the gradient: 64 MiB in float32
 TENSOR_ELEMENTS = 256  # that a tensor counts at least: its object takes time and memory too
-MAX_EVALUATIONS = 4 << 20  # of nodes in one request: about a minute
+MAX_EVALUATIONS = 4 << 20  # of nodes, and of entries of lists in their arguments, in one request: about a minute
 MAX_TUPLE, MAX_SPLIT, MAX_CACHED = 64, 1 << 16, 1 << 16
 PAUSE_SECONDS = 0.05  # of computing, after which others get their turns
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -60,10 +60,10 @@ class LossProgram:
     ) -> CustomLossResult:
         """The loss summed over the datums, its gradients and its metrics; ValueError naming the datum at fault."""
         graph = self.graph
-        if (count := len(data) * max(1, len(graph.nodes))) > MAX_EVALUATIONS:
+        if (count := len(data) * max(1, graph.size)) > MAX_EVALUATIONS:
             raise ValueError(
-                f"custom loss {graph.name!r}: {len(graph.nodes):,} nodes for {len(data):,} datums are {count:,} "
-                f"evaluations, expected at most {MAX_EVALUATIONS:,}; send fewer datums at a time"
+                f"custom loss {graph.name!r}: {graph.size:,} nodes and entries of lists for {len(data):,} datums are "
+                f"{count:,} evaluations, expected at most {MAX_EVALUATIONS:,}; send fewer datums at a time"
             )
         paused_at = time.monotonic()
         total, sums, gradients = 0.0, dict.fromkeys(graph.metrics, 0.0), list[np.ndarray]()
@@ -298,6 +298,8 @@ def find_function(op: str, target: str) -> Callable[..., Any]:
         places: list[Any] = [torch, torch.nn.functional, torch.special, torch.linalg]
         if module in ("torch.nn.functional", "torch._C._nn"):
             places.insert(0, torch.nn.functional)
+        if module.endswith("linalg"):  # where the same names mean other functions
+            places = [torch.linalg]
         found = next((function for place in places if (function := getattr(place, name, None)) is not None), None)
     if found is None:
         raise ValueError(f"{target} does not exist in this server's torch {torch.__version__}")

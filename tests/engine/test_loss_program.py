@@ -12,6 +12,7 @@ import torch
 
 from rlvr.algorithms.loss_graph import (
     FUNCTIONS,
+    LINALG,
     METHODS,
     MODULES,
     NUMBER_FUNCTIONS,
@@ -147,8 +148,8 @@ def test_losses_and_metrics_add_up_over_datums() -> None:
 
 
 def test_every_name_that_is_allowed_exists() -> None:
-    for name in FUNCTIONS:
-        for module, prefix in MODULES.items():
+    for module, prefix in MODULES.items():
+        for name in LINALG if module.endswith("linalg") else FUNCTIONS:
             assert is_function_known(f"{module}.{prefix}{name}") and callable(
                 find_function("call_function", f"{module}.{prefix}{name}")
             )
@@ -248,6 +249,40 @@ def test_evaluations_of_a_request_are_limited(monkeypatch: pytest.MonkeyPatch) -
     made.evaluate([row()] * 2, [P] * 2)
     with pytest.raises(ValueError, match=r"6 evaluations.*fewer datums"):
         made.evaluate([row()] * 3, [P] * 3)
+
+
+def test_entries_of_lists_count_as_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes and a list of four."""
+    monkeypatch.setattr(loss_program, "MAX_EVALUATIONS", 12)
+    made = program(node("torch.stack", [ref("logprobs")] * 4, name="y"), method("sum", ref("y")))
+    made.evaluate([row()] * 2, [P] * 2)
+    with pytest.raises(ValueError, match=r"6 nodes and entries of lists for 3 datums are 18 evaluations"):
+        made.evaluate([row()] * 3, [P] * 3)
+
+
+@pytest.mark.parametrize("module", ["torch.linalg.", "torch._C._linalg.linalg_"])
+def test_functions_of_linalg_are_its_own(module: str) -> None:
+    """`diagonal` there is that of the last two axes, in torch that of the first two; `norm` may be a spectral one."""
+    [total] = (
+        program(
+            node("torch.outer", ref("logprobs"), ref("logprobs"), name="o"),
+            node("torch.stack", [ref("o"), ref("o")], name="s"),  # [2, 3, 3]
+            node(f"{module}diagonal", ref("s"), name="d"),  # [2, 3], twice the squares
+            method("sum", ref("d")),
+        )
+        .evaluate([row()], [P])
+        .metrics.values()
+    )
+    assert total == pytest.approx(2 * float((P.astype(float) ** 2).sum()), rel=1e-6)
+    for name in ("norm", "matrix_norm", "svdvals"):
+        with pytest.raises(ValueError, match=f"{name}' is not a function that this server computes"):
+            program(node(f"{module}{name}", ref("logprobs"), 2))
+
+
+def test_a_nuclear_norm_is_refused() -> None:
+    """Its time grows with the cube of a size: 2,000 by 2,000 took eight seconds for one datum."""
+    with pytest.raises(ValueError, match=r"the text 'nuc' is no argument"):
+        program(node("torch.functional.norm", ref("logprobs"), "nuc"))
 
 
 def test_equal_shapes_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
