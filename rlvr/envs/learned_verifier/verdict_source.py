@@ -87,6 +87,12 @@ class VerdictSource(NestedSource):
                 f"learned_verifier: opponent={opponent!r:.80}, expected {SELF}, or the path of a run or "
                 "checkpoint that exists"
             )
+        for name, value, default in (("verifier_weight", verifier_weight, 1.0), ("right_share", right_share, 0.5)):
+            if has_player and value != default:
+                raise ValueError(
+                    f"learned_verifier: {name}={value:g} has no effect with opponent={opponent!r:.80}, whose verdicts "
+                    "are not trained; leave it out"
+                )
         if not (truth_share or has_player):
             raise ValueError(
                 "learned_verifier: truth_share=0 with opponent=self, so nothing would train the verifier, which pays "
