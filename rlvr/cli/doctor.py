@@ -247,10 +247,10 @@ def _describe_verdicts(folder: Path) -> Iterator[str]:
     files = sorted((folder / "rollouts").glob("rl-*.jsonl"))[-WINDOW:]
     counts: Counter[tuple[str, str, str]] = Counter()
     newest: dict[tuple[str, str, str], str] = {}
-    answers = 0
+    answers = judged = 0
     for row in (row for file in files for row in read_rows(file)[0]):
         scores = row.get("scores")
-        answers += 1
+        answers, judged = answers + 1, judged + (isinstance(scores, dict) and bool(scores))
         for reward, score in scores.items() if isinstance(scores, dict) else ():
             score = score if isinstance(score, dict) else {}
             key = (str(reward), str(score.get("outcome")), str(score.get("reason") or ""))
@@ -261,10 +261,11 @@ def _describe_verdicts(folder: Path) -> Iterator[str]:
     if not counts:
         yield from ("", "no completions were stored (run.rollouts_per_step)")
         return
-    yield from ("", f"verdicts on the {answers} completions stored (steps: {len(files)})")
+    which = f"the {answers}" if judged == answers else f"{judged} of the {answers}"  # of roles, one may be judged
+    yield from ("", f"verdicts on {which} completions stored (steps: {len(files)})")
     for (reward, outcome, reason), count in counts.most_common(12):
         why = f" ({readable(reason, 60)})" if reason else ""
-        yield f"  {100 * count / answers:5.1f}%  {readable(reward, 40)}: {readable(outcome, 20)}{why}"
+        yield f"  {100 * count / judged:5.1f}%  {readable(reward, 40)}: {readable(outcome, 20)}{why}"
     failed = [key for key, _ in counts.most_common() if key[1] != "passed"][:3]
     if failed:
         yield from ("", "the newest completion of each kind")

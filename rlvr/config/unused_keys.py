@@ -234,6 +234,8 @@ def _unused_algorithm_keys(config: RunConfig) -> UnusedKeys:
         idle.append(("algorithm.equal_by", "algorithm.drop_equal_groups is false"))
     # What a spec can do without: a file may say the default aloud.
     idle = [(key, why) for key, why in idle if get_at(config, key) is not None]
+    if not config.algorithm.for_tasks:
+        idle.append(("algorithm.task_key", "algorithm.for_tasks is empty"))
     if not config.teacher.for_tasks:
         idle.append(("teacher.task_key", "teacher.for_tasks is empty"))
     return idle if spec.needs_teacher else [*idle, ("teacher", "algorithm.teacher_coef is 0")]

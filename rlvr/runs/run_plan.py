@@ -200,7 +200,13 @@ def _describe_others(assembly: Assembly) -> dict[str, str]:
     if not algorithm.for_tasks:
         return {}
     tasks = _look_at_tasks(assembly)
-    has_key = algorithm.task_key == "level" or any(algorithm.task_key in task.meta for task in tasks)
+    by_level, levels = algorithm.task_key == "level", assembly.source.levels
+    if unknown := [value for value, _ in algorithm.for_tasks if by_level and value not in levels]:
+        raise ValueError(
+            f"algorithm.for_tasks.{unknown[0]}: no task has that level; levels: {', '.join(levels)} (or choose another "
+            "algorithm.task_key)"
+        )
+    has_key = by_level or any(algorithm.task_key in task.meta for task in tasks)
     found = [algorithm.of_task(task) for task in tasks]
     lines = {
         f"  {algorithm.task_key}={value}": f"{_describe_algorithm(one)}; {sum(other is one for other in found)} of "

@@ -186,6 +186,7 @@ def test_a_run_trains_each_source_by_its_algorithm(
         ("  for_tasks: {code: 3}\n", "algorithm.for_tasks.code=3: expected the name of an algorithm"),
         ("  task_key: topic\n  for_tasks: {code: sapo}\n", "task_key=topic: none of 256 tasks has that key"),
         ("  for_tasks: {code: dpo}\n", "algorithm.for_tasks: 'dpo' has the loss 'dpo'"),
+        ("  task_key: level\n  for_tasks: {code: sapo}\n", "algorithm.for_tasks.code: no task has that level"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_run(
@@ -193,6 +194,13 @@ def test_what_cannot_be_is_refused_before_a_run(
 ) -> None:
     assert run(["train", *config(tmp_path, monkeypatch, more)]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_task_key_without_other_specs_is_named_as_unused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", *config(tmp_path, monkeypatch, ""), "algorithm.task_key=topic"]) == 2
+    assert "algorithm.task_key (algorithm.for_tasks is empty)" in capsys.readouterr().err
 
 
 def test_an_entry_changes_the_spec_it_names_or_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,19 @@ def test_a_report_has_findings_reasons_and_examples(tmp_path: Path, capsys: Any)
     assert "no_answer: 3 4 +  ->  hmm 29 " in said and "wrong_value: 3 4 +  ->  = 8" in said
 
 
+def test_shares_are_of_the_completions_that_have_a_verdict(tmp_path: Path, capsys: Any) -> None:
+    """Of an episode of several roles one completion may be judged: 1 of 2 passed, and 2 of 6 are judged."""
+    folder = make_run(tmp_path / "mine")
+    for file in (folder / "rollouts").glob("*.jsonl"):
+        file.unlink()
+    rows = [answer("passed", "", "= 7"), answer("failed", "", "= 8")] + 4 * [{"prompt": "propose", "response": "3 4 +"}]
+    (folder / "rollouts" / "rl-000030.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(["doctor", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "verdicts on 2 of the 6 completions stored (steps: 1)" in said
+    assert said.count(" 50.0%  combined:") == 2
+
+
 def test_answers_are_shown_without_control_codes_and_markup(tmp_path: Path, capsys: Any):
     assert run(["doctor", str(make_run(tmp_path / "mine"))]) == 0
     said = capsys.readouterr().out
@@ -124,7 +137,7 @@ def test_a_damaged_folder_is_reported_from_the_remaining_files(tmp_path: Path):
     (folder / "rollouts" / "rl-000010.jsonl").mkdir()
     said = report(folder)
     assert "rl 13 steps" in said and "2 lines of metrics.jsonl cannot be read" in said
-    assert "verdicts on the 41 completions" in said
+    assert "verdicts on 40 of the 41 completions" in said
 
 
 @pytest.mark.parametrize("value", ["1e308", "1" + "0" * 400, "1e999", "-1e308"])

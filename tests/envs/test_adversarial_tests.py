@@ -155,6 +155,17 @@ def test_copies_repetitions_and_what_is_too_long_or_too_many_are_refused() -> No
     assert [read[i] for i in (0, 2, 4, 5)] == reasons and read[6:] == [LineRefusal.MANY] * 100
 
 
+def test_a_shown_call_is_copied_in_every_spelling() -> None:
+    form = AssertForm({"f"}, ["f(1, [2])"], max_tests=9)
+    for call in ("f(1,[2])", "f(+1, [2])", "f(1, [+2])", "f(0x1, [2,])"):
+        assert read_tests(f"assert {call} == 3", form) == [LineRefusal.COPIED]
+    assert read_tests("assert f(1, b=[2]) == 3", form) == [LineRefusal.UNREADABLE]
+    assert read_tests("assert f(-1, [2]) == 3", form) == [WrittenTest("f(-1, [2])", "3")]
+    named = AssertForm({"f"}, ["f(a=1)"])
+    assert read_tests("assert f(a=1) == 3", named) == [LineRefusal.COPIED]
+    assert read_tests("assert f(a=2) == 3", named) == [WrittenTest("f(a=2)", "3")]
+
+
 def test_a_program_that_never_ends_on_one_test_is_broken_by_that_test_alone() -> None:
     slow = "double = lambda x: 2 * x if x < 50 else next(i for i in iter(int, 1) if i)"
     source = make(Doubling(tests=[SHOWN, *HIDDEN, "assert double(60) == 120"]), timeout_s=0.3, tests=1)

@@ -160,6 +160,10 @@ def test_an_answer_that_is_cut_off_is_refused_unasked(is_known: bool) -> None:
         ("   ", None),
         ("wright", None),
         ("the answer is right here", None),
+        ("The answer is not right.", None),
+        ("It isn't *wrong*", None),
+        ("It isn’t right", None),
+        ("not 4: right", True),
     ],
 )
 def test_the_last_word_is_the_verdict(text: str, verdict: bool | None) -> None:

@@ -58,6 +58,12 @@ class AssertForm:
     max_tests: int = 1
     max_characters: int = 200
 
+    @property
+    def has_keywords(self) -> bool:
+        """Whether calls may name parameters: the prompt shows calls that do, or none. Else a program whose parameters
+        have other names would fail, and a shown call would pass for another one."""
+        return not self.shown_calls or any("=" in call for call in self.shown_calls)
+
 
 def read_tests(text: str, form: AssertForm) -> list[WrittenTest | LineRefusal]:
     """Each line that is not blank as a test, or why it is none; an answer without a line is one unreadable test."""
@@ -112,6 +118,13 @@ def _read_statement(node: ast.stmt, form: AssertForm) -> WrittenTest | LineRefus
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in form.names:
         return LineRefusal.UNREADABLE
     given = [*call.args, *(word.value for word in call.keywords)]
-    if not all(map(is_literal, given)) or any(word.arg is None for word in call.keywords):
+    if not all(map(is_literal, given)) or any(word.arg is None or not form.has_keywords for word in call.keywords):
         return LineRefusal.UNREADABLE
-    return WrittenTest(ast.unparse(call), expected)
+    return WrittenTest(ast.unparse(_DropPlus().visit(call)), expected)
+
+
+class _DropPlus(ast.NodeTransformer):
+    """Writes +2 as 2, so that a call has one spelling."""
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        return self.visit(node.operand) if isinstance(node.op, ast.UAdd) else node

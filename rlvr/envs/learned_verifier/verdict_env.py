@@ -24,14 +24,16 @@ from rlvr.reward.signatures import Case
 SOLVER, VERIFIER = ROLES = ("solver", "verifier")
 RIGHT, WRONG = VERDICTS = ("right", "wrong")
 PLACES = ("prompt", "answer")
+_MARKS = ".,:;!*'\"`()"
 _PLACE = re.compile(r"\{(prompt|answer)\}")
 
 
 def read_verdict(text: str) -> bool | None:
-    """Whether a verdict accepts an answer, by its last word: `right` or `wrong`. None if that is another word."""
-    last = text.split()[-1:]
-    word = last[0].strip(".,:;!*'\"`()").lower() if last else ""
-    return word == RIGHT if word in VERDICTS else None
+    """Whether a verdict accepts an answer, by its last word: `right` or `wrong`. None if that is another word, or if it
+    is negated ("not right"), which readers would take in two ways."""
+    before, word = ["", "", *(word.strip(_MARKS).lower().replace("’", "'") for word in text.split()[-2:])][-2:]
+    is_negated = before in ("not", "never") or before.endswith("n't")
+    return word == RIGHT if word in VERDICTS and not is_negated else None
 
 
 def judge_answer(reward: Reward, task: Task, text: str, stop_reason: StopReason) -> tuple[bool | None, str]:
