@@ -8,6 +8,7 @@ the prompt, a message that is not the question.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
 import os
@@ -31,6 +32,7 @@ MOST = 0.5  # share of tasks from which a place without a word for it tells the 
 OTHERS = 5  # texts of other tasks in which an answer is looked for
 FEWEST = 20  # tasks with choices
 CHOICES = ("choices", "options")
+DIGESTS = ("md5", "sha1", "sha256", "sha512")  # that short answers can be guessed from
 _CHOICE = re.compile(r"^\s*\(?([A-J])[).:]\s*(.+?)\s*$", re.MULTILINE)
 
 
@@ -94,7 +96,7 @@ def check_prompts(environment: CheckedEnvironment) -> list[CheckResult]:
         return is_there or re.match(rf"\W*{re.escape(answer)}(?!\w|\.\d)", text) is not None
 
     def is_encoded(text: str, answer: str) -> bool:
-        return any(form in text for form in encode_answer(answer))
+        return any(form in text for form in encode_answer(answer)) or holds_digest(text, answer)
 
     places = (
         (_read_prompt, follows_marker, 0.0),
@@ -115,6 +117,13 @@ def encode_answer(answer: str) -> list[str]:
     """Hexadecimal and base64 forms of an answer that is long enough to be told from chance."""
     data = answer.encode()
     return [data.hex(), base64.b64encode(data).decode().rstrip("=")] if len(data) >= 3 else []
+
+
+def holds_digest(text: str, answer: str) -> bool:
+    """Whether a plain hash of the answer stands in the text, or at least eight digits of its beginning."""
+    runs = re.findall(r"(?<![0-9a-z])[0-9a-f]{8,128}(?![0-9a-z])", text.lower())
+    digests = [hashlib.new(name, answer.encode(), usedforsecurity=False).hexdigest() for name in DIGESTS if runs]
+    return any(digest.startswith(run) for run in runs for digest in digests)
 
 
 def _split_id(text: str, answer: str) -> bool:
