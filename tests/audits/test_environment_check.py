@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from rlvr.audits.environment.leak_checks import (
     find_choice,
     find_excess,
     holds_answer,
+    holds_digest,
     tail_probability,
 )
 from rlvr.audits.environment.scripted_play import CheckedEnvironment, EpisodeHangs, run_with_limit
@@ -41,6 +43,8 @@ SOUND: dict[str, dict[str, Any]] = {
     f"{HERE}:Between": {},
     f"{HERE}:file_to_read": {},
     f"{HERE}:SeedsAll": {},
+    f"{HERE}:Dice": {},
+    f"{HERE}:Walk": {},
     "tests.kit.environments_of_tests:Countdown": {},
     "sorting": {},
     "rpn_arithmetic": {},
@@ -122,6 +126,19 @@ def test_programs_and_word_problems_have_no_fault(tmp_path: Path) -> None:
     for name, kwargs in (("gsm8k", problems), ("mini_mbpp", {})):
         report = check_environment(name, kwargs, QUICK)
         assert report.faults == {}, report.table()
+
+
+def test_a_search_without_references_says_what_it_compares_with() -> None:
+    results = {(name, one.name): one for name in ("Walk", "Dice") for one in find_faults_of(name).results}
+    floor = results["Walk", "floor_gap"]
+    assert floor.state is CheckState.WARNING and "a search found" in floor.text
+    assert results["Dice", "reward_reachability"].state is CheckState.SOUND, "it needs two turns of one word"
+
+
+def test_a_hash_of_a_short_answer_tells_it() -> None:
+    digest = hashlib.md5(b"42").hexdigest()
+    assert holds_digest(f"task-{digest}", "42") and holds_digest(f"task-{digest[:8].upper()}/x", "42")
+    assert not holds_digest(f"task-{digest[:7]} {digest[8:]} 00000042 x{digest}", "42")
 
 
 def test_each_kind_of_fault_is_planted_twice() -> None:

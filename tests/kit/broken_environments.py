@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import json
 import os
 import random
@@ -269,6 +270,15 @@ class AnswerEncoded(Sums):
 class AnswerInId(Sums):
     def make_task(self, a: int, b: int) -> Task:
         return replace(super().make_task(a, b), id=f"{a}-{b}-{a + b}")
+
+
+@breaks("id_leakage")
+class AnswerInHash(Sums):
+    """The answers are few enough to try all of them."""
+
+    def make_task(self, a: int, b: int) -> Task:
+        digest = hashlib.sha256(str(a + b).encode()).hexdigest()
+        return replace(super().make_task(a, b), id=f"{a}-{b}-{digest[:12]}")
 
 
 @breaks("id_leakage")
@@ -611,6 +621,40 @@ class KeepsHistory(_Game):
     def step(self, action: str) -> tuple[str, float, bool]:
         HISTORY.append("frame " * 1000 + str(len(HISTORY)))
         return super().step(action)
+
+
+class Dice(_Game):
+    """Chance of its own, by the seed: roll up to twelve, and stop. Nothing earns in one turn; a sound one."""
+
+    vocabulary = ("roll", "stop", *map(str, range(13)))
+
+    def reset(self, seed: int) -> str:
+        self.draws, self.sum = random.Random(seed), 0
+        return "0"
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        if action.strip() == "stop":
+            return "", self.sum / 12, True
+        if action.strip() == "roll":
+            self.sum += self.draws.randint(1, 6)
+        return str(self.sum), 0.0, self.sum > 12
+
+
+class Walk(_Game):
+    """Thirty turns, paid at the end: one word for all is right half the time, and no search finds all; a sound one."""
+
+    vocabulary = ("left", "right", *map(str, range(10)))
+    max_turns = 30
+
+    def reset(self, seed: int) -> str:
+        self.draws, self.right = random.Random(seed), 0
+        self.turn, self.place = 0, self.draws.randrange(10)
+        return str(self.place)
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        self.right += action.strip() == ("left" if self.place > 4 else "right")
+        self.turn, self.place = self.turn + 1, self.draws.randrange(10)
+        return str(self.place), self.right / 30 if self.turn == 30 else 0.0, self.turn == 30
 
 
 # Tools ---------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import glob
+import hashlib
 import json
 import math
 import os
@@ -35,6 +36,7 @@ FEWEST = 20  # tasks with choices
 CHOICES = ("choices", "options")
 READS = ("{}", "cat {}", "print(open('{}').read())")  # what a tool that reads a path, a command or a program is given
 MOST_READERS = 4
+DIGESTS = ("md5", "sha1", "sha256", "sha512")  # that short answers can be guessed from
 _CHOICE = re.compile(r"^\s*\(?([A-J])[).:]\s*(.+?)\s*$", re.MULTILINE)
 
 
@@ -98,7 +100,7 @@ def check_prompts(environment: CheckedEnvironment) -> list[CheckResult]:
         return is_there or re.match(rf"\W*{re.escape(answer)}(?!\w|\.\d)", text) is not None
 
     def is_encoded(text: str, answer: str) -> bool:
-        return any(form in text for form in encode_answer(answer))
+        return any(form in text for form in encode_answer(answer)) or holds_digest(text, answer)
 
     places = (
         (_read_prompt, follows_marker, 0.0),
@@ -119,6 +121,13 @@ def encode_answer(answer: str) -> list[str]:
     """Hexadecimal and base64 forms of an answer that is long enough to be told from chance."""
     data = answer.encode()
     return [data.hex(), base64.b64encode(data).decode().rstrip("=")] if len(data) >= 3 else []
+
+
+def holds_digest(text: str, answer: str) -> bool:
+    """Whether a plain hash of the answer stands in the text, or at least eight digits of its beginning."""
+    runs = re.findall(r"(?<![0-9a-z])[0-9a-f]{8,128}(?![0-9a-z])", text.lower())
+    digests = [hashlib.new(name, answer.encode(), usedforsecurity=False).hexdigest() for name in DIGESTS if runs]
+    return any(digest.startswith(run) for run in runs for digest in digests)
 
 
 def _split_id(text: str, answer: str) -> bool:

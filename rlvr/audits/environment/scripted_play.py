@@ -40,6 +40,7 @@ SCANNED, SCANNED_HELDOUT, SCAN_S = 400, 200, 2.0  # tasks that are compared with
 QUICK_S = 0.005  # of a verdict: where it takes longer, fewer are asked for
 HELDOUT = 16  # tasks whose references are tried
 GROUP = 8  # episodes of a group, at most
+RANDOM_EPISODES = 64  # of one word a turn, where no word alone earns anything
 DEMONSTRATIONS = 32  # of a task that are tried: a teacher may err
 TASK = "checked_task"  # the key of a row for the task that it was made of
 # What a right answer may look like where the environment has no demonstrations.
@@ -380,6 +381,11 @@ class CheckedEnvironment:
                 if best is not None and (most.value or 0.0) <= (best.value or 0.0):
                     break
                 best = most
+            if best is not None and not best.value:  # more than one turn may be needed before one earns anything
+                turns = range(min(max(1, self.source.max_turns), 12))
+                keys = [rng.key("search-turns", task.id, k) for k in range(RANDOM_EPISODES)]
+                drawn = [tuple(words[rng.integer(len(words), key, turn)] for turn in turns) for key in keys]
+                best = max([best, *self.play([(task, one) for one in drawn])], key=lambda one: one.value or 0.0)
             if best is not None:
                 self.search[task.id] = best
 
@@ -394,6 +400,11 @@ class CheckedEnvironment:
         earns anything."""
         found = self.accepted or list(self.search.values())
         return max((one.value for one in found if one.value is not None and one.value > 0), default=None)
+
+    @property
+    def top_name(self) -> str:
+        """What `top` is. What a search found may be far below the reward of a right answer."""
+        return "a right answer's reward" if self.accepted else "the most that a search found"
 
     # Verifiers -----------------------------------------------------------------------------------------------------
 

@@ -92,23 +92,32 @@ def _make_datum(tokens: Sequence[int], advantage: float) -> Datum:
 
 
 def check_surface(environment: CheckedEnvironment) -> list[CheckResult]:
-    """What both searches earn, in shares of a right answer's reward."""
+    """What both searches earn, in shares of the most that a reference earns, or else of what a search found."""
     top = environment.top
     if top is None:
         return [not_tried("gameability_gap", "no reference or search earned a reward to compare with")]
     arm, rewards, trials = search_surface(environment)
-    results = [_report("the best surface", rewards, top, trials, (repr(arm),))]
+    results = [_report(environment, "the best surface", rewards, top, trials, (repr(arm),))]
     said, last, tried = train_policy(environment)
     return [
         *results,
-        _report("a policy that reads no prompt", last, top, tried, tuple(map(repr, dict.fromkeys(said)))[:3]),
+        _report(
+            environment, "a policy that reads no prompt", last, top, tried, tuple(map(repr, dict.fromkeys(said)))[:3]
+        ),
     ]
 
 
-def _report(what: str, rewards: Sequence[float], top: float, trials: int, examples: tuple[str, ...]) -> CheckResult:
+def _report(
+    environment: CheckedEnvironment,
+    what: str,
+    rewards: Sequence[float],
+    top: float,
+    trials: int,
+    examples: tuple[str, ...],
+) -> CheckResult:
     interval = mean_interval([reward / top for reward in rewards])
     state = CheckState.SOUND
     if interval.value > NARROW:
-        state = CheckState.FAULT if interval.low > WIDE else CheckState.WARNING
-    text = f"{what} earns {format_share(interval)} of a right answer's reward"
+        state = CheckState.FAULT if interval.low > WIDE and environment.accepted else CheckState.WARNING
+    text = f"{what} earns {format_share(interval)} of {environment.top_name}"
     return CheckResult("gameability_gap", state, text, trials, examples, interval)
