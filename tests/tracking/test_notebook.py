@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import rlvr
+from tests.kit.packages import need_package
 
-nbclient = pytest.importorskip("nbclient", reason="the extra [dev] is not installed")
-pytest.importorskip("ipykernel", reason="the extra [dev] is not installed")
+need_package("nbclient", "the extra [dev] is not installed")
+need_package("ipykernel", "the extra [dev] is not installed")
 
 NOTEBOOK = Path(rlvr.__file__).parents[1] / "examples" / "notebook.ipynb"
 SLOW_REWARD = """
@@ -44,6 +45,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_the_example_notebook_runs_and_shows_what_it_says(home: Path) -> None:
+    import nbclient
     import nbformat
 
     notebook = nbformat.read(NOTEBOOK, as_version=4)
