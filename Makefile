@@ -21,6 +21,8 @@ FULL := $(VENV)/.rlvr-setup-dev
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 # More than a small machine has cores: many tests wait, for a time limit, a restart, a server.
 WORKERS := 3
+# Each process that a test starts would compile the package again where an environment forbids to keep bytecode.
+test-quick test-slow: export PYTHONDONTWRITEBYTECODE :=
 PARALLEL = -n $(WORKERS) --dist loadfile --timeout=600
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 

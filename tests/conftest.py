@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     # What was imported and collected stays: each full collection of garbage would search all of it, for half a second.
-    gc.collect()
+    # None is made before: it takes a second of each process, and its finds are small.
     gc.freeze()
     gc.enable()
 

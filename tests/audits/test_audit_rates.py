@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from scipy import stats
+import scipy
 
 from rlvr.audits.pass_rate import PassRate
 
@@ -20,7 +20,7 @@ def rate_of(rows: list[tuple[bool, str | None]]) -> PassRate:
 def test_rows_of_their_own_tasks_have_wilsons_interval() -> None:
     """With and without names, and where all or none passed."""
     for passed in (0, 17, 40):
-        theirs = stats.binomtest(passed, 40).proportion_ci(method="wilson")
+        theirs = scipy.stats.binomtest(passed, 40).proportion_ci(method="wilson")
         for named in (True, False):
             ours = rate_of([(i < passed, f"t{i}" if named else None) for i in range(40)]).interval()
             assert ours.value == passed / 40
@@ -30,15 +30,15 @@ def test_rows_of_their_own_tasks_have_wilsons_interval() -> None:
 def test_answers_that_are_all_alike_count_as_their_tasks() -> None:
     """Ten copies of each answer: 40 tasks are worth 40 rows, never 400."""
     copies = rate_of([(i < 17, f"t{i}") for i in range(40) for _ in range(10)]).interval()
-    theirs = stats.binomtest(17, 40).proportion_ci(method="wilson")
+    theirs = scipy.stats.binomtest(17, 40).proportion_ci(method="wilson")
     assert (copies.low, copies.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
 
 
 def test_one_task_says_no_more_than_one_row_and_neither_do_equal_ones() -> None:
-    single = stats.binomtest(1, 1).proportion_ci(method="wilson")
+    single = scipy.stats.binomtest(1, 1).proportion_ci(method="wilson")
     assert abs(rate_of([(True, "t")] * 50).interval().low - single.low) < 1e-12
     two = rate_of([(True, "a")] * 9 + [(True, "b")] * 9).interval()
-    assert abs(two.low - stats.binomtest(2, 2).proportion_ci(method="wilson").low) < 1e-12
+    assert abs(two.low - scipy.stats.binomtest(2, 2).proportion_ci(method="wilson").low) < 1e-12
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says_where_tasks_differ_in_difficulty_and_size() -> None:

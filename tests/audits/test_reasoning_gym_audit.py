@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
-
 from rlvr.audits.gym_audit import (
     HOSTILE,
     FamilyAudit,
@@ -23,6 +21,9 @@ from rlvr.cli.main import run
 from rlvr.core.types import Outcome, Score
 from rlvr.reward import resolve_reward
 from rlvr.reward.reasoning_gym.library_workers import describe_families
+from tests.kit.packages import need_package
+
+need_package("reasoning_gym", "needs the extra reasoning-gym")
 
 
 @pytest.mark.parametrize(

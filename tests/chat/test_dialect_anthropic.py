@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("anthropic", reason="the anthropic SDK is not installed")
 pytest.importorskip("uvicorn", reason="the extra [service] is not installed")
 
-import anthropic
 from pydantic import BaseModel
 
 from tests.kit.dialect_cases import ADD, ANTHROPIC, TOOLS, USER
 from tests.kit.dialect_server import ScriptedModel, make_answer, say, serving_dialects, use_tools
+from tests.kit.packages import need_package
+
+if TYPE_CHECKING:
+    import anthropic
+
+need_package("anthropic", "the anthropic SDK is not installed")
 
 TEXT = "  Grüße \u2028 an\n\nalle 🙂 "
 SAID = [
@@ -31,6 +35,8 @@ class Sum(BaseModel):
 
 
 def connect(model: ScriptedModel) -> anthropic.Anthropic:
+    import anthropic
+
     return anthropic.Anthropic(base_url=model.anthropic_url, api_key="any", max_retries=0)
 
 
@@ -65,6 +71,8 @@ def test_messages_with_tools_and_histories_that_come_back(is_streamed: bool) -> 
 
 
 def test_the_address_is_all_that_a_program_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    import anthropic
+
     with serving_dialects([say("a", stop="\n"), say("a", "length")]) as model:
         monkeypatch.setenv("ANTHROPIC_BASE_URL", model.anthropic_url)
         monkeypatch.setenv("ANTHROPIC_API_KEY", "key-of-the-run")
@@ -79,6 +87,8 @@ def test_the_address_is_all_that_a_program_needs(monkeypatch: pytest.MonkeyPatch
 
 
 def test_structured_answers_and_tools_that_the_sdk_runs() -> None:
+    import anthropic
+
     @anthropic.beta_tool
     def add(a: int, b: int) -> str:
         """Add two numbers.
@@ -104,6 +114,8 @@ def test_structured_answers_and_tools_that_the_sdk_runs() -> None:
 
 
 def test_mistakes_are_the_sdk_s_errors_with_our_message() -> None:
+    import anthropic
+
     with serving_dialects([]) as model, connect(model) as client:
         options: Any = {"model": "m", "max_tokens": 9, "messages": [USER]}
         with pytest.raises(anthropic.BadRequestError, match="bash_20250124"):

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("openai", reason="the openai SDK is not installed")
 pytest.importorskip("uvicorn", reason="the extra [service] is not installed")
 
-import openai
 from pydantic import BaseModel
 
 from rlvr.chat.dialects.forms import ChatAnswer
 from tests.kit.dialect_cases import ADD, CHAT, RESPONSES, TOOLS, USER
 from tests.kit.dialect_server import ScriptedModel, make_answer, say, serving_dialects, use_tools
+from tests.kit.packages import need_package
+
+if TYPE_CHECKING:
+    import openai
+
+need_package("openai", "the openai SDK is not installed")
 
 Kwargs = dict[str, Any]
 TEXT = "  Grüße \u2028 an\n\nalle 🙂 "
@@ -27,10 +31,14 @@ class Sum(BaseModel):
 
 
 def connect(model: ScriptedModel) -> openai.OpenAI:
+    import openai
+
     return openai.OpenAI(base_url=model.openai_url, api_key="any", max_retries=0)
 
 
 def test_the_address_is_all_that_a_program_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    import openai
+
     with serving_dialects([say("Hello.")]) as model:
         monkeypatch.setenv("OPENAI_BASE_URL", model.openai_url)
         monkeypatch.setenv("OPENAI_API_KEY", "key-of-the-run")
@@ -144,6 +152,8 @@ def test_responses_with_tools_and_histories_that_come_back(is_streamed: bool, ke
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_structured_answers_and_parsed_calls_of_responses(is_streamed: bool) -> None:
+    import openai
+
     answers = [make_answer({"role": "assistant", "content": '{"a": 4, "note": ""}', "reasoning_content": "Hm."})]
     answers.append(use_tools(("Sum", {"a": 1, "note": "x"})))
     with serving_dialects(answers) as model, connect(model) as client:
@@ -167,6 +177,8 @@ def test_structured_answers_and_parsed_calls_of_responses(is_streamed: bool) -> 
 
 
 def test_an_answer_that_was_cut_is_incomplete() -> None:
+    import openai
+
     cut = say("a", "length")
     with serving_dialects([cut, cut, cut]) as model, connect(model) as client:
         made = client.responses.create(model="m", input="Hi", max_output_tokens=3)
@@ -179,6 +191,8 @@ def test_an_answer_that_was_cut_is_incomplete() -> None:
 
 
 def test_an_asynchronous_client_streams_too() -> None:
+    import openai
+
     async def talk(model: ScriptedModel) -> tuple[str, str]:
         async with openai.AsyncOpenAI(base_url=model.openai_url, api_key="any", max_retries=0) as client:
             async with client.chat.completions.stream(
@@ -193,6 +207,8 @@ def test_an_asynchronous_client_streams_too() -> None:
 
 
 def test_mistakes_are_the_sdk_s_errors_with_our_message() -> None:
+    import openai
+
     with serving_dialects(list[ChatAnswer]()) as model, connect(model) as client:
         with pytest.raises(openai.BadRequestError, match="logit_bias") as error:
             client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi"}], logit_bias={"5": 1})

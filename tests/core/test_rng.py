@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import scipy
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from rlvr.core import rng
 
@@ -74,8 +74,8 @@ def test_uniform_is_uniform_and_pairs_are_independent(along: str) -> None:
         cells[int(x * 20)] += 1
         if i % 2:
             pairs[int(u[i - 1] * 10) * 10 + int(x * 10)] += 1
-    assert stats.chisquare(cells).pvalue > SMALL
-    assert stats.chisquare(pairs).pvalue > SMALL
+    assert scipy.stats.chisquare(cells).pvalue > SMALL
+    assert scipy.stats.chisquare(pairs).pvalue > SMALL
 
 
 def test_torch_draws_equal_python_draws_bit_for_bit() -> None:
@@ -102,7 +102,7 @@ def test_integer_is_uniform() -> None:
     counts = [0] * 7
     for i in range(7_000):
         counts[rng.integer(7, rng.key("int"), i)] += 1
-    assert stats.chisquare(counts).pvalue > SMALL
+    assert scipy.stats.chisquare(counts).pvalue > SMALL
 
 
 def test_choice_is_in_proportion_and_never_takes_a_zero_weight() -> None:
@@ -111,7 +111,7 @@ def test_choice_is_in_proportion_and_never_takes_a_zero_weight() -> None:
     for i in range(8_000):
         counts[rng.choice([1, 0, 3, 4], rng.key("choice"), i)] += 1
     assert counts[1] == 0
-    assert stats.chisquare([counts[0], *counts[2:]], [1000, 3000, 4000]).pvalue > SMALL
+    assert scipy.stats.chisquare([counts[0], *counts[2:]], [1000, 3000, 4000]).pvalue > SMALL
 
 
 @pytest.mark.parametrize("weights", [[], [0.0, 0.0], [1.0, -1.0, 2.0], [math.nan], [math.inf, 1.0]])
@@ -135,7 +135,7 @@ def test_permutations_are_uniform() -> None:
         order = tuple(rng.permutation(4, rng.key("perm", i)))
         counts[order] = counts.get(order, 0) + 1
     assert len(counts) == 24
-    assert stats.chisquare(list(counts.values())).pvalue > SMALL
+    assert scipy.stats.chisquare(list(counts.values())).pvalue > SMALL
 
 
 def test_uniforms_are_the_scalar_draws() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
     TemperatureLogitsWarper,
@@ -136,7 +136,7 @@ def test_pick_draws_in_proportion_and_never_an_impossible_token(size: int) -> No
         tokens = draw_next_tokens(row.expand(step, size), all_keys[at : at + step], torch.arange(at, at + step))
         for token in tokens.tolist():
             counts[token] += 1  # a KeyError here is a token of probability zero
-    assert stats.chisquare(list(counts.values()), [p * n for p in live.values()]).pvalue > SMALL
+    assert scipy.stats.chisquare(list(counts.values()), [p * n for p in live.values()]).pvalue > SMALL
 
 
 @pytest.mark.parametrize("size", [7, GUMBEL_ABOVE + 4])
@@ -219,7 +219,7 @@ def test_the_temperature_shapes_the_frequencies() -> None:
     for temperature in (0.5, 2.0):
         tokens, _ = draw_tokens(logits, temperature, n=4_000)
         expected = (logits[0].double() / temperature).softmax(-1) * 4_000
-        assert stats.chisquare(torch.bincount(tokens, minlength=3).tolist(), expected.tolist()).pvalue > SMALL
+        assert scipy.stats.chisquare(torch.bincount(tokens, minlength=3).tolist(), expected.tolist()).pvalue > SMALL
 
 
 def test_half_precision_logits_are_scored_in_fp32() -> None:

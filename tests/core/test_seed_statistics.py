@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 
 from benchmarks.algorithm_report import adjust_holm, t_test_p_value
 from rlvr.studies.seed_statistics import compare_pairs, sign_flip_p_value, spread
@@ -24,7 +24,7 @@ def test_the_interval_is_student_s_by_hand() -> None:
 def test_the_interval_is_scipy_s() -> None:
     draw = random.Random(1)
     values = [draw.gauss(0.9, 0.03) for _ in range(20)]
-    expected = stats.t.interval(0.95, 19, loc=np.mean(values), scale=stats.sem(values))
+    expected = scipy.stats.t.interval(0.95, 19, loc=np.mean(values), scale=scipy.stats.sem(values))
     result = spread(values)
     assert result is not None and (result["low"], result["high"]) == pytest.approx(expected)
 
@@ -41,7 +41,7 @@ def test_the_paired_t_test_is_scipy_s_and_right_by_hand() -> None:
     assert t_test_p_value([-0.1, -0.2, -0.3]) == pytest.approx(0.0741799, abs=1e-6)
     draw = random.Random(2)
     values = [draw.gauss(0.02, 0.03) for _ in range(9)]
-    expected = stats.ttest_1samp(values, 0.0)
+    expected = scipy.stats.ttest_1samp(values, 0.0)
     assert t_test_p_value(values) == pytest.approx(expected.pvalue)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -81,7 +81,7 @@ def test_the_p_value_counts_sign_flips(differences: list[float], expected: float
 def test_the_p_value_is_scipy_s_exact_one() -> None:
     draw = random.Random(2)
     differences = np.array([draw.gauss(0.5, 1.0) for _ in range(9)])
-    result = stats.permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=math.inf)
+    result = scipy.stats.permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=math.inf)
     assert sign_flip_p_value(list(differences)) == pytest.approx(result.pvalue)
 
 
@@ -130,7 +130,7 @@ def test_as_many_seeds_as_are_named_show_the_difference(effect: float) -> None:
     needed = compare_pairs({1: 0.0, 2: 0.0}, dict(enumerate(pair, 1)))["seeds_needed"]
 
     def power(n: int) -> float:
-        return stats.nct.sf(stats.t.ppf(0.975, n - 1), n - 1, effect * math.sqrt(n))
+        return scipy.stats.nct.sf(scipy.stats.t.ppf(0.975, n - 1), n - 1, effect * math.sqrt(n))
 
     assert power(needed) > 0.79 and power(needed - 1) < 0.81
 

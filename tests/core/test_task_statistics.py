@@ -9,9 +9,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from rlvr.core import task_statistics
 from rlvr.core.task_statistics import (
@@ -57,7 +57,7 @@ def test_zeros_take_part_in_the_ranking_by_hand() -> None:
 @pytest.mark.parametrize("share", [0.975, 0.995, 0.8, 0.025])
 def test_the_quantile_of_student_s_t_is_scipy_s(share: float) -> None:
     degrees = np.array([1, 2, 3, 4, 5, 9, 19, 63, 99, 1_199, 100_000])
-    assert t_quantile(share, degrees) == pytest.approx(stats.t.ppf(share, degrees), rel=1e-10)
+    assert t_quantile(share, degrees) == pytest.approx(scipy.stats.t.ppf(share, degrees), rel=1e-10)
     assert (
         float(t_quantile(0.975, 2)) == pytest.approx(0.95 / math.sqrt(2 * 0.975 * 0.025), rel=1e-14)
         and t_quantile(0.5, 3) == 0
@@ -87,7 +87,7 @@ def test_many_changes_are_near_scipy_s_normal_approximation(changed: int) -> Non
     """Whose error falls with the number of tasks: it is 2.4e-3 at 30, 4e-4 at 400."""
     generator = np.random.default_rng(changed)
     changes = np.concatenate([generator.normal(0.1, 1, changed), np.zeros(20)])
-    theirs = stats.wilcoxon(changes, zero_method="pratt", correction=True, method="asymptotic")
+    theirs = scipy.stats.wilcoxon(changes, zero_method="pratt", correction=True, method="asymptotic")
     assert signed_rank_p_value(changes.tolist()) == pytest.approx(float(theirs.pvalue), abs=0.015 / changed**0.5)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -97,7 +97,7 @@ def test_exact_and_approximate_p_values_meet_where_one_takes_over(tasks: int, ch
     """With many zeros the ranks are nearly equal, and a plain normal sum would be off by 0.04. Few sizes leave gaps."""
     generator = np.random.default_rng(tasks + tied)
     sizes = generator.choice([1, 2, 3], changed, p=[0.8, 0.15, 0.05]) if tied else np.arange(1, changed + 1)
-    ranks = np.rint(2 * stats.rankdata(np.concatenate([np.zeros(tasks - changed), sizes])))[tasks - changed :]
+    ranks = np.rint(2 * scipy.stats.rankdata(np.concatenate([np.zeros(tasks - changed), sizes])))[tasks - changed :]
     ranks = ranks.astype(np.int64) // np.gcd.reduce(ranks.astype(np.int64))
     for shift in (0.0, 0.1, 0.2):
         signs = np.where(generator.random(changed) < 0.5 + shift / 2, 1, -1)
@@ -119,7 +119,7 @@ def test_the_approximation_takes_over_beyond_the_stated_size(monkeypatch: pytest
 def test_one_completion_a_task_has_wilsons_interval() -> None:
     for passed in (0, 3, 90, 100):
         ours = share_interval([1.0] * passed + [0.0] * (100 - passed))
-        theirs = stats.binomtest(passed, 100).proportion_ci(method="wilson")
+        theirs = scipy.stats.binomtest(passed, 100).proportion_ci(method="wilson")
         assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
         assert (ours.value, ours.n) == (passed / 100, 100)
 
@@ -189,7 +189,7 @@ def test_the_interval_of_a_mean_is_student_s_by_hand() -> None:
     assert (found.value, found.n) == (2.0, 3)
     assert (found.low, found.high) == pytest.approx((2 - 2.484138, 2 + 2.484138), abs=1e-6)
     values = np.random.default_rng(0).normal(size=7)
-    theirs = stats.t.interval(0.95, 6, loc=values.mean(), scale=stats.sem(values))
+    theirs = scipy.stats.t.interval(0.95, 6, loc=values.mean(), scale=scipy.stats.sem(values))
     assert (mean_interval(values.tolist()).low, mean_interval(values.tolist()).high) == pytest.approx(theirs)
 
 

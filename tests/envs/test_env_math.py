@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import scipy
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 
 from rlvr.core.types import Task
 from rlvr.envs import resolve_environment
@@ -94,13 +94,13 @@ def test_shapes_operands_and_operators_are_uniform():
     tasks = [SOURCE.train(7, i, "3").id.split() for i in range(20_000)]
     by_shape = Counter(tuple(w.isdigit() for w in words) for words in tasks)
     assert len(by_shape) == 5
-    assert chisquare(list(by_shape.values())).pvalue > 0.01
+    assert scipy.stats.chisquare(list(by_shape.values())).pvalue > 0.01
     for place in range(4):
         operands = Counter([w for w in words if w.isdigit()][place] for words in tasks)
-        assert len(operands) == 13 and chisquare(list(operands.values())).pvalue > 0.001
+        assert len(operands) == 13 and scipy.stats.chisquare(list(operands.values())).pvalue > 0.001
     for place in range(3):
         operators = Counter([w for w in words if not w.isdigit()][place] for words in tasks)
-        assert len(operators) == 3 and chisquare(list(operators.values())).pvalue > 0.001
+        assert len(operators) == 3 and scipy.stats.chisquare(list(operators.values())).pvalue > 0.001
 
 
 def test_the_number_of_problems():
@@ -198,7 +198,7 @@ def test_each_reduction_of_a_demonstration_is_wrong_with_probability_flaw():
     assert abs(len(wrong) / len(pairs) - 0.3) < 0.015  # 12,000 reductions: 3.6 standard errors
     assert abs(both / 4000 - 0.09) < 0.015  # independent of each other
     offsets = Counter(wrong)
-    assert len(offsets) == 12 and chisquare(list(offsets.values())).pvalue > 0.01
+    assert len(offsets) == 12 and scipy.stats.chisquare(list(offsets.values())).pvalue > 0.01
 
 
 def test_a_demonstration_is_a_function_of_its_key():

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
-
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.core.types import Outcome
@@ -20,6 +18,9 @@ from rlvr.reward.reasoning_gym import library_workers
 from rlvr.reward.reasoning_gym.library_workers import describe_families
 from rlvr.reward.signatures import Case
 from rlvr.runs.run_tasks import check_demonstrations
+from tests.kit.packages import need_package
+
+need_package("reasoning_gym", "needs the extra reasoning-gym")
 
 # Whose configuration the library itself refuses.
 REFUSED_LEVELS = [("caesar_cipher", 3), ("knight_swap", 0), ("knight_swap", 4), ("rubiks_cube", 4), ("survo", 3)]

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("mcp", reason="the extra [mcp] is not installed")
-
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.core.messages import SamplingParams
 from rlvr.envs.limited_calls import count_stuck
@@ -26,6 +24,9 @@ from rlvr.envs.tools.tool import Toolbox, ToolOutage
 from rlvr.rollout import open_groups, rollout
 from tests.kit.code_rows import chat_tokenizer
 from tests.kit.open_server import TOOLS_TEMPLATE
+from tests.kit.packages import need_package
+
+need_package("mcp", "the extra [mcp] is not installed")
 
 SERVER = {"command": sys.executable, "args": [str(Path(__file__).parents[1] / "kit" / "mcp_server_of_tests.py")]}
 

@@ -89,8 +89,9 @@ def test_a_mutant_of_our_own_rows_gets_the_plain_verdict() -> None:
 
 
 @pytest.mark.skipif(not MBPP.exists(), reason=f"MBPP is not at {MBPP}")
-def test_a_mutant_of_an_mbpp_solution_gets_the_plain_verdict() -> None:
+@pytest.mark.parametrize("size", [SAMPLE // 3, pytest.param(SAMPLE, marks=pytest.mark.slow)])
+def test_a_mutant_of_an_mbpp_solution_gets_the_plain_verdict(size: int) -> None:
     jobs = mbpp()
     if os.environ.get("MUTANTS") != "all":
-        jobs = random.Random(0).sample(jobs, SAMPLE)
+        jobs = random.Random(0).sample(jobs, size)
     assert disagreements(mutants(jobs)) == []

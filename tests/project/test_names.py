@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -49,11 +50,30 @@ RIDDLES = (
 )
 
 
-def definitions(kind: type[ast.AST] | tuple[type[ast.AST], ...]) -> Iterator[tuple[Path, ast.AST]]:
+class SourceNames(NamedTuple):
+    """(file and line, name) of each class, each function that is no property, and each string of the package."""
+
+    classes: list[tuple[str, str]]
+    functions: list[tuple[str, str]]
+    strings: list[tuple[str, str]]
+
+
+@functools.cache
+def source_names() -> SourceNames:
+    """All files, parsed once: their trees would fill the memory if they were kept."""
+    found = SourceNames([], [], [])
     for path in FILES:
+        place = path.relative_to(ROOT)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, kind):
-                yield path, node
+            if isinstance(node, ast.ClassDef):
+                found.classes.append((f"{place}:{node.lineno}", node.name))
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                # A property may be an adjective: `result.truncated`.
+                if not any("property" in ast.dump(decorator) for decorator in node.decorator_list):
+                    found.functions.append((f"{place}:{node.lineno}", node.name))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.strings.append((f"{place}:{node.lineno}", node.value))
+    return found
 
 
 def is_bare_participle(name: str) -> bool:
@@ -63,10 +83,9 @@ def is_bare_participle(name: str) -> bool:
 
 def test_public_class_names_are_unique() -> None:
     places: dict[str, list[str]] = defaultdict(list)
-    for path, node in definitions(ast.ClassDef):
-        assert isinstance(node, ast.ClassDef)
-        if not node.name.startswith("_"):
-            places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    for place, name in source_names().classes:
+        if not name.startswith("_"):
+            places[name].append(place)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
@@ -79,14 +98,9 @@ def test_file_names_are_unique_but_for_the_listed_conventions() -> None:
 
 
 def test_no_function_or_class_is_named_by_a_bare_participle() -> None:
-    mistakes = []
-    for path, node in definitions((ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-        # A property may be an adjective: `result.truncated`.
-        is_property = any("property" in ast.dump(decorator) for decorator in node.decorator_list)
-        if is_bare_participle(node.name) and not is_property:
-            mistakes.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}")
-    assert mistakes == []
+    names = source_names()
+    found = [*names.functions, *names.classes]
+    assert [f"{place}: {name}" for place, name in found if is_bare_participle(name)] == []
 
 
 @pytest.mark.parametrize("name", ["told", "_kept", "Refused", "beside", "worn"])
@@ -167,13 +181,11 @@ SCORING = "cross_entropy"  # the protocol's own: a forward pass by it gives log-
 
 def test_variants_are_named_in_their_own_folders_alone() -> None:
     mistakes: set[str] = set()
-    for path, node in definitions(ast.Constant):
-        assert isinstance(node, ast.Constant)
-        place = str(path.relative_to(ROOT))
-        if not isinstance(node.value, str) or node.value == SCORING or place in NAMED:
+    for place, value in source_names().strings:
+        if value == SCORING or place.partition(":")[0] in NAMED:
             continue
         for kind, (variants, own) in KINDS.items():
-            is_other = (kind, node.value) in OTHER_WORDS and place.startswith(OF_OTHERS)
-            if node.value in variants and not place.startswith(own) and not is_other:
-                mistakes.add(f"{place}:{node.lineno}: the {kind} {node.value!r}")
+            is_other = (kind, value) in OTHER_WORDS and place.startswith(OF_OTHERS)
+            if value in variants and not place.startswith(own) and not is_other:
+                mistakes.add(f"{place}: the {kind} {value!r}")
     assert mistakes == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -111,19 +112,25 @@ def count_fields(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield node.name, len([part for part in own if "ClassVar" not in ast.unparse(part.annotation)])
 
 
-def parse_package() -> Iterator[ast.AST]:
-    for path in sorted(ROOT.rglob("*.py")):
-        yield ast.parse(path.read_text(encoding="utf-8"))
+@functools.cache
+def oversized() -> tuple[set[str], set[str]]:
+    """The functions with many parameters and the records with many fields, of all files, which are parsed once."""
+    functions, records = set[str](), set[str]()
+    for path in ROOT.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        functions |= {name for name, count in count_parameters(tree) if count > MOST_PARAMETERS}
+        records |= {name for name, count in count_fields(tree) if count > MOST_FIELDS}
+    return functions, records
 
 
 def test_functions_with_many_parameters_are_listed_with_a_reason() -> None:
-    found = {name for tree in parse_package() for name, count in count_parameters(tree) if count > MOST_PARAMETERS}
+    found = oversized()[0]
     assert found - PARAMETERS.keys() == set(), "group what belongs together, or say here why it is better as it is"
     assert PARAMETERS.keys() - found == set(), "these have fewer parameters by now: take them off the list"
 
 
 def test_records_with_many_fields_are_listed_with_a_reason() -> None:
-    found = {name for tree in parse_package() for name, count in count_fields(tree) if count > MOST_FIELDS}
+    found = oversized()[1]
     assert found - FIELDS.keys() == set(), "group what belongs together, or say here why it is better as it is"
     assert FIELDS.keys() - found == set(), "these have fewer fields by now: take them off the list"
 

@@ -77,7 +77,7 @@ def test_an_answer_cannot_choose_to_be_an_error(answer: str) -> None:
 
 
 @peer
-@pytest.mark.parametrize("gold", ["5", "\\sin x", "[0,1]", "\\int_0^1 x^2\\,dx"])
+@pytest.mark.parametrize("gold", mark_slow_but(2, ["5", "\\sin x", "[0,1]", "\\int_0^1 x^2\\,dx"]))
 def test_nor_by_what_math_verify_takes_long_for(gold: str) -> None:
     for answer in ("\\int_0^1 x^{x^x}dx", "\\sum_{k=1}^{\\infty}\\frac{\\sin k}{k^3}", "\\lim_{x\\to 0} x^{x^{1/x}}"):
         assert judge(gold, answer).outcome in (Outcome.FAILED, Outcome.TIMEOUT)

@@ -6,13 +6,14 @@ import re
 
 import pytest
 
-pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
-
 from rlvr.core.types import Outcome, Task
 from rlvr.envs import resolve_environment
 from rlvr.reward import resolve_reward
 from rlvr.reward.reasoning_gym.second_checks import SECOND_CHECKS, UNSOUND, confirm
 from rlvr.reward.signatures import Case
+from tests.kit.packages import need_package
+
+need_package("reasoning_gym", "needs the extra reasoning-gym")
 
 
 def tasks(family: str, count: int = 4) -> list[Task]:

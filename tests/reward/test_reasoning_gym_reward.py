@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
-
 from rlvr.audits.attack_runner import Canaries
 from rlvr.audits.gym_audit import HOSTILE
 from rlvr.core.types import Outcome, Score, Task
@@ -19,6 +17,9 @@ from rlvr.reward import resolve_reward
 from rlvr.reward.reasoning_gym.answer_grammar import GRAMMARS
 from rlvr.reward.reasoning_gym.gym_reward import extract_answer, is_superstring
 from rlvr.reward.signatures import Case
+from tests.kit.packages import need_package
+
+need_package("reasoning_gym", "needs the extra reasoning-gym")
 
 
 def first_task(family: str, **kwargs: Any) -> Task:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
-
+from tests.kit.packages import need_package
 from tests.kit.tiny_run import RunKilled, attempt, stored_steps
+
+need_package("reasoning_gym", "needs the extra reasoning-gym")
 
 CONFIG = """
 seed: 3

@@ -317,10 +317,12 @@ def test_weak_runs_the_tests_with_the_answer_and_says_so() -> None:
 
 
 @pytest.mark.skipif(not MBPP.exists(), reason="MBPP is not on this machine")
-def test_mbpps_own_solutions_pass_and_nearly_all_asserts_are_split() -> None:
-    problems: list[dict[str, Any]] = [json.loads(line) for line in MBPP.read_text(encoding="utf-8").splitlines()]
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_mbpps_own_solutions_pass_and_nearly_all_asserts_are_split(every: int) -> None:
+    lines = MBPP.read_text(encoding="utf-8").splitlines()[::every]
+    problems: list[dict[str, Any]] = [json.loads(line) for line in lines]
     split = [checker.plan_job({"tests": p["test_list"], "setup": p["test_setup_code"]}).is_split for p in problems]
-    assert sum(split) / len(split) >= 0.995
+    assert split.count(False) <= 4  # of all 974
     for problem in problems[::8]:
         got = rows(problem["code"], problem["test_list"], setup=problem["test_setup_code"])
         assert got == [(True, "")] * len(got), problem["task_id"]

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
-pytest.importorskip("schemathesis", reason="the extra [dev] is not installed")
 import jsonschema
 
 from rlvr.reward.registry import options_of
@@ -41,6 +40,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RlvrService]:
 def test_schemathesis_finds_nothing_with_all_checks(service: RlvrService, tmp_path: Path):
     """Every operation, alone and after others, with data that fits the document and data that does not: data that fits
     is accepted, other data is refused, and each answer has a status, a type and a shape that the document names."""
+    pytest.importorskip("schemathesis", reason="the extra [dev] is not installed")
     command = [
         sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()", "run",
         f"{service.url}/openapi.json", "--checks", "all", "--max-examples", "10", "--seed", "1", "--no-color",

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("openai", reason="the openai SDK is not installed")
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
-
-import openai
 
 from rlvr.core.messages import ModelInput
 from tests.kit.open_server import NAME, open_endpoints, text_engine
+from tests.kit.packages import need_package
+
+if TYPE_CHECKING:
+    import openai
+
+need_package("openai", "the openai SDK is not installed")
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # connections of the Tinker SDK
 USER: list[Any] = [{"role": "user", "content": "What is 4 + 5?"}]
@@ -26,6 +29,8 @@ RESPONSE_TOOL: Any = {"type": "function", **TOOL["function"]}
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    import openai
+
     with (
         open_endpoints({NAME: text_engine()}, tmp_path_factory.mktemp("state"), ["tml-alice-0001"]) as (_, port),
         openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="tml-alice-0001", max_retries=0) as made,
@@ -88,6 +93,8 @@ def test_chat_with_tools_plain_and_streamed(client: openai.OpenAI) -> None:
 
 
 def test_mistakes_are_the_sdk_s_errors_with_our_message(client: openai.OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.NotFoundError, match="model 'gpt-4' is not served here; served: acme/Small-1B"):
         client.completions.create(model="gpt-4", prompt="a")
     with pytest.raises(openai.BadRequestError, match="n=0, expected 1 to"):
@@ -117,6 +124,8 @@ def test_responses_and_chat_completions_sample_the_same(client: openai.OpenAI) -
 
 
 def test_what_the_server_would_ignore_is_refused_in_responses_too(client: openai.OpenAI) -> None:
+    import openai
+
     for more, words in (
         ({"previous_response_id": "resp_1"}, "answers are not kept here"),
         ({"tool_choice": "required", "tools": [RESPONSE_TOOL]}, "cannot force a call"),

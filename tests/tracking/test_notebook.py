@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import rlvr
+from rlvr.tracking.notebook_progress import NotebookProgress
+from tests.kit.packages import need_package
 
-nbclient = pytest.importorskip("nbclient", reason="the extra [dev] is not installed")
-pytest.importorskip("ipykernel", reason="the extra [dev] is not installed")
+need_package("nbclient", "the extra [dev] is not installed")
+need_package("ipykernel", "the extra [dev] is not installed")
 
 NOTEBOOK = Path(rlvr.__file__).parents[1] / "examples" / "notebook.ipynb"
 SLOW_REWARD = """
@@ -42,8 +46,34 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "work"
 
 
+def test_progress_is_one_output_that_is_redrawn_escaped_and_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernel is sent; the slow tests below look at a real one."""
+    sent, step = list[str](), [0]
+
+    class Handle:
+        def update(self, data: dict[str, str], raw: bool) -> None:
+            assert raw
+            sent.append(data["text/html"])
+
+    def display(data: dict[str, str], raw: bool, display_id: bool) -> Handle:
+        assert raw and display_id
+        sent.append(data["text/html"])
+        return Handle()
+
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    for interval, shown in ((0.0, 4), (1e9, 2)):
+        sent.clear()
+        progress = NotebookProgress(lambda: f"step <{step[0]}>", interval)
+        progress.start()
+        for step[0] in (1, 2):
+            progress.refresh()
+        progress.stop()
+        assert len(sent) == shown and sent[-1] == "" and "step &lt;" in sent[0] and "<1>" not in "".join(sent)
+
+
 @pytest.mark.slow
 def test_the_example_notebook_runs_and_shows_what_it_says(home: Path) -> None:
+    import nbclient
     import nbformat
 
     notebook = nbformat.read(NOTEBOOK, as_version=4)

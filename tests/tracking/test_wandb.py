@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 
+from tests.kit.packages import need_package
 from tests.kit.tiny_run import TINY
 from tests.kit.wandb_server import WandbServer
 
-wandb = pytest.importorskip("wandb")
+need_package("wandb", "wandb is not installed")
+
 ROOT = Path(__file__).parents[2]
 ESTIMATE = {"value": 0.25, "low": 0.2, "high": 0.3}
 BETTER = {"value": 0.5, "low": 0.4, "high": 0.6}

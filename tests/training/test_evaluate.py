@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from rlvr.clients.mock.mock_client import MockSamplingClient, TablePolicy
 from rlvr.core.messages import SamplingParams
@@ -73,7 +73,7 @@ def test_the_paired_test_sees_a_small_consistent_gain_that_an_unpaired_one_misse
     after = [b + (i % 3 == 0) for i, b in enumerate(before)]
     p = paired_p_value(evaluation(before), evaluation(after))
     assert p < 1e-4
-    assert stats.ttest_ind(before, after).pvalue > 0.05
+    assert scipy.stats.ttest_ind(before, after).pvalue > 0.05
     assert paired_p_value(evaluation(before), evaluation(before)) == 1.0
 
 

@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable
 
 import pytest
+import scipy
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from rlvr.core.protocols import TaskSource
 from rlvr.core.types import Task
@@ -137,7 +137,7 @@ def test_the_chance_is_that_of_fishers_exact_test(total: int, failing: int, draw
     assume(failing <= total and drawn <= total)
     failures = data.draw(st.integers(max(0, drawn - (total - failing)), min(failing, drawn)))
     table = [[failures, drawn - failures], [failing - failures, total - drawn - failing + failures]]
-    expected = stats.fisher_exact(table, alternative="greater").pvalue
+    expected = scipy.stats.fisher_exact(table, alternative="greater").pvalue
     assert math.exp(log_fisher(failures, drawn, failing, total)) == pytest.approx(expected, rel=1e-9)
 
 

@@ -124,7 +124,7 @@ class Waits(Remote):
 def test_nothing_is_sampled_beyond_the_last_step(tmp_path: Path, client: Any) -> None:
     t, opened = fixed_lag_trainer(client(table()), max_steps_off_policy=3, steps=5), list[str]()
     open_groups = t.collector.open_groups
-    t.collector.open_groups = lambda tasks, name: opened.append(name) or open_groups(tasks, name)
+    t.collector.open_groups = lambda tasks, prefix: opened.append(prefix) or open_groups(tasks, prefix)
     run_fixed_lag(t, tmp_path)
     assert opened == [f"{number}/0" for number in range(5)]
 
