@@ -24,6 +24,7 @@ from rlvr.audits.environment.leak_checks import (
 from rlvr.audits.environment.scripted_play import CheckedEnvironment, EpisodeHangs, run_with_limit
 from rlvr.audits.environment.signal_checks import check_duplicates
 from rlvr.audits.environment.text_tokenizer import CHAT_TEMPLATE, TextTokenizer
+from rlvr.audits.environment.verifier_checks import swap_digits
 from rlvr.audits.verifier_faults import HEAVY, find_faults
 from rlvr.chat.tool_calls import ToolCallFormat
 from rlvr.cli.main import run
@@ -40,6 +41,10 @@ SOUND: dict[str, dict[str, Any]] = {
     f"{HERE}:ChatSums": {},
     f"{HERE}:Dice": {},
     f"{HERE}:Walk": {},
+    f"{HERE}:AnyOrder": {},
+    f"{HERE}:Between": {},
+    f"{HERE}:file_to_read": {},
+    f"{HERE}:SeedsAll": {},
     "tests.kit.environments_of_tests:Countdown": {},
     "sorting": {},
     "rpn_arithmetic": {},
@@ -51,7 +56,16 @@ SOUND: dict[str, dict[str, Any]] = {
 }
 QUICK = CheckOptions(tasks=16, hang_s=2.0, fresh_process=False)
 WHOLE = CheckOptions(tasks=16, hang_s=2.0)
-FEW = ("JudgedContains", "SharedRows", "AnswerInPrompt", "ClassState", "Cumulative", "Hanging", "KeepsEpisodes")
+FEW = (
+    "JudgedContains",
+    "SharedRows",
+    "AnswerInPrompt",
+    "ClassState",
+    "Cumulative",
+    "Hanging",
+    "KeepsEpisodes",
+    "WrongHeldout",
+)
 
 
 def find_faults_of(name: str, options: CheckOptions = QUICK) -> EnvironmentReport:
@@ -185,6 +199,19 @@ def test_a_fault_that_is_intended_is_allowed(capsys: pytest.CaptureFixture[str])
 def test_a_mistake_of_the_user_ends_with_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["env", "check", *arguments]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_episode_that_seeds_the_whole_process_is_a_warning() -> None:
+    report = find_faults_of("SeedsAll")
+    assert "episode_isolation" in report.warnings and report.faults == {}, report.table()
+    assert "seeds Python's `random`" in report.table()
+
+
+def test_two_digits_are_exchanged_where_that_is_another_number() -> None:
+    numbers = ("1204", "42", "111", "1112", "-305", "50", "3.25", "31.5", "word", "7", "1.2.3")
+    assert [swap_digits(one) for one in numbers] == [
+        "2104", "24", None, "1121", None, None, None, "13.5", None, None, None,
+    ]  # fmt: skip
 
 
 def test_rewards_are_held_to_a_given_range() -> None:

@@ -163,9 +163,15 @@ def test_a_reward_has_a_name_or_none() -> None:
 OUT = {
     "image": ({"task_toml": CONFIG + '[environment]\ndocker_image = "x/y:1"\n'}, "the image 'x/y:1'"),
     "gpus": ({"task_toml": CONFIG + "[environment]\ngpus = 1\n"}, "1 GPUs"),
-    "network": ({"task_toml": CONFIG + "[environment]\nallow_internet = true\n"}, "a network"),
+    "network": (
+        {"task_toml": f'{CONFIG}network_mode = "allowlist"\nallowed_hosts = ["x.org"]\n'},
+        "(allowed_hosts: x.org",
+    ),
+    "hosts": ({"task_toml": CONFIG + '[environment]\nnetwork_mode = "allowlist"\n'}, "(allowed_hosts: none)"),
     "services": ({"environment__docker_compose_yaml": ""}, ""),
     "run": ({"environment__Dockerfile": "FROM ubuntu:24.04\nRUN apt-get \\\n install x\n"}, "RUN apt-get"),
+    "made": ({"environment__Dockerfile": "FROM ubuntu:24.04\nRUN mkdir -p /usr/share/x\n"}, "the sandbox's own"),
+    "more": ({"environment__Dockerfile": "FROM ubuntu:24.04\nRUN mkdir -p a && make\n"}, "RUN mkdir -p a && make"),
     "base": ({"environment__Dockerfile": "FROM pytorch/pytorch:2\n"}, "no plain base image"),
     "system": ({"environment__Dockerfile": "FROM ubuntu\nCOPY data /usr/share/x\n"}, "which is the sandbox's own"),
     "download": ({"tests__test_sh": "set -e\ncurl -LsSf https://x | sh\n"}, "tests/test.sh uses curl"),
@@ -280,6 +286,34 @@ def test_a_dockerfile_says_where_files_go(tmp_path: Path) -> None:
     (t,) = play(task, command)
     assert "/srv/app/deeper\ntest two words\na hinta hinta hintrun\ndata\ndeeper\nrenamed.txt\nrun.sh\n" in t.response
     assert "[exit" not in t.response
+
+
+MORE = """
+FROM ubuntu:24.04
+WORKDIR /workspace
+# Create the logs directory
+RUN mkdir -p /logs/verifier && mkdir --parents data/raw /srv/out
+"""
+ANY_NETWORK = ('[environment]\nnetwork_mode = "public"\n', "[environment]\nallow_internet = true\n")
+
+
+@pytest.mark.parametrize("table", ANY_NETWORK)
+def test_a_task_may_make_folders_and_allow_a_network(tmp_path: Path, table: str) -> None:
+    """Harbor allows a network where a task says nothing; commands here have none, whatever the task allows."""
+    task = write_task(tmp_path, environment__Dockerfile=MORE, task_toml=CONFIG + table)
+    look = (
+        "ls -d data/raw /srv/out; ls /logs | wc -l; : < /dev/tcp/1.1.1.1/53; touch data/raw/x /srv/out/x && echo made"
+    )
+    (t,) = play(task, look, SOLVE)
+    assert t.reward == 1.0 and "/srv/out\ndata/raw\n0\n" in t.response and "made" in t.response
+    assert "Network is unreachable" in t.response
+
+
+def test_a_task_needs_no_folder_for_its_environment(tmp_path: Path) -> None:
+    task = write_task(tmp_path)
+    shutil.rmtree(task / "environment")
+    (t,) = play(task, "pwd; ls | wc -l", SOLVE)
+    assert t.reward == 1.0 and "/app\n0" in t.response
 
 
 def test_controls_leave_out_tasks_that_cannot_be_solved(tmp_path: Path) -> None:

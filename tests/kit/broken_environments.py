@@ -9,11 +9,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import json
 import os
 import random
+import shutil
+import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from rlvr.core import rng
@@ -78,6 +83,7 @@ judge_by("begins", "false_accepts")
 judge_by("near", "false_accepts")
 judge_by("any_number", "hedged_answers")
 judge_by("any_line", "hedged_answers")
+judge_by("any_order", "false_accepts")
 judge_by("unstripped", "false_refusals")
 judge_by("window", "false_refusals")
 judge_by("says_correct", "canary_floor")
@@ -199,6 +205,19 @@ class WrongRows(Sums):
 
     def make_task(self, a: int, b: int) -> Task:
         return replace(super().make_task(a, b), meta={"answer": str(a + b + (b % 5 == 0))})
+
+
+@breaks("oracle_max")
+class WrongHeldout(Sums):
+    """The answers of held-out tasks are one row off."""
+
+    def heldout(self, count: int | None) -> list[Task]:
+        tasks = super().heldout(None)
+        shifted = [*tasks[1:], tasks[0]]
+        return [replace(task, meta=next.meta) for task, next in zip(tasks, shifted, strict=True)][:count]
+
+    def demonstration(self, task: Task, key: int) -> str:
+        return str(eval(task.prompt_text[8:-1]))
 
 
 @breaks("floor_gap")
@@ -340,6 +359,43 @@ class RightIsLongest(Choices):
         return [f"exactly {text}" if n == place else text for n, text in enumerate(super().write_options(a, b))]
 
 
+# Sound ones that look like broken ones -------------------------------------------------------------------------------
+
+
+class AnyOrder(Sums):
+    """Words that are right in any order."""
+
+    reward = f"{REWARDS}:any_words"
+
+    def make_task(self, a: int, b: int) -> Task:
+        animals = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "jay", "koi", "lynx", "mole")
+        chosen = [one for place, one in enumerate(animals) if rng.key("animal", a, b) >> place & 1] or ["ant"]
+        lives = ", ".join(f"{one} {'stays' if one in chosen else 'left'}" for one in animals)
+        return Task(f"farm-{a}-{b}", f"Farm {a}, day {b}: {lives}. Which stay?", {"answer": " ".join(chosen)})
+
+
+class Between(Sums):
+    """Thirty answers are right, and the row has none."""
+
+    reward = f"{REWARDS}:between"
+
+    def make_task(self, a: int, b: int) -> Task:
+        low = a * b
+        prompt = f"Name a whole number above {low} and below {low + 31}."
+        return Task(f"between-{a}-{b}", prompt, {"low": low, "high": low + 31})
+
+    def demonstration(self, task: Task, key: int) -> str:
+        return str(task.meta["low"] + 1 + key % 30)
+
+
+class InNotes(Sums):
+    """The answer is in a file that the prompt names, and is to be read there."""
+
+    def make_task(self, a: int, b: int) -> Task:
+        number = 1000 + rng.integer(9000, rng.key("notes", a, b))
+        return Task(f"notes-{a}-{b}", f"What is the target of {a} and {b} in notes.json?", {"answer": str(number)})
+
+
 # Episodes ------------------------------------------------------------------------------------------------------------
 
 
@@ -416,6 +472,15 @@ class KeepsEpisodes(Sums):
         episode = PromptEnv(task, tokenizer)
         self.kept.append((episode, bytearray(20_000)))
         return episode
+
+
+@breaks("memory_growth")
+class KeepsFiles(Sums):
+    """Every episode leaves a file open."""
+
+    def env(self, task: Task, tokenizer: Any) -> Any:
+        os.open(os.devnull, os.O_RDONLY)
+        return super().env(task, tokenizer)
 
 
 class PaidEpisode(SumEpisode):
@@ -512,6 +577,23 @@ class ClassState(_Game):
         return f"next {self.board['next']}", 0.25 * right, self.board["next"] > 5
 
 
+@breaks("episode_isolation")
+class Moves(_Game):
+    """An episode changes to a folder of its own."""
+
+    def reset(self, seed: int) -> str:
+        os.chdir(tempfile.gettempdir())
+        return super().reset(seed)
+
+
+class SeedsAll(_Game):
+    """An episode seeds what the whole process draws by; no fault, as nothing here draws so."""
+
+    def reset(self, seed: int) -> str:
+        random.seed(seed)
+        return super().reset(seed)
+
+
 @breaks("malformed_turns")
 class NumbersOnly(_Game):
     def step(self, action: str) -> tuple[str, float, bool]:
@@ -601,10 +683,32 @@ class ExportingDesk(_Desk):
         os.environ["DESK_EXPECTED"] = answer
 
 
-def _open_desk(name: str) -> Any:
+class FilingDesk(_Desk):
+    """The task lies in a file beside those that the policy may read."""
+
+    def reset(self, prompt: Any, answer: str, **row: Any) -> None:
+        super().reset(prompt, answer, **row)
+        folder = tempfile.mkdtemp()
+        weakref.finalize(self, shutil.rmtree, folder)
+        (Path(folder) / "notes.json").write_text(json.dumps({"question": str(prompt), "target": answer}))
+
+    def read_file(self, path: str) -> str:
+        """Read a file."""
+        try:
+            return Path(path).read_text()
+        except OSError as error:
+            return str(error)
+
+
+def _open_desk(name: str, inner: str = "Sums") -> Any:
     from rlvr.envs.tools.tool_source import ToolSource
 
-    return ToolSource(inner=f"{HERE}:Sums", environment=f"{HERE}:{name}")
+    return ToolSource(inner=f"{HERE}:{inner}", environment=f"{HERE}:{name}")
+
+
+def file_to_read() -> Any:
+    """A sound one: the prompt names the file."""
+    return _open_desk("FilingDesk", "InNotes")
 
 
 @breaks("oracle_containment")
@@ -615,6 +719,11 @@ def tool_tells() -> Any:
 @breaks("oracle_containment")
 def variable_tells() -> Any:
     return _open_desk("ExportingDesk")
+
+
+@breaks("oracle_containment")
+def file_tells() -> Any:
+    return _open_desk("FilingDesk")
 
 
 @breaks("oracle_containment")

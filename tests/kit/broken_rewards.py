@@ -37,6 +37,21 @@ def any_line(prompt: str, response: str, meta: dict[str, Any]) -> float:
     return float(any(line.strip() == meta["answer"] for line in re.split(r"\n| or |, ", response)))
 
 
+def any_order(prompt: str, response: str, meta: dict[str, Any]) -> float:
+    return float(sorted(response.strip()) == sorted(meta["answer"]))
+
+
+def any_words(prompt: str, response: str, meta: dict[str, Any]) -> float:
+    """Sound: the words of the answer, in any order."""
+    return float(sorted(response.split()) == sorted(meta["answer"].split()))
+
+
+def between(prompt: str, response: str, meta: dict[str, Any]) -> float:
+    """Sound: a number between two."""
+    said = response.strip()
+    return float(said.isascii() and said.isdigit() and meta["low"] < int(said[:20]) < meta["high"])
+
+
 def unstripped(prompt: str, response: str, meta: dict[str, Any]) -> float:
     return float(response == meta["answer"])
 

@@ -74,12 +74,12 @@ def list_tools(environment: CheckedEnvironment, task: Task) -> list[dict[str, An
     return [tool for tool in found if isinstance(tool, dict) and "name" in tool]
 
 
-def write_call(tool: Mapping[str, Any], key: int = 0) -> str:
-    """A call of a tool with plain arguments, in the form of the text tokenizer's template."""
+def write_call(tool: Mapping[str, Any], key: int = 0, text: str | None = None) -> str:
+    """A call of a tool with plain arguments, or one that is `text`, in the form of the text tokenizer's template."""
     parameters = tool.get("parameters") or {}
     properties = parameters.get("properties") or {}
     needed = parameters.get("required") or []
-    arguments = {name: _choose_value(properties.get(name) or {}, key) for name in needed}
+    arguments = {name: _choose_value(properties.get(name) or {}, key) if text is None else text for name in needed}
     return f"<tool_call>\n{json.dumps({'name': tool['name'], 'arguments': arguments})}\n</tool_call>"
 
 

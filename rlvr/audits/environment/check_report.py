@@ -45,7 +45,7 @@ CHECKS = {
     "episode_isolation": CheckSpec(
         "contract",
         "episodes do not change each other",
-        "the same in another order, and interleaved with others turn by turn",
+        "the same in another order, and interleaved with others turn by turn; the working directory and `random`",
         "runtime.episode_isolation",
     ),
     "malformed_turns": CheckSpec(
@@ -62,7 +62,7 @@ CHECKS = {
     ),
     "memory_growth": CheckSpec(
         "contract",
-        "memory does not grow with the episodes",
+        "memory, open files and threads do not grow with the episodes",
         "the same 24 episodes in rounds: at most 1 KiB stays of each",
     ),
     "reward_well_formed": CheckSpec(
@@ -80,7 +80,7 @@ CHECKS = {
     "oracle_max": CheckSpec(
         "verifier",
         "reference solutions get the full reward",
-        "demonstrations, else the row's answer in usual forms",
+        "demonstrations, else the row's answer in usual forms; of held-out tasks too",
         "semantic.oracle_max",
     ),
     "canary_floor": CheckSpec(
@@ -98,7 +98,7 @@ CHECKS = {
     "false_accepts": CheckSpec(
         "verifier",
         "references that were changed are refused",
-        "cut, longer, another digit or sign, near numbers, the answers of other tasks",
+        "cut, longer, another digit, sign or order, near numbers, the answers of other tasks",
     ),
     "false_refusals": CheckSpec(
         "verifier", "references written otherwise are accepted", "other white space; after a long text"
@@ -133,7 +133,7 @@ CHECKS = {
     "oracle_containment": CheckSpec(
         "leaks",
         "tools and processes do not tell the answer",
-        "schemas of tools, results of calls without arguments, environment variables of an episode",
+        "schemas of tools, results of calls without arguments, environment variables and files of an episode",
         "runtime.oracle_containment",
     ),
     "choice_bias": CheckSpec(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import math
+import os
+import random
+import threading
 import time
 import tracemalloc
 from collections import Counter
@@ -13,7 +16,7 @@ from typing import Any
 
 from rlvr.audits.environment.answer_texts import MALFORMED, list_scripts, list_words
 from rlvr.audits.environment.check_report import CheckResult, CheckState, not_tried, report_share, sound
-from rlvr.audits.environment.scripted_play import CheckedEnvironment, EndlessEpisode, PlayedEpisode
+from rlvr.audits.environment.scripted_play import CheckedEnvironment, EndlessEpisode, PlayedEpisode, Turns
 from rlvr.core.types import Outcome, Task
 from rlvr.core.verdict_reasons import EPISODE_FAILED
 from rlvr.envs.gym.gym_session import OUT_OF_RANGE
@@ -22,6 +25,7 @@ from rlvr.reward.environment import NAME as ENVIRONMENT
 SLOW_S = 5.0  # an episode that takes longer stops a run from using its time
 GROWTH_BYTES = 1024  # an episode may keep
 ROUNDS, EPISODES = 4, 24  # of memory
+DESCRIPTORS = "/proc/self/fd"  # of Linux
 NOT_FINITE = ("not_finite", "no_reward", "wrong_type", "wrong_length")
 SMALL = 1e-9
 
@@ -92,12 +96,15 @@ def check_episodes(environment: CheckedEnvironment) -> list[CheckResult]:
     """Play the same turns twice, in another order, and beside others."""
     scripts = list_scripts(environment, environment.tasks[:6])
     twice = environment.play_alone([script for script in scripts for _ in range(2)])
+    moved = _check_folder(environment.folder)
     first, again = twice[::2], twice[1::2]
     unstable = [_differ(one, two) for one, two in zip(first, again, strict=True)]
     results = [
         report_share(
             "episode_determinism", list(filter(None, unstable)), len(scripts), "episodes differed when repeated"
-        )
+        ),
+        *moved,
+        *_check_draws(environment, scripts[:1]),
     ]
     stable = [place for place, said in enumerate(unstable) if not said]
     if len(stable) < 2:
@@ -114,6 +121,31 @@ def check_episodes(environment: CheckedEnvironment) -> list[CheckResult]:
         if (said := _differ(first[place], one))
     ]
     return [*results, report_share("episode_isolation", hits, 3 * len(chosen), "episodes differed beside others")]
+
+
+def _check_folder(folder: str) -> list[CheckResult]:
+    """That episodes left the working directory as it was; a relative path of others leads elsewhere after that."""
+    if (now := os.getcwd()) == folder:
+        return []
+    os.chdir(folder)
+    text = "an episode changes the working directory of the process"
+    return [CheckResult("episode_isolation", CheckState.FAULT, text, 1, (now,))]
+
+
+def _check_draws(environment: CheckedEnvironment, scripts: Sequence[tuple[Task, Turns]]) -> list[CheckResult]:
+    """That episodes do not seed Python's own `random`, by which other parts of the process may draw."""
+    state, after = random.getstate(), list[float]()
+    try:
+        for seed in range(2):
+            random.seed(seed)
+            environment.play(scripts)
+            after.append(random.random())
+    finally:
+        random.setstate(state)
+    if after[0] != after[1]:
+        return []
+    text = "an episode seeds Python's `random`, which other parts of the process share"
+    return [CheckResult("episode_isolation", CheckState.WARNING, text, 2)]
 
 
 def _differ(one: PlayedEpisode, two: PlayedEpisode) -> str:
@@ -162,6 +194,7 @@ def check_memory(environment: CheckedEnvironment) -> list[CheckResult]:
     if time.monotonic() - start > 2.0:
         return [not_tried("memory_growth", "the episodes take too long to play many")]
     sizes: list[int] = []
+    opened: list[int] = []
     tracemalloc.start()
     try:
         for _ in range(ROUNDS):
@@ -169,13 +202,23 @@ def check_memory(environment: CheckedEnvironment) -> list[CheckResult]:
             del environment.played_episodes[-len(answers) :]
             gc.collect()
             sizes.append(tracemalloc.get_traced_memory()[0])
+            opened.append(_count_open())
     finally:
         tracemalloc.stop()
     steps = [(b - a) / EPISODES for a, b in pairwise(sizes[1:])]
     growth, tried = sorted(steps)[len(steps) // 2], EPISODES * ROUNDS
     text = f"{growth:,.0f} bytes stay allocated for each episode (at most {GROWTH_BYTES:,})"
     is_growing = growth > GROWTH_BYTES and min(steps) > GROWTH_BYTES / 2
-    return [CheckResult("memory_growth", CheckState.FAULT if is_growing else CheckState.SOUND, text, tried)]
+    results = [CheckResult("memory_growth", CheckState.FAULT if is_growing else CheckState.SOUND, text, tried)]
+    if (left := min(b - a for a, b in pairwise(opened))) >= EPISODES // 2:
+        text = f"{left / EPISODES:.1f} files, connections or threads stay open for each episode"
+        results.append(CheckResult("memory_growth", CheckState.FAULT, text, tried))
+    return results
+
+
+def _count_open() -> int:
+    """Descriptors and threads of this process."""
+    return threading.active_count() + (len(os.listdir(DESCRIPTORS)) if os.path.isdir(DESCRIPTORS) else 0)
 
 
 def check_rewards(environment: CheckedEnvironment, bounds: tuple[float, float] | None) -> list[CheckResult]:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import glob
 import json
 import math
 import os
 import re
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from rlvr.audits.environment.answer_texts import list_tools, write_call
 from rlvr.audits.environment.check_report import CheckResult, CheckState, not_tried, report_share, sound
-from rlvr.audits.environment.scripted_play import CheckedEnvironment
+from rlvr.audits.environment.scripted_play import CheckedEnvironment, run_with_limit
 from rlvr.core.futures import run_to_end
 from rlvr.core.protocols import ClosableEnv
 from rlvr.core.types import Task
@@ -33,6 +35,8 @@ OTHERS = 5  # texts of other tasks in which an answer is looked for
 FEWEST = 20  # tasks with choices
 CHOICES = ("choices", "options")
 DIGESTS = ("md5", "sha1", "sha256", "sha512")  # that short answers can be guessed from
+READS = ("{}", "cat {}", "print(open('{}').read())")  # what a tool that reads a path, a command or a program is given
+MOST_READERS = 4
 _CHOICE = re.compile(r"^\s*\(?([A-J])[).:]\s*(.+?)\s*$", re.MULTILINE)
 
 
@@ -155,12 +159,14 @@ def check_containment(environment: CheckedEnvironment) -> list[CheckResult]:
         said = {one.task.id: one.observations[-1] for one in played if len(one.observations) > 1}
         heard = [pair for pair in known if pair[0].id in said]
         told += find_excess(heard, lambda task: said[task.id], holds_answer, MOST)  # noqa: B023 (called at once)
+    files = {task.id: _read_files(environment, task, tools[task.id]) for task, _ in known}
+    read = find_excess(known, lambda task: files[task.id], holds_answer, MOST)
     hits = [
         f"{where}: {hit}"
-        for where, found in (("schema", described), ("process", exposed), ("result", told))
+        for where, found in (("schema", described), ("process", exposed), ("result", told), ("file", read))
         for hit in found
     ]
-    tried = len(known) * (2 + len(free))
+    tried = len(known) * (3 + len(free))
     return [report_share("oracle_containment", hits, tried, "tools or processes tell the answer")]
 
 
@@ -182,6 +188,52 @@ def _read_variables(environment: CheckedEnvironment, task: Task) -> str:
     with suppress(Exception):  # its failures are found elsewhere
         return run_to_end(begin())
     return ""
+
+
+def _read_files(environment: CheckedEnvironment, task: Task, tools: Sequence[Mapping[str, Any]]) -> str:
+    """What tools of one text read of files that an episode of the task makes at its beginning. A file that the prompt
+    names is there to be read."""
+    readers = [tool for tool in tools if len((tool.get("parameters") or {}).get("required") or []) == 1]
+    if not readers or environment.source.group_builder:
+        return ""
+
+    async def read() -> str:
+        said = list[str]()
+        for tool in readers[:MOST_READERS]:
+            for form in READS:
+                before, env = _list_files(), environment.source.env(task, environment.tokenizer)
+                try:
+                    begun = await env.initial_observation()
+                    assert isinstance(begun, tuple)
+                    seen = begun[0].length
+                    made = [path for path in _list_files(before) if os.path.isfile(path)]
+                    made = [path for path in made if os.path.basename(path) not in task.prompt_text]
+                    for path in sorted(made)[: max(1, environment.source.max_turns - 1)]:
+                        call = write_call(tool, text=form.format(path))
+                        tokens = environment.tokenizer.encode(call, add_special_tokens=False)
+                        result = await env.step([*tokens, environment.tokenizer.eos_token_id])
+                        if result.next_observation is None:
+                            break
+                        said.append(environment.tokenizer.decode(result.next_observation.tokens[seen:]))
+                        seen = result.next_observation.length
+                finally:
+                    if isinstance(env, ClosableEnv):
+                        await env.close()
+        return "\n".join(said)
+
+    with suppress(Exception):  # its failures are found elsewhere
+        return run_with_limit(lambda: run_to_end(read()), environment.hang_s, "reading files")
+    return ""
+
+
+def _list_files(known: Collection[str] = ()) -> set[str]:
+    """Files and folders in the working directory and the one for temporary files, but for the known; with a folder that
+    is not known, its files."""
+    found = {os.path.join(top, name) for top in {os.getcwd(), tempfile.gettempdir()} for name in os.listdir(top)}
+    if not known:
+        return found
+    new = found.difference(known)
+    return new.union(*(glob.glob(f"{glob.escape(one)}/*") for one in new))
 
 
 def check_choices(environment: CheckedEnvironment) -> list[CheckResult]:

@@ -8,6 +8,7 @@ An episode that raises, never ends or takes too long is a `PlayedEpisode` with a
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ T = TypeVar("T")
 Turns = tuple[str, ...]
 SCANNED, SCANNED_HELDOUT, SCAN_S = 400, 200, 2.0  # tasks that are compared with each other, seconds to draw them
 QUICK_S = 0.005  # of a verdict: where it takes longer, fewer are asked for
+HELDOUT = 16  # tasks whose references are tried
 GROUP = 8  # episodes of a group, at most
 RANDOM_EPISODES = 64  # of one word a turn, where no word alone earns anything
 DEMONSTRATIONS = 32  # of a task that are tried: a teacher may err
@@ -152,6 +154,7 @@ class CheckedEnvironment:
     train: list[Task]
     heldout: list[Task]
     hang_s: float = 20.0
+    folder: str = field(default_factory=os.getcwd)  # the working directory before anything was loaded
     played_episodes: list[PlayedEpisode] = field(default_factory=list[PlayedEpisode])
     search: dict[str, PlayedEpisode] = field(default_factory=dict[str, PlayedEpisode])  # by the task's id
     requested_tasks: int = 24  # tasks
@@ -171,6 +174,7 @@ class CheckedEnvironment:
     ) -> CheckedEnvironment:
         """Load it as a run does; ValueError with what is wrong. Without a tokenizer, prompts of text become a chat
         unless the environment has a vocabulary of its own, and no prompt is a chat already."""
+        folder = os.getcwd()
         source = resolve_environment(name, **kwargs)
         if tokenizer is None:
             some = [*source.heldout(tasks), *(source.train(0, 0, level) for level in source.levels[:1])]
@@ -183,8 +187,9 @@ class CheckedEnvironment:
         bound.start()
         start = time.perf_counter()
         environment = cls(
-            name, dict(kwargs), made, bound, tokenizer, [], list(made.heldout(tasks)), hang_s, requested_tasks=tasks
-        )
+            name, dict(kwargs), made, bound, tokenizer, [], list(made.heldout(tasks)), hang_s, folder,
+            requested_tasks=tasks,
+        )  # fmt: skip
         environment.heldout_s = (time.perf_counter() - start) / max(1, len(environment.heldout))
         drawn = [environment.draw(place) for place in range(tasks)] if source.levels else []
         environment.train = list({(task.id, task.prompt_text): task for task in drawn}.values())
@@ -335,8 +340,16 @@ class CheckedEnvironment:
     @cached_property
     def references(self) -> dict[str, PlayedEpisode]:
         """The first accepted reference of each task, by the task's id; where none is accepted, the first one."""
+        return self._find_references(self.tasks)
+
+    @cached_property
+    def heldout_references(self) -> dict[str, PlayedEpisode]:
+        """The same of held-out tasks, where `references` are those of training."""
+        return {} if self.tasks is self.heldout else self._find_references(self.heldout[: self.take_few(HELDOUT)])
+
+    def _find_references(self, tasks: Sequence[Task]) -> dict[str, PlayedEpisode]:
         best: dict[str, PlayedEpisode] = {}
-        waiting = {task.id: (task, self.list_references(task)) for task in self.tasks}
+        waiting = {task.id: (task, self.list_references(task)) for task in tasks}
         for place in range(max(DEMONSTRATIONS, len(FORMS))):
             asked = [(task, listed[place]) for task, listed in waiting.values() if place < len(listed)]
             together = bool(self.reward.waits_for)  # elsewhere alone: a verdict may depend on the company

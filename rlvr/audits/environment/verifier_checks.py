@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,7 +16,7 @@ from rlvr.audits.attack_runner import Canaries, run_suite
 from rlvr.audits.attacks import HOSTILE as PROGRAMS
 from rlvr.audits.environment.answer_texts import CONSTANTS, JUDGE_PHRASES, list_words, write_random
 from rlvr.audits.environment.check_report import CheckResult, CheckState, format_share, not_tried, report_share, sound
-from rlvr.audits.environment.scripted_play import FORMS, CheckedEnvironment, Turns, as_score
+from rlvr.audits.environment.scripted_play import FORMS, CheckedEnvironment, PlayedEpisode, Turns, as_score
 from rlvr.audits.gym_audit import HOSTILE, change_answer
 from rlvr.audits.verifier_faults import THOUGHT, FaultSearch, TrialProcess, exclude_each_other, find_faults
 from rlvr.core.task_statistics import mean_interval
@@ -55,21 +55,29 @@ def check_references(environment: CheckedEnvironment) -> list[CheckResult]:
             not_tried(name, "there are no demonstrations and no answers")
             for name in ("oracle_max", "verifier_failures")
         ]
-    top = environment.top or 1.0
-    hits = [
-        f"{one.task.id!r}: {one.value} {one.score.reason} for {one.text[-60:]!r}"
-        for one in found.values()
-        if not one.passed or (one.value or 0.0) < 0.9 * top
-    ]
+    hits = _find_refused(environment, found.values())
     broken = [f"{one.score.reason}: {one.score.detail.strip()[-90:]} for {one.text[-40:]!r}" for one in found.values()
               if one.value is None]  # fmt: skip
     passes = report_share("oracle_max", hits, len(found), "reference solutions are refused", REFUSED)
     if environment.source.roles and not environment.source.writes_tasks:
         passes = not_tried("oracle_max", "in a game of several roles the best turns may lose")
+    held = environment.heldout_references
+    missed = _find_refused(environment, held.values())
+    of_heldout = report_share("oracle_max", missed, len(held), "held-out reference solutions are refused", REFUSED)
     return [
         passes,
+        *([of_heldout] if held else []),
         report_share("verifier_failures", broken, len(found), "references have no verdict"),
         *_judge_without_answers(environment),
+    ]
+
+
+def _find_refused(environment: CheckedEnvironment, references: Iterable[PlayedEpisode]) -> list[str]:
+    top = environment.top or 1.0
+    return [
+        f"{one.task.id!r}: {one.value} {one.score.reason} for {one.text[-60:]!r}"
+        for one in references
+        if not one.passed or (one.value or 0.0) < 0.9 * top
     ]
 
 
@@ -160,8 +168,10 @@ def check_wrong_answers(environment: CheckedEnvironment) -> list[CheckResult]:
                 asked.append((one.task, other.turns))
         final = one.turns[-1]
         if own and own in final:
-            changed = change_answer(own)
-            wrong = [final.replace(own, changed)] if changed and exclude_each_other(own, changed) else []
+            changed = [
+                text for text in (change_answer(own), swap_digits(own)) if text and exclude_each_other(own, text)
+            ]
+            wrong = [final.replace(own, text) for text in changed]
             half = final[: len(final) // 2]
             wrong += [half] if own not in half else []
             asked += [(one.task, (*one.turns[:-1], text)) for text in wrong]
@@ -171,6 +181,15 @@ def check_wrong_answers(environment: CheckedEnvironment) -> list[CheckResult]:
         if one.passed
     ]
     return [report_share("false_accepts", hits, len(asked), "wrong answers pass")]
+
+
+def swap_digits(number: str) -> str | None:
+    """A number with two neighbouring digits exchanged, for verifiers that compare without order; None for another text
+    or a number without two different ones."""
+    for first in (r"-?", r"-?[1-9]\d*?"):  # no zero comes first
+        if found := re.fullmatch(rf"({first})([1-9])(?!\2)([1-9]|(?<=\d\d)0)(\d*(?:\.\d+)?)", number):
+            return f"{found[1]}{found[3]}{found[2]}{found[4]}"
+    return None
 
 
 def check_other_spellings(environment: CheckedEnvironment) -> list[CheckResult]:

@@ -77,9 +77,8 @@ class HarborTools(ToolEnvironment):
         readable = self.limits.readable if task.image else self._launcher.readable
         is_free = [not any(f"{path}/".startswith(f"{one}/") for path in readable) for one in task.writable]
         places = Places([one for one, free in zip(task.writable, is_free, strict=True) if free], PRIVATE, task.image)
-        files = [(f"{task.workdir}/", False, b""), *task.read_sources()]
         limits = replace(self.limits, memory=task.memory or self.limits.memory)
-        return CommandSession.open(self._launcher, limits, places, files, variables)
+        return CommandSession.open(self._launcher, limits, places, task.read_sources(), variables)
 
     def try_image(self, task: HarborTask) -> str:
         """Why no command runs in the image of a task; "" if one does."""

@@ -3,8 +3,10 @@
     NAME/instruction.md, task.toml, environment/Dockerfile, tests/test.sh, solution/solve.sh
 
 A task runs here if its Dockerfile begins from a plain base image, whose place the system's own programs take, and only
-copies files of `environment/`. With an image of the user, a root folder, the Dockerfile may do anything else too, which
-is taken to be done there. `read_task` raises `NeedsImage`, with the reason, for all others.
+copies files of `environment/` and makes folders. With an image of the user, a root folder, the Dockerfile may do
+anything else too, which is taken to be done there. `read_task` raises `NeedsImage`, with the reason, for all others.
+
+Harbor allows a network unless a task says otherwise, so `public` is no need of one; hosts on a list are.
 """
 
 from __future__ import annotations
@@ -48,12 +50,14 @@ class NeedsImage(Exception):
 
 @dataclass(frozen=True)
 class HarborTask:
-    """A task folder that can run here. `sources` are files of `environment/` by their place in the sandbox."""
+    """A task folder that can run here. `sources` are files of `environment/` by their place in the sandbox, `folders`
+    are made there beside the working directory."""
 
     folder: Path
     instruction: str
     workdir: str
     sources: Mapping[str, Path]
+    folders: Sequence[str]
     environment: Mapping[str, str]
     agent_seconds: float
     verifier_seconds: float
@@ -68,10 +72,12 @@ class HarborTask:
         always = [
             one for one in ALWAYS_WRITABLE if not self.image or one in COPIED or not os.path.exists(self.image + one)
         ]
-        return sorted({*always, *(_find_top(place) for place in (*self.sources, f"{self.workdir}/"))})
+        return sorted({*always, *(_find_top(f"{place}/") for place in (*self.sources, self.workdir, *self.folders))})
 
     def read_sources(self) -> list[File]:
-        return [_read_file(place, path) for place, path in self.sources.items()]
+        """Folders, whose path ends in /, and files."""
+        folders: list[File] = [(f"{place}/", False, b"") for place in (self.workdir, *self.folders)]
+        return folders + [_read_file(place, path) for place, path in self.sources.items()]
 
     def read_folder(self, name: str) -> list[File]:
         """The files of `tests` or `solution`, at the place of that name."""
@@ -101,19 +107,20 @@ def read_task(folder: Path, image: str = "") -> HarborTask:
         if config.get("steps") or (folder / "steps").is_dir():
             raise NeedsImage("the task has several steps")
         _check_environment(folder, environment, image)
+        _check_network(environment, agent, verifier)
         _check_verifier(folder, verifier)
         instruction = (folder / "instruction.md").read_text(encoding="utf-8").strip()
         dockerfile = folder / "environment" / "Dockerfile"
         copied = _CopiedFiles(folder / "environment", bool(image))
         if dockerfile.is_file():
             copied.read(dockerfile.read_text(encoding="utf-8"))
-        else:
+        elif dockerfile.parent.is_dir():
             copied.copy(["."], ".")
         workdir = str(environment.get("workdir") or copied.workdir)
         _check_place(workdir)
         sources = {**_list_image_files(image, [*COPIED, *copied.sources, f"{workdir}/"]), **copied.sources}
         return HarborTask(
-            folder, instruction, workdir, sources, {**copied.variables, **_read_variables(environment)},
+            folder, instruction, workdir, sources, copied.folders, {**copied.variables, **_read_variables(environment)},
             _read_seconds(agent, AGENT_SECONDS), _read_seconds(verifier, VERIFIER_SECONDS), _read_variables(verifier),
             _read_variables(solution), _read_memory(environment), image,
         )  # fmt: skip
@@ -146,9 +153,6 @@ def _check_environment(folder: Path, environment: Mapping[str, Any], image: str)
     reasons = {
         f"it runs in the image {environment.get('docker_image')!r}": environment.get("docker_image") and not image,
         f"it needs {environment.get('gpus')} GPUs": environment.get("gpus"),
-        "it needs a network": environment.get("allow_internet")
-        or environment.get("allowed_hosts")
-        or environment.get("network_mode", "no-network") not in ("no-network", "none"),
         "it needs MCP servers": environment.get("mcp_servers"),
         "it has a health check, so a service": environment.get("healthcheck"),
         f"it runs on {environment.get('os')}": str(environment.get("os", "linux")).lower() != "linux",
@@ -159,6 +163,12 @@ def _check_environment(folder: Path, environment: Mapping[str, Any], image: str)
     for name in ("docker-compose.yaml", "docker-compose.yml"):
         if (folder / "environment" / name).exists():
             raise NeedsImage(f"the task has services (environment/{name})")
+
+
+def _check_network(*tables: Mapping[str, Any]) -> None:
+    hosts = [str(host) for table in tables for host in table.get("allowed_hosts") or ()]
+    if hosts or any(table.get("network_mode") == "allowlist" for table in tables):
+        raise NeedsImage(f"it needs a network (allowed_hosts: {', '.join(hosts) or 'none'})")
 
 
 def _check_verifier(folder: Path, verifier: Mapping[str, Any]) -> None:
@@ -180,6 +190,7 @@ class _CopiedFiles:
     def __init__(self, context: Path, is_built: bool) -> None:
         self._context, self._is_built, self.workdir = context, is_built, WORKDIR
         self.sources: dict[str, Path] = {}
+        self.folders: list[str] = []
         self.variables: dict[str, str] = {}
         self._has_base = False
 
@@ -220,8 +231,23 @@ class _CopiedFiles:
                 raise NeedsImage(f"the task's Dockerfile has more than files of its own ({word} {rest:.80})")
             *sources, target = [one for one in words if not one.startswith("--")]
             self.copy(sources, target)
-        elif not self._is_built:
+        elif not self._is_built and not (word == "RUN" and self._make_folders(rest)):
             raise NeedsImage(f"the task's Dockerfile builds an image ({word} {rest:.80})")
+
+    def _make_folders(self, command: str) -> bool:
+        """Whether a command of RUN only makes folders. Those in private places are the verifier's to make."""
+        if not re.fullmatch(r"[\w./&\s-]+", command):
+            return False
+        calls = [one.split() for one in command.split("&&")]
+        paths = [path for call in calls for path in call[1:] if path not in ("-p", "--parents")]
+        if any(call[:1] != ["mkdir"] for call in calls) or any(path[0] in "-&" for path in paths):
+            return False
+        for path in paths:
+            place = os.path.normpath(PurePosixPath(self.workdir) / path)
+            if _find_top(place) not in PRIVATE:
+                _check_place(place)
+                self.folders.append(place)
+        return True
 
     def _expand(self, text: str) -> str:
         """With the variables so far; NeedsImage for another one."""
