@@ -8,8 +8,8 @@ the prompt, a message that is not the question.
 from __future__ import annotations
 
 import base64
-import hashlib
 import glob
+import hashlib
 import json
 import math
 import os
