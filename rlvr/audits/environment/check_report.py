@@ -92,7 +92,8 @@ CHECKS = {
     "floor_gap": CheckSpec(
         "verifier",
         "one answer for all tasks earns little",
-        "constants, frequent references, forms without content: the best one on tasks that did not choose it",
+        "constants, frequent references, forms without content: the best one on tasks that did not choose it; without "
+        "references a warning at most, since the most that a search finds may be far from a right answer",
         "semantic.floor_gap",
     ),
     "false_accepts": CheckSpec(
@@ -129,7 +130,7 @@ CHECKS = {
         "after words such as `answer`, at the ends, in other messages, encoded; more often than other tasks' prompts",
         "semantic.no_solution_leakage",
     ),
-    "id_leakage": CheckSpec("leaks", "ids do not tell the answer", "as a part of the id, or encoded"),
+    "id_leakage": CheckSpec("leaks", "ids do not tell the answer", "as a part of the id, encoded, or as a plain hash"),
     "oracle_containment": CheckSpec(
         "leaks",
         "tools and processes do not tell the answer",
