@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 import scipy
@@ -10,7 +11,7 @@ import scipy
 from rlvr.audits.pass_rate import PassRate
 
 
-def rate_of(rows: list[tuple[bool, str | None]]) -> PassRate:
+def rate_of(rows: Sequence[tuple[bool, str | None]]) -> PassRate:
     rate = PassRate()
     for passed, task in rows:
         rate.add(passed, task)
@@ -46,7 +47,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says_where_tasks_differ_in_
     random.seed(3)
     held = naive = 0
     for _ in range(300):
-        rows: list[tuple[bool, str | None]] = []
+        rows: Sequence[tuple[bool, str | None]] = []
         for task in range(60):
             chance = random.betavariate(0.6, 0.6)
             rows += [(random.random() < chance, str(task)) for _ in range(random.randint(2, 12))]

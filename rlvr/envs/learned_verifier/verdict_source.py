@@ -92,6 +92,11 @@ class VerdictSource(NestedSource):
                 "learned_verifier: truth_share=0 with opponent=self, so nothing would train the verifier, which pays "
                 "everything; give a truth_share above 0, or the path of a run as opponent"
             )
+        if known_reward != TRUTH and not truth_share:
+            raise ValueError(
+                f"learned_verifier: known_reward={known_reward!r} has no effect with truth_share=0, where the truth of "
+                "no task is known; leave known_reward out"
+            )
         for name, value, default in (("verifier_weight", verifier_weight, 1.0), ("right_share", right_share, 0.5)):
             if has_player and value != default:
                 raise ValueError(
