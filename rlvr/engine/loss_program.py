@@ -8,6 +8,7 @@ called on torch's `meta` device, which has shapes and no values: what it takes i
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import operator
 import time
@@ -274,6 +275,8 @@ def _check_call(node: LossNode, args: list[Any], kwargs: Mapping[str, Any]) -> N
     """Refuse what would compute elsewhere (a number is a device too: a GPU), make a million tensors, or end the
     process: the least integer divided by -1 is a fault of the processor."""
     _check_lengths(node, args, kwargs)
+    if any(args[place] for place in _find_inplace(node.op, node.target) if place < len(args)):
+        raise ValueError("the argument `inplace` changes a tensor that others read; leave it out")
     tensors = _list_tensors([*args, *kwargs.values()])
     if node.target.rpartition(".")[2] in SPLITS:  # an empty side does not make the parts fewer
         sizes = [math.prod(max(1, side) for side in tensor.shape) for tensor in tensors]
@@ -288,6 +291,16 @@ def _check_call(node: LossNode, args: list[Any], kwargs: Mapping[str, Any]) -> N
         one == CPU or isinstance(one, (torch.dtype, Tensor, bool)) for one in (*args[1:], *kwargs.values())
     ):
         raise TypeError("expected a dtype or a tensor")
+
+
+@functools.cache
+def _find_inplace(op: str, target: str) -> list[int]:
+    """At which place a function takes `inplace`, if it does."""
+    try:
+        names = inspect.signature(find_function(op, target)).parameters
+    except ValueError:  # a function of C has no signature, and its in-place form another name
+        return []
+    return [place for place, name in enumerate(names) if name == "inplace"]
 
 
 def _check_lengths(node: LossNode, args: list[Any], kwargs: Mapping[str, Any]) -> None:

@@ -236,6 +236,10 @@ TOO_MUCH: dict[str, list[dict[str, Any]]] = {
         method("reshape", ref("logprobs"), [3] + [1] * 15, name="y"),
         method("unsqueeze", ref("y"), 0),
     ],
+    "a change in place": [
+        method("detach", ref("logprobs"), name="y"),
+        node("torch.nn.functional.elu", ref("y"), 1.0, True),
+    ],
     "the least integer by -1": [  # SIGFPE
         node("torch.full", {"tuple": [64]}, -(2**63), name="y"),
         node("torch.div", ref("y"), -1, rounding_mode="trunc"),
