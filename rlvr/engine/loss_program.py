@@ -8,6 +8,7 @@ called on torch's `meta` device, which has shapes and no values: what it takes i
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import operator
 import time
@@ -29,7 +30,7 @@ from rlvr.engine.policy import Policy
 MAX_ELEMENTS = 16 << 20  # of all values of one datum, kept for the gradient: 64 MiB in float32
 TENSOR_ELEMENTS = 256  # that a tensor counts at least: its object takes time and memory too
 MAX_EVALUATIONS = 4 << 20  # of nodes in one request: about a minute
-MAX_TUPLE, MAX_SPLIT = 64, 1 << 16
+MAX_TUPLE, MAX_AXES, MAX_SPLIT = 64, 16, 1 << 16
 MAX_CACHED = 1 << 18  # of shapes and numbers in the keys of `LossProgram.elements`
 NODE_PARTS = 16  # that a node's arguments may have before it counts as several evaluations
 PAUSE_SECONDS = 0.05  # of computing, after which others get their turns
@@ -41,6 +42,7 @@ PLACE_OF_MODULE: dict[str, Any] = {  # where a name is looked for first: torch.l
     "torch.linalg": torch.linalg, "torch._C._linalg": torch.linalg,
 }  # fmt: skip
 SPLITS = frozenset(("chunk", "split", "unbind"))
+JOINS = frozenset(("cat", "concat", "stack", "einsum"))
 PRODUCTS = frozenset(("matmul", "mm", "bmm", "mv", "dot", "vdot", "outer"))
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError)
 
@@ -152,6 +154,8 @@ class LossProgram:
         with torch.no_grad(), META:
             trial_args: list[Any] = _to_meta(args)
             result = _call(node, trial_args, dict(_to_meta(list(kwargs.items()))))
+        if (axes := max((part.ndim for part in _list_tensors(result)), default=0)) > MAX_AXES:
+            raise ValueError(f"a tensor of {axes} axes, expected at most {MAX_AXES}")
         taken = _count_elements(node, args, kwargs, result)
         self.cached += count_parts(key)
         if self.cached > MAX_CACHED:
@@ -270,6 +274,9 @@ def _list_tensors(argument: Any) -> list[Tensor]:
 def _check_call(node: LossNode, args: list[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse what would compute elsewhere (a number is a device too: a GPU), make a million tensors, or end the
     process: the least integer divided by -1 is a fault of the processor."""
+    _check_lengths(node, args, kwargs)
+    if any(args[place] for place in _find_inplace(node.op, node.target) if place < len(args)):
+        raise ValueError("the argument `inplace` changes a tensor that others read; leave it out")
     tensors = _list_tensors([*args, *kwargs.values()])
     if node.target.rpartition(".")[2] in SPLITS:  # an empty side does not make the parts fewer
         sizes = [math.prod(max(1, side) for side in tensor.shape) for tensor in tensors]
@@ -284,6 +291,27 @@ def _check_call(node: LossNode, args: list[Any], kwargs: Mapping[str, Any]) -> N
         one == CPU or isinstance(one, (torch.dtype, Tensor, bool)) for one in (*args[1:], *kwargs.values())
     ):
         raise TypeError("expected a dtype or a tensor")
+
+
+@functools.cache
+def _find_inplace(op: str, target: str) -> list[int]:
+    """At which place a function takes `inplace`, if it does."""
+    try:
+        names = inspect.signature(find_function(op, target)).parameters
+    except ValueError:  # a function of C has no signature, and its in-place form another name
+        return []
+    return [place for place, name in enumerate(names) if name == "inplace"]
+
+
+def _check_lengths(node: LossNode, args: list[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse many axes, shifts or repetitions: torch takes time with the square of their number, or recurses for each
+    until the process ends. A list of tensors to join, of sizes to split into, or of places to index may be long."""
+    name = node.target.rpartition(".")[2]
+    for part in (args, *args, *kwargs.values()):
+        long = isinstance(part, (list, tuple)) and len(part) > MAX_TUPLE
+        is_read = name == "getitem" and (part is args[0] or isinstance(part, list))
+        if long and (part is args or not (name in JOINS or name in SPLITS or is_read)):
+            raise ValueError(f"{len(part):,} numbers or axes in one argument, expected at most {MAX_TUPLE}")
 
 
 def _call(node: LossNode, args: list[Any], kwargs: dict[str, Any]) -> Any:

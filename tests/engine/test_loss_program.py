@@ -227,6 +227,19 @@ TOO_MUCH: dict[str, list[dict[str, Any]]] = {
         node("torch.ones", 1_000, 1_000, name="y"),
         node("torch.functional.norm", ref("y"), "nuc"),
     ],
+    "shifts without end": [  # a recursion for each
+        node("torch.roll", ref("logprobs"), [0] * 30_000, [0] * 30_000),
+    ],
+    "axes without end": [method("repeat", ref("logprobs"), *[1] * 30_000)],
+    "axes by an index": [node("operator.getitem", ref("logprobs"), {"tuple": [None] * 30_000})],
+    "axes by and by": [
+        method("reshape", ref("logprobs"), [3] + [1] * 15, name="y"),
+        method("unsqueeze", ref("y"), 0),
+    ],
+    "a change in place": [
+        method("detach", ref("logprobs"), name="y"),
+        node("torch.nn.functional.elu", ref("y"), 1.0, True),
+    ],
     "the least integer by -1": [  # SIGFPE
         node("torch.full", {"tuple": [64]}, -(2**63), name="y"),
         node("torch.div", ref("y"), -1, rounding_mode="trunc"),
@@ -300,6 +313,14 @@ def test_many_arguments_count_as_evaluations(monkeypatch: pytest.MonkeyPatch) ->
     made.evaluate([row()], [P])
     with pytest.raises(ValueError, match=r"26 evaluations.*fewer datums"):
         made.evaluate([row()] * 2, [P] * 2)
+
+
+def test_what_may_be_long_is_computed() -> None:
+    calls = [node("torch.cat", [ref("logprobs")] * 100, name="y"),
+             node("operator.getitem", ref("y"), [0] * 200, name="z"),
+             node("torch.functional.split", ref("z"), [2] * 100, name="p"),
+             node("operator.getitem", ref("p"), 99, name="q"), method("sum", ref("q"))]  # fmt: skip
+    assert program(*calls).evaluate([row()], [P]).gradients[0] == pytest.approx(np.array([2.0, 0.0, 0.0]))
 
 
 def test_arguments_of_a_graph_are_limited() -> None:
