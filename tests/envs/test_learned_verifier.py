@@ -269,7 +269,7 @@ def test_where_no_truth_is_known_no_verdict_is_demonstrated(tmp_path: Path) -> N
         ({"verifier_weight": 0}, r"verifier_weight=0, expected a finite number above 0"),
         ({"right_share": 0}, r"right_share=0, expected"),
         ({"verdict_share": 2}, r"verdict_share=2, expected"),
-        ({"opponent": ".", "truth_share": 0, "known_reward": "verifier"}, r"known_reward='verifier' has no effect with"),
+        ({"opponent": ".", "truth_share": 0, "known_reward": "verifier"}, r"known_reward='verifier' has no effect"),
         ({"opponent": ".", "right_share": 0.4}, r"right_share=0.4 has no effect with opponent='\.'.*leave right_share"),
         ({"opponent": ".", "verifier_weight": 2}, r"verifier_weight=2 has no effect with opponent='\.'"),
         ({"opponent": "no/such/run"}, r"opponent='no/such/run', expected self, or the path"),
