@@ -49,7 +49,7 @@ class KillingConsole(RunConsole):
 
     def __init__(self, step: int, phase: str = "rl") -> None:
         super().__init__()
-        self._last, self._phase, self._name = step, phase, ""
+        self._last, self._killed_in, self._name = step, phase, ""
 
     def phase(self, name: str, *arguments: Any, **named: Any) -> None:
         self._name = name
@@ -57,7 +57,7 @@ class KillingConsole(RunConsole):
 
     def step(self, metrics: dict[str, float], done: int) -> None:
         super().step(metrics, done)
-        if self._name == self._phase and done == self._last:
+        if self._name == self._killed_in and done == self._last:
             raise RunKilled
 
 
