@@ -6,11 +6,13 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlvr.audits.commands import parse_range
+from rlvr.audits.environment.answer_texts import list_words
 from rlvr.audits.environment.check_report import CHECKS, CheckResult, CheckState, EnvironmentReport, report_share
 from rlvr.audits.environment.environment_check import CheckOptions, check_environment
 from rlvr.audits.environment.leak_checks import (
@@ -365,3 +367,12 @@ def test_small_numbers_of_the_leak_checks() -> None:
         and not holds_answer("It is 42.5", "42")
     )
     assert encode_answer("1234") == ["31323334", "MTIzNA"] and encode_answer("7") == []
+
+
+def test_words_that_are_seen_equally_often_keep_their_order() -> None:
+    """An order of a set would differ from process to process, and what is found with it."""
+    words = [f"word{number:02}" for number in range(40)]
+    shown = SimpleNamespace(prompt_text=" ".join(words))
+    source = SimpleNamespace(choices=(), vocabulary=None)
+    environment: Any = SimpleNamespace(source=source, tasks=[shown], played_episodes=[], find_answer=lambda task: None)
+    assert list_words(environment) == words

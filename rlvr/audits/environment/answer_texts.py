@@ -52,8 +52,8 @@ def list_words(environment: CheckedEnvironment) -> list[str]:
     shown += [one.observations[0] for one in environment.played_episodes[:FIRST_EPISODES] if one.observations]
     moves, counts = Counter[str](), Counter[str]()
     for text in shown:
-        moves.update(set(re.findall(r"\[[^\[\]\s]{1,20}\]", text)))
-        counts.update(set(re.findall(r"\w+|[^\w\s]", text)))
+        moves.update([*dict.fromkeys(re.findall(r"\[[^\[\]\s]{1,20}\]", text))])
+        counts.update([*dict.fromkeys(re.findall(r"\w+|[^\w\s]", text))])
     for task in environment.tasks:
         counts.update(re.findall(r"\S+", environment.find_answer(task) or ""))
     words = [word for word, _ in (*moves.most_common(MOST_MOVES), *counts.most_common(MOST_WORDS))]
