@@ -23,8 +23,10 @@ import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import published_runs
 from stubs import ROOT, find_home, make_stub, read_docstring
+
+sys.path.insert(0, str(ROOT))  # the package beside this file, not an installed one
+import published_runs  # noqa: E402
 
 _FILLED = re.compile(r"^<!-- filled: (\S+) -->\n.*?^<!-- end: \1 -->$", re.MULTILINE | re.DOTALL)
 
@@ -725,5 +727,4 @@ def main(check: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     sys.exit(main("--check" in sys.argv[1:]))
