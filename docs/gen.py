@@ -26,7 +26,7 @@ from typing import Any
 from stubs import ROOT, find_home, make_stub, read_docstring
 
 sys.path.insert(0, str(ROOT))  # the package beside this file, not an installed one
-import published_runs  # noqa: E402
+import published_runs
 
 _FILLED = re.compile(r"^<!-- filled: (\S+) -->\n.*?^<!-- end: \1 -->$", re.MULTILINE | re.DOTALL)
 
