@@ -59,7 +59,7 @@ class AssertForm:
     max_characters: int = 200
 
     @property
-    def has_keywords(self) -> bool:
+    def allows_keywords(self) -> bool:
         """Whether calls may name parameters: the prompt shows calls that do, or none. Else a program whose parameters
         have other names would fail, and a shown call would pass for another one."""
         return not self.shown_calls or any("=" in call for call in self.shown_calls)
@@ -118,7 +118,7 @@ def _read_statement(node: ast.stmt, form: AssertForm) -> WrittenTest | LineRefus
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in form.names:
         return LineRefusal.UNREADABLE
     given = [*call.args, *(word.value for word in call.keywords)]
-    if not all(map(is_literal, given)) or any(word.arg is None or not form.has_keywords for word in call.keywords):
+    if not all(map(is_literal, given)) or any(word.arg is None or not form.allows_keywords for word in call.keywords):
         return LineRefusal.UNREADABLE
     return WrittenTest(ast.unparse(_DropPlus().visit(call)), expected)
 
