@@ -287,3 +287,19 @@ def test_nothing_special_passes_from_an_answer_or_a_reviewer_into_the_next_promp
 def test_options_out_of_range_are_named(options: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         play("1", **options)
+
+
+def test_what_an_observer_raises_reaches_the_attempt_and_leaves_it_not_waiting() -> None:
+    class Model:
+        where = "a model"
+
+        async def ask(self, request: Mapping[str, Any], cost: Cost) -> ChatReply:
+            return ChatReply("")
+
+    def fail(name: str, spent: float, scores: Sequence[Any]) -> None:
+        raise RuntimeError("the observer is broken")
+
+    blend = Blend([(judge_with(Model()), 1.0)])
+    blend.observe = fail
+    with pytest.raises(RuntimeError, match="the observer is broken"):
+        asyncio.run(asyncio.wait_for(BlendJudge(blend).judge(attempt("3")), 20))
