@@ -52,7 +52,10 @@ def test_the_runs_of_a_server_are_shown_with_the_metrics_that_their_clients_got(
     assert source.charts(other.run) == [] and source.texts(other.run) == [("Checkpoints", "none yet")]
     page = work_page(source, {"work": client.run})
     assert "weights/a-name: after request 7" in read_words(page) and "rollout" not in read_words(page)
-    assert curve_file(source, {"page": f"/ui/run/{client.run}", "title": "loss:sum"}) is not None
+    name, text = curve_file(source, {"page": f"/ui/run/{client.run}", "title": "loss:sum"}) or ("", "")
+    rows = [line.split(",") for line in text.splitlines()[1:]]
+    assert name == "loss-sum.csv" and [float(row[0]) for row in rows] == [1, 3, 5]
+    assert [float(row[-1]) for row in rows] == pytest.approx(list(losses.values())), text
     assert any(client.run.replace(":", "%3A") in link for link in links(overview(source, {})))
     assert rollouts_page(source, {}).status == 200 and source.detail("1") is None
 
